@@ -1,0 +1,62 @@
+# `make lab` to learn, `make test` to check. Both set up .venv by themselves.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
+NB ?=
+NOTEBOOKS := $(wildcard notebooks/$(NB)*.ipynb)
+LAB_ARGS ?=
+ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: setup lab test lint notebooks figures html bench tiny clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
+	  "Install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]'
+	@touch $(READY)
+
+lab: $(READY)
+	$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(ROOT_ARG) \
+	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	  --LabApp.news_url=None --LabApp.extension_manager=readonly $(LAB_ARGS) \
+	  --LabApp.default_url=/lab/tree/01_attention_rope.ipynb
+
+test: $(READY)
+	$(BIN)/python -m tutorial_engine.doctor
+ifeq ($(NB),)
+	$(BIN)/python -m pytest
+endif
+	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+notebooks: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.build
+
+figures: $(READY)
+	$(BIN)/python -m tutorial_engine.viz.figures
+
+html: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.html
+
+bench: $(READY)
+	$(BIN)/python -m tutorial_engine.bench --json bench.json
+
+tiny: $(READY)
+	$(BIN)/python -m tutorial_engine.tiny.train
+
+clean:
+	rm -rf $(VENV) html

@@ -1,0 +1,130 @@
+"""Introduced in notebook 01. Who may look at whom, the textbook attention, and its fast twin.
+
+Knows queries, keys, values and the batch that says whose they are; knows no weights and no model.
+Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tutorial_engine.batch import Batch
+
+WeightsObserver = Callable[[int, int, Tensor], None]  # (layer, sequence, weights [H, q, kv])
+
+
+class AttentionResult(NamedTuple):
+    """What attention mixed, out [q, H, D], and how much of each key, weights [H, q, kv]."""
+
+    out: Tensor
+    weights: Tensor
+
+
+def causal_mask(
+    q_len: int, kv_len: int, window: int | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The rule key_pos <= query_pos as a bool matrix [q_len, kv_len]; True = may attend.
+
+    The queries are the LAST q_len of the kv_len positions (prefill: all; decode: one; chunk: some).
+    With a window w a query also sees no key that is w or more positions back.
+    """
+    if q_len < 1 or kv_len < q_len:
+        raise ValueError(
+            f"need 1 <= q_len <= kv_len, got q_len={q_len}, kv_len={kv_len}: "
+            "the queries are the last of the keys"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1 (a token sees itself), got {window}")
+    query_pos = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
+    key_pos = torch.arange(kv_len, device=device)[None, :]
+    allowed = key_pos <= query_pos
+    if window is not None:
+        allowed &= query_pos - key_pos < window
+    return allowed
+
+
+def naive_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> AttentionResult:
+    """softmax(q kᵀ · scale) v by the book, softmax in fp32. The oracle of every other backend.
+
+    q [q, H, D], k [kv, H_kv, D], v [kv, H_kv, D_v], mask [q, kv] with True = may attend. Query head
+    h reads K/V head h // (H / H_kv). scale is 1/√D unless given. ValueError on shapes that do not
+    fit and on a query that may attend to nothing (its softmax would be NaN).
+    """
+    (q_len, heads, head_dim), (kv_len, kv_heads, k_dim) = q.shape, k.shape
+    if k_dim != head_dim or v.shape[:2] != k.shape[:2] or heads % kv_heads:
+        raise ValueError(
+            f"shapes do not fit: q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; the last "
+            "axes of q and k must agree, and H must be a multiple of H_kv"
+        )
+    k = k.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D]
+    v = v.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D_v]
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
+    if mask is not None:
+        if mask.shape != (q_len, kv_len):
+            raise ValueError(f"mask must be [{q_len}, {kv_len}], got {list(mask.shape)}")
+        if not bool(mask.any(dim=-1).all()):
+            row = int((~mask.any(dim=-1)).nonzero()[0])
+            raise ValueError(f"query {row} may attend to no key at all; its softmax would be NaN")
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(dim=-1)
+    out = torch.einsum("hqk,khd->qhd", weights.to(v.dtype), v)
+    return AttentionResult(out, weights)
+
+
+class AttentionBackend(Protocol):
+    """One way to compute causal attention for a whole flat batch; swapped by handing in another."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """q [T, H, D], k and v [T, H_kv, D] → [T, H, D]; no token sees another sequence's."""
+        ...
+
+
+class NaiveAttention:
+    """`naive_attention` once per sequence. Shows its weights to an observer, if it has one."""
+
+    def __init__(self, observe: WeightsObserver | None = None) -> None:
+        self.observe = observe
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        outs = []
+        for s in range(batch.num_seqs):
+            rows = slice(batch.seq_starts[s], batch.seq_starts[s + 1])
+            length = rows.stop - rows.start
+            mask = causal_mask(length, length, device=q.device)
+            out, weights = naive_attention(q[rows], k[rows], v[rows], mask)
+            if self.observe is not None:
+                self.observe(layer, s, weights)
+            outs.append(out)
+        return torch.cat(outs)
+
+
+class SdpaAttention:
+    """PyTorch's fused scaled_dot_product_attention (flash kernels where the device has them).
+
+    Sequences of one length go through one call, others through one call each: nothing is padded.
+    """
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        lengths = batch.query_lens
+        if len(set(lengths)) == 1:
+            return _sdpa(q, k, v, batch.num_seqs)
+        parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        return torch.cat([_sdpa(*part, num_seqs=1) for part in parts])
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int) -> Tensor:
+    """Causal SDPA over num_seqs sequences of equal length laid end to end."""
+    # [S * L, heads, D] -> [S, heads, L, D], views only
+    q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
+    # is_causal aligns the mask to the upper left: right here because q_len == kv_len
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1)

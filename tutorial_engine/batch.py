@@ -1,0 +1,92 @@
+"""Introduced in notebook 01. The tokens of one forward pass, laid end to end without padding.
+
+Knows which token belongs to which sequence and where it stands; knows no model and no cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of S sequences, flat. Frozen, and passed to whoever needs it, never global.
+
+    input_ids [T] and positions [T] are int64; `seq_starts` has S + 1 entries: sequence s owns the
+    tokens seq_starts[s] .. seq_starts[s + 1] − 1 (vLLM calls it cu_seqlens).
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    seq_starts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.input_ids.ndim != 1 or self.input_ids.shape != self.positions.shape:
+            raise ValueError(
+                "input_ids and positions must both be flat and equally long, got shapes "
+                f"{list(self.input_ids.shape)} and {list(self.positions.shape)}"
+            )
+        starts = self.seq_starts
+        if len(starts) < 2 or starts[0] != 0 or starts[-1] != self.input_ids.numel():
+            raise ValueError(
+                f"seq_starts must run from 0 to {self.input_ids.numel()}, got {starts}"
+            )
+        if any(end <= start for start, end in zip(starts, starts[1:], strict=False)):
+            raise ValueError(f"every sequence needs at least one token, got seq_starts {starts}")
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        first_positions: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Batch":
+        """Pack token id lists; sequence s counts its positions from first_positions[s] (0).
+
+        Raises ValueError for no sequence, an empty one, an id that is no whole number, or a
+        negative position.
+        """
+        if not sequences:
+            raise ValueError("a batch needs at least one sequence, got none")
+        firsts = [0] * len(sequences) if first_positions is None else list(first_positions)
+        if len(firsts) != len(sequences):
+            raise ValueError(f"{len(sequences)} sequences but {len(firsts)} first positions")
+        ids: list[int] = []
+        positions: list[int] = []
+        starts = [0]
+        for s, (sequence, first) in enumerate(zip(sequences, firsts, strict=True)):
+            if len(sequence) == 0:
+                raise ValueError(f"sequence {s} is empty: a prompt needs at least one token")
+            bad = [i for i in sequence if not isinstance(i, int) or isinstance(i, bool) or i < 0]
+            if bad:
+                raise ValueError(f"sequence {s} holds {bad[0]!r}; token ids are whole numbers ≥ 0")
+            if first < 0:
+                raise ValueError(f"sequence {s} starts at position {first}; positions are ≥ 0")
+            ids.extend(sequence)
+            positions.extend(range(first, first + len(sequence)))
+            starts.append(len(ids))
+        return cls(
+            torch.tensor(ids, device=device), torch.tensor(positions, device=device), tuple(starts)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens run in this forward."""
+        return self.seq_starts[-1]
+
+    @property
+    def num_seqs(self) -> int:
+        """S, the sequences that they belong to."""
+        return len(self.seq_starts) - 1
+
+    @property
+    def query_lens(self) -> tuple[int, ...]:
+        """Tokens of each sequence in this forward, S entries."""
+        return tuple(b - a for a, b in zip(self.seq_starts, self.seq_starts[1:], strict=False))
+
+    @property
+    def last_token_indices(self) -> tuple[int, ...]:
+        """Row of each sequence's last token: the rows whose logits choose the next tokens."""
+        return tuple(end - 1 for end in self.seq_starts[1:])

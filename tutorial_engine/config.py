@@ -1,0 +1,168 @@
+"""Introduced in notebook 01. The numbers in a checkpoint's config.json that fix every shape of the model.
+
+Knows the file format and what this engine supports; knows no tensor and no weight file.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUPPORTED_MODEL_TYPES = ("qwen3",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and constants of a dense Qwen3 model, under Hugging Face's names. Frozen.
+
+    `head_dim` stands on its own: it need not be hidden_size / num_attention_heads.
+    Raises ValueError, with the value, for a combination that no model can have.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads}): each K/V head serves a whole "
+                "group of query heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (RoPE turns pairs), got {self.head_dim}")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that read the same K/V head (1 = plain multi-head attention)."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "ModelConfig":
+        """Read `config.json` from a checkpoint folder (or the file itself).
+
+        Raises ValueError when the file is missing, is not JSON, or asks for something that this
+        engine would silently compute wrongly.
+        """
+        file = Path(path)
+        if file.is_dir():
+            file = file / "config.json"
+        if not file.is_file():
+            raise ValueError(
+                f"no config.json at {str(path)!r}: give the folder of a Hugging Face checkpoint"
+            )
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file} is not valid JSON: {error}") from None
+        if not isinstance(raw, dict):
+            raise ValueError(f"{file} must hold a JSON object, got {type(raw).__name__}")
+        return cls.from_dict(raw)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
+        """The same from the parsed file. Absent optional keys take transformers' Qwen3 defaults."""
+        _refuse_unsupported(raw)
+        heads = _required(raw, "num_attention_heads")
+        kv_heads = raw.get("num_key_value_heads")
+        return cls(
+            vocab_size=_required(raw, "vocab_size"),
+            hidden_size=_required(raw, "hidden_size"),
+            intermediate_size=_required(raw, "intermediate_size"),
+            num_hidden_layers=_required(raw, "num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=heads if kv_heads is None else kv_heads,
+            head_dim=raw["head_dim"] if raw.get("head_dim") is not None else 128,
+            max_position_embeddings=raw.get("max_position_embeddings", 32768),
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope_theta=_rope_theta(raw),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            attention_bias=bool(raw.get("attention_bias", False)),
+            eos_token_ids=_eos_ids(raw),
+        )
+
+
+def _required(raw: Mapping[str, Any], key: str) -> Any:
+    if raw.get(key) is None:
+        raise ValueError(f"config.json has no {key!r}; every Qwen3 checkpoint states it")
+    return raw[key]
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """One clear error for each feature that would otherwise change the result without a word."""
+    model_type = raw.get("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise ValueError(
+            f"unsupported architecture: model_type {model_type!r}; this engine runs "
+            f"{', '.join(SUPPORTED_MODEL_TYPES)} (dense) checkpoints"
+        )
+    architectures = raw.get("architectures") or ["Qwen3ForCausalLM"]
+    if architectures != ["Qwen3ForCausalLM"]:
+        raise ValueError(
+            f"unsupported architecture: {architectures!r}; this engine runs ['Qwen3ForCausalLM']"
+        )
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"unsupported hidden_act {raw['hidden_act']!r}; Qwen3 uses 'silu'")
+    if raw.get("quantization_config"):
+        raise ValueError(
+            "quantised checkpoints are not supported (config.json has quantization_config); "
+            "use the fp32 or bf16 checkpoint"
+        )
+    sliding = [kind for kind in raw.get("layer_types") or [] if kind != "full_attention"]
+    if raw.get("use_sliding_window") or sliding:
+        raise ValueError(
+            "sliding-window layers are not supported (use_sliding_window="
+            f"{raw.get('use_sliding_window')!r}, layer_types other than full_attention: "
+            f"{len(sliding)})"
+        )
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    """RoPE's base. transformers 5 nests it in rope_parameters; 4 has rope_theta + rope_scaling."""
+    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(
+            f"rope scaling {kind!r} is not implemented; only 'default' is. Remove the scaling from "
+            "config.json to use the model within its original context length"
+        )
+    partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ValueError(f"partial_rotary_factor {partial!r} is not implemented; Qwen3 turns all")
+    return rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+
+
+def _eos_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = raw.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)

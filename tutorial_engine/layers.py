@@ -1,0 +1,117 @@
+"""Introduced in notebook 01. The small layers: Linear, RMSNorm and the gated activation.
+
+Each can be called by hand on flat tokens [T, ...]; none knows attention, position or cache.
+"""
+
+from typing import overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INIT_STD = 0.02  # of fresh weights, as in transformers' initializer_range
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of PyTorch has the oneDNN linear and it accepts this device and dtype."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype))
+        x = torch.zeros(1, 16, dtype=dtype)
+        torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b for x [T, in], W [out, in]. The one linear layer of the engine.
+
+    `prepack()` reorders W once into the layout that oneDNN reads at full memory speed; until then,
+    and wherever that is not available, it is plain `F.linear`. Tested equal.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight: Tensor | None = nn.Parameter(
+            torch.empty(out_features, in_features).normal_(std=INIT_STD)
+        )
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self._packed: Tensor | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weights are in oneDNN's layout."""
+        return self._packed is not None
+
+    def prepack(self) -> bool:
+        """Replace W by its reordered copy (inference only). Returns whether it is packed now."""
+        if self._packed is None and self.weight is not None:
+            weight = self.weight.detach()
+            if can_prepack(weight.device, weight.dtype):
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+                self.weight = None  # do not hold both; a tied embedding keeps its own reference
+        return self.is_packed
+
+    def plain_weight(self) -> Tensor:
+        """W [out, in] in the ordinary layout, unpacked into a fresh tensor if need be."""
+        if self._packed is not None:
+            return self._packed.to_dense()
+        assert self.weight is not None, "a Linear holds its weight plain or packed"
+        return self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] → [..., out]."""
+        if self._packed is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        assert self.weight is not None, "a Linear holds its weight plain or packed"
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Shape and layout, for `print(model)`."""
+        packed = ", prepacked" if self.is_packed else ""
+        return f"{self.in_features} → {self.out_features}, bias={self.bias is not None}{packed}"
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, computed in fp32, cast last.
+
+    With a residual it first adds, and returns (normed, sum), so that a layer's running sum is
+    made once. Source: Zhang and Sennrich 2019.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
+        total = x if residual is None else x + residual
+        x32 = total.float()
+        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        normed = self.weight * x32.to(x.dtype)
+        return normed if residual is None else (normed, total)
+
+    def extra_repr(self) -> str:
+        """Size and eps, for `print(model)`."""
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+class SiluAndMul(nn.Module):
+    """silu(gate) · up for x = [gate, up] joined on the last axis, gate first: [..., 2I] → [..., I].
+
+    Source: SwiGLU, Shazeer 2020.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., 2I] → [..., I]."""
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up

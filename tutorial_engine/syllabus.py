@@ -1,0 +1,67 @@
+"""Introduced in notebook 01. The one table of which notebook introduces which module.
+
+The README tree, the package docstring and the layout test are all made from it.
+"""
+
+from typing import NamedTuple
+
+
+class Module(NamedTuple):
+    """A module (or package) of the engine, by its name below `tutorial_engine`, and what it is."""
+
+    name: str
+    what: str
+
+
+class Lesson(NamedTuple):
+    """A notebook, what it is about, and the modules that it introduces, in import order."""
+
+    notebook: str
+    title: str
+    modules: tuple[Module, ...]
+
+    @property
+    def number(self) -> int:
+        """1 for `01_attention_rope`."""
+        return int(self.notebook[:2])
+
+
+LESSONS = (
+    Lesson(
+        "01_attention_rope",
+        "one sequence, no cache",
+        (
+            Module("config", "the numbers of a config.json that fix every shape"),
+            Module("batch", "the tokens of one forward, end to end, no padding"),
+            Module("rope", "positions turn pairs of a head"),
+            Module("layers", "Linear (prepacked), RMSNorm, SiluAndMul"),
+            Module("attention", "the causal rule, the textbook attention, its fast twin"),
+            Module("model", "the Qwen3 decoder"),
+            Module("checkpoint", "Hugging Face files to a running model"),
+            Module("tiny", "the trained tiny model: stories, training, checkpoint"),
+            Module("bench", "our speed as a ratio to transformers'"),
+            Module("doctor", "is this machine set up, and what to fix"),
+        ),
+    ),
+)
+
+# Beside the lessons: what draws and what teaches. The engine never imports these.
+AROUND = (
+    Module("syllabus", "this table"),
+    Module("viz", "pictures: style, plots, scenes, explorers"),
+    Module("learn", "predictions, checks, exercises; how notebooks are built"),
+)
+
+
+def tree() -> str:
+    """The annotated package tree, as the README and the package docstring show it."""
+    lines = ["tutorial_engine/"]
+    for lesson in LESSONS:
+        lines.append(f"  -- {lesson.notebook}: {lesson.title}")
+        lines += [_line(module) for module in lesson.modules]
+    lines.append("  -- seeing and doing")
+    return "\n".join(lines + [_line(module) for module in AROUND])
+
+
+def _line(module: Module) -> str:
+    return f"  {module.name:<12}{module.what}"

@@ -1,0 +1,43 @@
+"""Introduced in notebook 01. Measures induction: does a head look at what came next last time?
+
+Knows attention weights; knows nothing of training. Source: Olsson et al. 2022.
+"""
+
+import random
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.attention import NaiveAttention
+from tutorial_engine.batch import Batch
+from tutorial_engine.model import Qwen3ForCausalLM
+
+
+def repeated_random_ids(rng: random.Random, vocab_size: int, period: int, length: int) -> list[int]:
+    """`period` random ids (0, the end of text, left out) said again until `length` are there."""
+    once = [rng.randrange(1, vocab_size) for _ in range(period)]
+    return (once * (length // period + 1))[:length]
+
+
+@torch.inference_mode()
+def induction_scores(
+    model: Qwen3ForCausalLM, seed: int = 0, period: int = 32, sequences: int = 4
+) -> Tensor:
+    """Score of every head, [layers, heads] in 0..1, on random ids said twice.
+
+    The score is the mean attention, over the second round, to the token right after the previous
+    occurrence of the current one.
+    """
+    rng = random.Random(seed)
+    config = model.config
+    scores = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
+
+    def add(layer: int, _sequence: int, weights: Tensor) -> None:
+        queries = torch.arange(period, 2 * period)
+        scores[layer] += weights[:, queries, queries - period + 1].mean(-1).cpu() / sequences
+
+    ids = [
+        repeated_random_ids(rng, config.vocab_size, period, 2 * period) for _ in range(sequences)
+    ]
+    model(Batch.from_sequences(ids, device=model.device), NaiveAttention(observe=add))
+    return scores
