@@ -47,7 +47,7 @@ notebooks: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.build
 
 figures: $(READY)
-	$(BIN)/python -m tutorial_engine.viz.figures
+	$(BIN)/python -m tutorial_engine.learn.figures
 
 html: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.html

@@ -50,7 +50,7 @@ def causal_mask(
 def naive_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
 ) -> AttentionResult:
-    """softmax(q kᵀ · scale) v by the book, softmax in fp32. The oracle of every other backend.
+    """softmax(q kᵀ · scale) v by the book, scores and softmax in fp32: every backend's oracle.
 
     q [q, H, D], k [kv, H_kv, D], v [kv, H_kv, D_v], mask [q, kv] with True = may attend. Query head
     h reads K/V head h // (H / H_kv). scale is 1/√D unless given. ValueError on shapes that do not
@@ -65,7 +65,7 @@ def naive_attention(
     k = k.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D]
     v = v.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D_v]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
     if mask is not None:
         if mask.shape != (q_len, kv_len):
             raise ValueError(f"mask must be [{q_len}, {kv_len}], got {list(mask.shape)}")

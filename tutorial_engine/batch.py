@@ -5,6 +5,7 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Batch:
             raise ValueError(
                 f"seq_starts must run from 0 to {self.input_ids.numel()}, got {starts}"
             )
-        if any(end <= start for start, end in zip(starts, starts[1:], strict=False)):
+        if any(end <= start for start, end in pairwise(starts)):
             raise ValueError(f"every sequence needs at least one token, got seq_starts {starts}")
 
     @classmethod
@@ -84,7 +85,7 @@ class Batch:
     @property
     def query_lens(self) -> tuple[int, ...]:
         """Tokens of each sequence in this forward, S entries."""
-        return tuple(b - a for a, b in zip(self.seq_starts, self.seq_starts[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(self.seq_starts))
 
     @property
     def last_token_indices(self) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
         )
     except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
         raise ValueError(
-            f"could not get {name!r} from the hub ({type(error).__name__}: {error}). Offline? Use a "
-            "local folder, or checkpoint.TINY, which ships with the package"
+            f"could not get {name!r} from the hub ({type(error).__name__}: {error}). Offline? Use "
+            "a local folder, or checkpoint.TINY, which ships with the package"
         ) from error
 
 
@@ -84,6 +84,8 @@ def load_model(
     device = torch.device(device)
     if dtype not in SUPPORTED_DTYPES:
         raise ValueError(f"dtype {dtype} is not supported; use one of {SUPPORTED_DTYPES}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: PyTorch finds no GPU here; use device='cpu'")
     if device.type == "cpu" and dtype == torch.float16:
         raise ValueError(
             "float16 matmul on the CPU is too slow to be of use; take bfloat16 or float32"
@@ -111,17 +113,17 @@ def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
     file = resolve_checkpoint(path_or_id) / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"no tokenizer.json in {str(file.parent)!r}")
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file} is damaged or no tokenizer: {error}") from error
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> the safetensors file that holds it, for a single or a sharded checkpoint."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{index} is not a safetensors index ({error!r})") from None
+        weight_map = _weight_map(index)
         lost = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
         if lost:
             raise ValueError(f"the index of {str(folder)!r} names files that are not there: {lost}")
@@ -140,6 +142,17 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
                     raise ValueError(f"{name!r} is in both {found[name].name} and {file.name}")
                 found[name] = file
     return found
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name, as the index of a sharded checkpoint says."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(name, str) for name in weight_map.values()):
+            raise TypeError("weight_map must map names to file names")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is not a safetensors index ({error!r})") from None
+    return weight_map
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The numbers in a checkpoint's config.json that fix every shape of the model.
+"""Introduced in notebook 01. The numbers of a config.json that fix every shape of the model.
 
 Knows the file format and what this engine supports; knows no tensor and no weight file.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 SUPPORTED_MODEL_TYPES = ("qwen3",)
+_NO_KEY = "config.json has no {!r}; every Qwen3 checkpoint states it"
+_ABSENT = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +95,16 @@ class ModelConfig:
         """The same from the parsed file. Absent optional keys take transformers' Qwen3 defaults."""
         _refuse_unsupported(raw)
         heads = _required(raw, "num_attention_heads")
-        kv_heads = raw.get("num_key_value_heads")
+        kv_heads = raw.get("num_key_value_heads", _ABSENT)
+        if kv_heads is _ABSENT:
+            raise ValueError(_NO_KEY.format("num_key_value_heads"))
         return cls(
             vocab_size=_required(raw, "vocab_size"),
             hidden_size=_required(raw, "hidden_size"),
             intermediate_size=_required(raw, "intermediate_size"),
             num_hidden_layers=_required(raw, "num_hidden_layers"),
             num_attention_heads=heads,
-            num_key_value_heads=heads if kv_heads is None else kv_heads,
+            num_key_value_heads=heads if kv_heads is None else kv_heads,  # null: one per head
             head_dim=raw["head_dim"] if raw.get("head_dim") is not None else 128,
             max_position_embeddings=raw.get("max_position_embeddings", 32768),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
@@ -113,7 +117,7 @@ class ModelConfig:
 
 def _required(raw: Mapping[str, Any], key: str) -> Any:
     if raw.get(key) is None:
-        raise ValueError(f"config.json has no {key!r}; every Qwen3 checkpoint states it")
+        raise ValueError(_NO_KEY.format(key))
     return raw[key]
 
 

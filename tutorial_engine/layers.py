@@ -46,6 +46,13 @@ class Linear(nn.Module):
         """Whether the weights are in oneDNN's layout."""
         return self._packed is not None
 
+    @property
+    def num_weights(self) -> int:
+        """Weights and biases, the same packed and plain."""
+        return self.in_features * self.out_features + (
+            0 if self.bias is None else self.out_features
+        )
+
     def prepack(self) -> bool:
         """Replace W by its reordered copy (inference only). Returns whether it is packed now."""
         if self._packed is None and self.weight is not None:
@@ -61,6 +68,14 @@ class Linear(nn.Module):
             return self._packed.to_dense()
         assert self.weight is not None, "a Linear holds its weight plain or packed"
         return self.weight
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        if self.is_packed:
+            raise ValueError(
+                "prepacked weights cannot be moved or cast; call load_model with the device and "
+                "dtype you want, or with prepack=False"
+            )
+        return super()._apply(fn, recurse)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., out]."""

@@ -103,9 +103,11 @@ class Qwen3Model(nn.Module):
         try:
             hidden = self.embed_tokens(batch.input_ids)  # [T, hidden]
         except IndexError:
+            ids, size = batch.input_ids, self.embed_tokens.num_embeddings
+            bad = ids[(ids < 0) | (ids >= size)][0]
             raise ValueError(
-                f"token id {int(batch.input_ids.max())} is outside the vocabulary: ids run from 0 "
-                f"to {self.embed_tokens.num_embeddings - 1}. Was the text tokenized for another "
+                f"token id {int(bad)} is outside the vocabulary: ids run from 0 "
+                f"to {size - 1}. Was the text tokenized for another "
                 "model?"
             ) from None
         angles = self.rotary_emb(batch.positions)
@@ -159,10 +161,10 @@ class Qwen3ForCausalLM(nn.Module):
 
     def num_parameters(self) -> int:
         """Weights of the architecture, a tied head counted once. The same packed or plain."""
-        total = sum(p.numel() for p in self.parameters())
-        for m in self.modules():
-            if isinstance(m, Linear) and m.is_packed:
-                total += m.in_features * m.out_features
-        if self.lm_head.is_packed and self.config.tie_word_embeddings:
-            total -= self.lm_head.in_features * self.lm_head.out_features
+        linears = [m for m in self.modules() if isinstance(m, Linear)]
+        in_linears = {id(p) for m in linears for p in m.parameters()}
+        total = sum(m.num_weights for m in linears)
+        total += sum(p.numel() for p in self.parameters() if id(p) not in in_linears)
+        if self.config.tie_word_embeddings and self.lm_head.is_packed:
+            total -= self.lm_head.num_weights  # the embedding was counted already
         return total

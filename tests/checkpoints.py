@@ -1,0 +1,140 @@
+"""Random Qwen3 checkpoints, written and run by transformers: the reference of the core tests."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers import Qwen3ForCausalLM as HfQwen3
+
+from tutorial_engine.attention import AttentionBackend
+from tutorial_engine.batch import Batch
+from tutorial_engine.model import Qwen3ForCausalLM
+
+BASE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+
+# What each differs in from BASE; max_shard_size is for save_pretrained.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "attention bias": {"attention_bias": True},
+    "one K/V head for all": {"num_key_value_heads": 1, "num_attention_heads": 6},
+    "as many K/V heads as heads": {"num_key_value_heads": 4},
+    "one layer": {"num_hidden_layers": 1},
+    "head_dim 20": {"head_dim": 20, "num_attention_heads": 6, "num_key_value_heads": 3},
+    "head_dim 24, tied, bias": {
+        "head_dim": 24,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+    },
+    "smallest head_dim": {"head_dim": 2},
+    "large rope_theta and eps": {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-2},
+    "sharded": {"max_shard_size": "20KB"},
+    "sharded, tied": {"max_shard_size": "20KB", "tie_word_embeddings": True},
+}
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Weights that hide nothing: norms away from one, biases away from zero, diverse logits.
+
+    transformers' own fresh weights have unit norms and zero biases: a forgotten one would not show.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5, generator=generator)
+        elif name.endswith("bias"):
+            parameter.data.normal_(std=0.5, generator=generator)
+        else:
+            std = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+            parameter.data.normal_(std=std, generator=generator)
+
+
+def save_random(folder: Path, seed: int = 0, max_shard_size: str = "5GB", **changes: Any) -> Path:
+    """Save a random checkpoint of shape BASE with `changes`, in fp32, by save_pretrained."""
+    settings = {**BASE, **changes}
+    theta = settings.pop("rope_theta")
+    config = Qwen3Config(**settings, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    model = HfQwen3(config)
+    randomise(model, seed)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a byte-level tokenizer.json without merges: ids 0..255, one a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> HfQwen3:
+    """The checkpoint in transformers, with its textbook ("eager") attention."""
+    return HfQwen3.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+def reference_logits(reference: HfQwen3, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """transformers' logits, each sequence ALONE, laid end to end: [T, V] fp32."""
+    return torch.cat([reference(torch.tensor([ids])).logits[0].float() for ids in sequences])
+
+
+def our_logits(
+    model: Qwen3ForCausalLM,
+    sequences: Sequence[Sequence[int]],
+    attention: AttentionBackend | None = None,
+) -> Tensor:
+    """The engine's logits of one ragged batch, at all positions: [T, V] fp32."""
+    return model.compute_logits(model(Batch.from_sequences(sequences), attention))
+
+
+def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 1) -> list[list[int]]:
+    """Random token ids, one list per length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """max |a - b|; the shapes must agree, or broadcasting would compare nonsense."""
+    assert a.shape == b.shape, f"{a.shape} against {b.shape}"
+    return (a - b).abs().max().item()
+
+
+def fp32_tolerance(logits: Tensor) -> float:
+    """What two correct fp32 forwards may differ by: 1e-4 of the largest logit, at least 1e-4."""
+    return 1e-4 * max(1.0, logits.abs().max().item())
+
+
+def edit_config(folder: Path, remove: Sequence[str] = (), **changes: Any) -> Path:
+    """Change and remove keys of config.json in place."""
+    file = folder / "config.json"
+    raw = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in raw.items() if k not in remove}))
+    return folder
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
+    """Load model.safetensors, let `edit` change the dict, write it back."""
+    file = folder / "model.safetensors"
+    tensors = {name: t.clone() for name, t in load_file(file).items()}
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder

@@ -1,0 +1,49 @@
+"""Fixtures of the core tests. Sets the environment before anything imports the hub client."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may need the network
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import save_random, save_tokenizer
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same random numbers, alone or among others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    """Nothing here trains."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """A function that saves a random checkpoint into a folder of its own; see save_random."""
+    made = 0
+
+    def make(**changes: object) -> Path:
+        nonlocal made
+        made += 1
+        return save_random(tmp_path / f"checkpoint{made}", **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One random checkpoint with a tokenizer, shared by all tests: read it, never write to it."""
+    folder = save_random(tmp_path_factory.mktemp("shared") / "checkpoint", vocab_size=300)
+    save_tokenizer(folder)
+    return folder

@@ -1,0 +1,176 @@
+"""config.json: what is read, and what is refused with which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import BASE
+from conftest import MakeCheckpoint
+from transformers import AutoConfig
+
+from tutorial_engine.config import ModelConfig
+
+QWEN3_06B = {  # the released checkpoint's file, written by transformers 4
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**QWEN3_06B, **changes}
+
+
+def without(key: str) -> dict[str, Any]:
+    return {k: v for k, v in QWEN3_06B.items() if k != key}
+
+
+def test_released_config_is_read() -> None:
+    config = ModelConfig.from_dict(QWEN3_06B)
+    assert config == ModelConfig(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rms_norm_eps=1e-6,
+        rope_theta=1000000,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        eos_token_ids=(151645,),
+    )
+    assert config.group_size == 2
+
+
+def test_saved_config_is_read_as_transformers_reads_it(make_checkpoint: MakeCheckpoint) -> None:
+    folder = make_checkpoint(
+        rope_theta=5e5, head_dim=20, attention_bias=True, eos_token_id=[3, 5], rms_norm_eps=1e-5
+    )
+    ours, theirs = ModelConfig.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    for name in (*BASE, "rms_norm_eps"):
+        if name != "rope_theta":
+            assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 5e5
+    assert ours.eos_token_ids == (3, 5)
+
+
+def test_absent_optional_keys_take_transformers_defaults(tmp_path: Path) -> None:
+    required = (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+    (tmp_path / "config.json").write_text(json.dumps({k: QWEN3_06B[k] for k in required}))
+    ours, theirs = ModelConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    for name in (
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "attention_bias",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.eos_token_ids == ()
+
+
+def test_folder_and_file_give_the_same_config(checkpoint: Path) -> None:
+    from_folder = ModelConfig.from_pretrained(checkpoint)
+    assert ModelConfig.from_pretrained(str(checkpoint / "config.json")) == from_folder
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        ModelConfig.from_dict(QWEN3_06B).hidden_size = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (changed(model_type="llama", architectures=["LlamaForCausalLM"]), "'llama'"),
+        (changed(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"]), "'qwen3_moe'"),
+        (changed(architectures=["Qwen3MoeForCausalLM"]), "Qwen3MoeForCausalLM"),
+        (without("model_type"), "model_type None"),
+        (changed(hidden_act="gelu"), "'gelu'"),
+        (changed(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+        (changed(use_sliding_window=True, sliding_window=64), "use_sliding_window=True"),
+        (changed(layer_types=["full_attention", "sliding_attention"]), "sliding-window.*: 1"),
+        (changed(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope scaling 'yarn'"),
+        (changed(rope_scaling={"type": "linear", "factor": 2.0}), "rope scaling 'linear'"),
+        (
+            changed(rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
+            "rope scaling 'yarn'",
+        ),
+        (changed(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+        (changed(head_dim=25), "head_dim.*25"),
+        (changed(num_key_value_heads=5), r"\(16\).*num_key_value_heads \(5\)"),
+        (changed(num_hidden_layers=0), "num_hidden_layers.*0"),
+        (changed(hidden_size="1024"), "hidden_size.*'1024'"),
+        (changed(vocab_size=1.5), "vocab_size.*1.5"),
+        (changed(rms_norm_eps=0.0), "rms_norm_eps.*0.0"),
+        (changed(rope_theta=-1.0), "rope_theta.*-1.0"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(raw: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        ModelConfig.from_dict(raw)
+    assert ModelConfig.from_dict(QWEN3_06B).num_hidden_layers == 28
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    ],
+)
+def test_missing_key_is_named(key: str) -> None:
+    with pytest.raises(ValueError, match=f"no '{key}'"):
+        ModelConfig.from_dict(without(key))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config\.json at .*nowhere"):
+        ModelConfig.from_pretrained(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("{not json", "not valid JSON"), ("[1, 2]", "JSON object, got list")]
+)
+def test_file_that_is_no_config_is_named(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"config\.json.*{named}"):
+        ModelConfig.from_pretrained(tmp_path)

@@ -1,0 +1,255 @@
+"""The doctor: every failure that it knows is marked, explained, and told by the exit code."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import edit_tensors
+from conftest import MakeCheckpoint
+
+from tutorial_engine import doctor
+from tutorial_engine.checkpoint import TINY, load_model
+from tutorial_engine.doctor import (
+    GIB,
+    NEW_TOKENS,
+    OLDEST_PYTHON,
+    PROMPT,
+    Finding,
+    Mark,
+    Memory,
+    check_disk,
+    check_memory,
+    check_package,
+    check_packages,
+    check_python,
+    check_threads,
+    check_torch,
+    exit_code,
+    read_memory,
+    self_test,
+    usable_cores,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def marks(findings: list[Finding]) -> set[Mark]:
+    return {finding.mark for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("version", "mark"),
+    [
+        ((3, 10, 14), Mark.FAIL),
+        ((2, 7, 18), Mark.FAIL),
+        ((3, 11, 0), Mark.OK),
+        ((3, 13, 9), Mark.OK),
+        ((3, 14, 0), Mark.WARN),
+    ],
+)
+def test_python_is_judged_by_its_minor(version: tuple[int, ...], mark: Mark) -> None:
+    finding = check_python(version)
+    assert finding.mark == mark
+    assert ".".join(map(str, version)) in finding.what
+    assert ("3.11 to 3.13" in finding.fix) == (mark != Mark.OK)
+
+
+def test_oldest_python_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={'.'.join(map(str, OLDEST_PYTHON))}"
+
+
+@pytest.mark.parametrize(
+    ("installed", "mark"),
+    [
+        (None, Mark.FAIL),
+        ("2.7.1", Mark.FAIL),
+        ("1.13", Mark.FAIL),
+        ("2.8.0", Mark.OK),
+        ("2.8.0rc1", Mark.OK),
+        ("2.13.0+cpu", Mark.OK),
+        ("3", Mark.OK),
+    ],
+)
+def test_package_is_judged_by_its_version(installed: str | None, mark: Mark) -> None:
+    needed = check_package("torch", "2.8", installed, needed=True)
+    assert needed.mark == mark and "torch" in needed.what
+    assert bool(needed.fix) == (mark != Mark.OK)
+    wanted = check_package("torch", "2.8", installed, needed=False)
+    assert wanted.mark == (Mark.OK if mark == Mark.OK else Mark.WARN)
+
+
+def test_requirements_are_read_as_metadata_writes_them() -> None:
+    findings = list(
+        check_packages(
+            [
+                "torch>=1.0",
+                "no-such-package>=1.0",
+                "tokenizers>=999",
+                "no-such-notebook>=2; extra == 'notebooks'",
+                'safetensors>=0.1 ; extra == "notebooks"',
+                "no-such-test-tool>=1; extra == 'test'",
+                "tutorial-engine[notebooks]; extra == 'test'",
+            ]
+        )
+    )
+    assert [(f.mark, f.what.split()[0]) for f in findings] == [
+        (Mark.OK, "torch"),
+        (Mark.FAIL, "no-such-package"),
+        (Mark.FAIL, "tokenizers"),
+        (Mark.WARN, "no-such-notebook"),
+        (Mark.OK, "safetensors"),
+    ]
+    assert "--upgrade 'tokenizers>=999'" in findings[2].fix
+
+
+def test_projects_own_requirements_are_all_understood() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    notebooks = project["optional-dependencies"]["notebooks"]
+    requirements = [
+        *project["dependencies"],
+        *(f"{requirement}; extra == 'notebooks'" for requirement in notebooks),
+    ]
+    findings = list(check_packages(requirements))
+    assert len(findings) == len(requirements)
+    assert marks(findings) == {Mark.OK}
+
+
+@pytest.mark.parametrize(
+    ("memory", "mark", "said"),
+    [
+        (Memory(8 * GIB, 4 * GIB), Mark.OK, "8.0 GiB in all, 4.0 GiB available"),
+        (Memory(8 * GIB, GIB * 3 // 4), Mark.WARN, "0.8 GiB available"),
+        (Memory(8 * GIB, GIB // 4), Mark.FAIL, "0.2 GiB available"),
+        (Memory(GIB // 4, None), Mark.FAIL, "available"),
+        (Memory(8 * GIB, None), Mark.OK, "unknown available"),
+        (Memory(None, None), Mark.OK, "unknown in all"),
+    ],
+)
+def test_memory_is_judged_by_what_is_left(memory: Memory, mark: Mark, said: str) -> None:
+    finding = check_memory(memory)
+    assert finding.mark == mark and said in finding.what
+    assert bool(finding.fix) == (mark != Mark.OK)
+
+
+def test_memory_is_read_in_bytes(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  2048 kB\nMemFree:  1 kB\nMemAvailable:   1024 kB\n")
+    assert read_memory(meminfo) == Memory(2 * 2**20, 2**20)
+    meminfo.write_text("MemTotal:  2048 kB\n")
+    assert read_memory(meminfo) == Memory(2 * 2**20, None)
+    assert read_memory(tmp_path / "nowhere").available is None
+
+
+@pytest.mark.parametrize(
+    ("free", "mark"), [(10 * GIB, Mark.OK), (GIB // 2, Mark.WARN), (2**20, Mark.FAIL)]
+)
+def test_disk_is_judged_by_what_is_free(free: int, mark: Mark) -> None:
+    finding = check_disk(free)
+    assert finding.mark == mark and "GiB free" in finding.what
+    assert bool(finding.fix) == (mark != Mark.OK)
+
+
+def test_more_threads_than_cores_is_a_warning() -> None:
+    assert check_threads(2, 2).mark == Mark.OK
+    crowded = check_threads(64, 2)
+    assert crowded.mark == Mark.WARN and "OMP_NUM_THREADS=2" in crowded.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "at_most"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", 10**6)]
+)
+def test_a_containers_share_of_the_cores_counts(tmp_path: Path, text: str, at_most: int) -> None:
+    (tmp_path / "cpu.max").write_text(text + "\n")
+    all_cores = usable_cores(tmp_path / "nowhere")
+    assert usable_cores(tmp_path / "cpu.max") == min(all_cores, at_most)
+
+
+def test_torch_is_described() -> None:
+    told = " | ".join(finding.what for finding in check_torch())
+    for word in ("device: ", "processor: ", "bfloat16", "threads: ", "prepacked linears: "):
+        assert word in told
+
+
+def test_shipped_model_passes() -> None:
+    findings = list(self_test(TINY))
+    assert marks(findings) == {Mark.OK}, findings
+    told = " | ".join(finding.what for finding in findings)
+    assert PROMPT in told and f"{NEW_TOKENS} tokens in " in told and "logits agree" in told
+
+
+def test_missing_model_fails(tmp_path: Path) -> None:
+    (finding,) = self_test(tmp_path / "nowhere")
+    assert finding.mark == Mark.FAIL and "nowhere" in finding.what
+    assert "tutorial_engine.tiny.train" in finding.fix
+
+
+def test_model_without_tokenizer_fails(make_checkpoint: MakeCheckpoint) -> None:
+    (finding,) = self_test(make_checkpoint())
+    assert finding.mark == Mark.FAIL and "no tokenizer.json" in finding.what
+
+
+def test_model_that_speaks_beyond_its_tokenizer_fails(checkpoint: Path, tmp_path: Path) -> None:
+    copy = copied(checkpoint, tmp_path)
+    edit_tensors(copy, lambda t: t["lm_head.weight"][:256].zero_())  # ids 256.. alone are likely
+    findings = list(self_test(copy))
+    assert findings[-1].mark == Mark.FAIL and "tokenizer knows not all" in findings[-1].what
+
+
+def test_model_without_finite_logits_fails(checkpoint: Path, tmp_path: Path) -> None:
+    copy = copied(checkpoint, tmp_path)
+    edit_tensors(copy, lambda t: t["model.norm.weight"].fill_(torch.nan))
+    (finding,) = self_test(copy)
+    assert finding.mark == Mark.FAIL and "not finite" in finding.what
+
+
+def test_prepacked_linears_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, packed = load_model(TINY, prepack=False), load_model(TINY)
+    plain.model.norm.weight.mul_(1.01)
+    monkeypatch.setattr(
+        "tutorial_engine.checkpoint.load_model",
+        lambda folder, prepack=True: packed if prepack else plain,
+    )
+    last = list(self_test(TINY))[-1]
+    assert last.mark == Mark.FAIL and "apart" in last.what and "prepack=False" in last.fix
+
+
+def test_exit_code_counts_failures_only() -> None:
+    ok, warn, fail = (Finding(mark, "x") for mark in Mark)
+    assert exit_code([]) == exit_code([ok, warn]) == 0
+    assert exit_code([ok, fail, warn]) == 1
+
+
+def test_report_names_the_fix_and_exits_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(["--checkpoint", str(tmp_path / "nowhere")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    failed = next(i for i, line in enumerate(lines) if line.startswith("FAIL  the tiny model"))
+    assert lines[failed + 1].strip().startswith("to fix: ")
+    assert lines[-1].endswith("1 failures")
+
+
+def test_doctor_speaks_without_torch() -> None:
+    # as on a machine where nothing is installed: no site-packages, and the same interpreter
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("VIRTUAL_ENV", None)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "tutorial_engine.doctor"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "FAIL  torch is not installed" in done.stdout
+    assert "FAIL  the engine cannot be imported" in done.stdout

@@ -1,0 +1,168 @@
+"""The small layers against transformers', and the prepacked Linear against the plain one."""
+
+import copy
+import platform
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoints import BASE, randomise
+from torch import nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP as HfMLP
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from tutorial_engine import layers
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.layers import Linear, RMSNorm, SiluAndMul, can_prepack
+from tutorial_engine.model import Qwen3MLP
+
+DTYPES = [torch.float32, torch.bfloat16]
+CPU = torch.device("cpu")
+
+
+def random_linear(in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> Linear:
+    linear = Linear(in_features, out_features, bias).to(dtype)
+    if linear.bias is not None:
+        linear.bias.data.normal_()
+    return linear
+
+
+def random_norm(size: int, eps: float) -> RMSNorm:
+    norm = RMSNorm(size, eps)
+    norm.weight.data.uniform_(0.5, 1.5)
+    return norm
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_rms_norm_equals_transformers(dtype: torch.dtype, eps: float) -> None:
+    ours = random_norm(40, eps).to(dtype)
+    theirs = Qwen3RMSNorm(40, eps).to(dtype)
+    theirs.weight.copy_(ours.weight)
+    x = (3 * torch.randn(7, 4, 40)).to(dtype)
+    torch.testing.assert_close(ours(x), theirs(x), atol=0, rtol=1e-6)
+
+
+def test_rms_norm_gives_unit_mean_square() -> None:
+    normed = RMSNorm(64, eps=1e-12)(100 * torch.randn(5, 64))
+    torch.testing.assert_close(normed.square().mean(-1), torch.ones(5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_with_residual_returns_normed_and_sum(dtype: torch.dtype) -> None:
+    norm = random_norm(40, 1e-6).to(dtype)
+    x, residual = torch.randn(2, 7, 40).to(dtype)
+    before = x.clone(), residual.clone()
+    normed, total = norm(x, residual)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, norm(x + residual))
+    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+def test_silu_and_mul_gates_with_the_first_half() -> None:
+    gate, up = torch.randn(2, 5, 8)
+    torch.testing.assert_close(
+        SiluAndMul()(torch.cat((gate, up), dim=-1)), gate * torch.sigmoid(gate) * up
+    )
+
+
+@pytest.mark.parametrize("prepack", [False, True])
+def test_mlp_equals_transformers(prepack: bool) -> None:
+    theirs = HfMLP(Qwen3Config(**{k: v for k, v in BASE.items() if k != "rope_theta"}))
+    randomise(theirs)
+    ours = Qwen3MLP(ModelConfig(**BASE))
+    ours.gate_up_proj.weight.copy_(torch.cat((theirs.gate_proj.weight, theirs.up_proj.weight)))
+    ours.down_proj.weight.copy_(theirs.down_proj.weight)
+    if prepack:
+        possible = can_prepack(CPU, torch.float32)
+        assert ours.gate_up_proj.prepack() == ours.down_proj.prepack() == possible
+    x = torch.randn(9, BASE["hidden_size"])
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+def test_linux_on_x86_can_prepack() -> None:
+    # elsewhere the plain path is taken, and the tests below then compare it with itself
+    x86_linux = sys.platform == "linux" and platform.machine() == "x86_64"
+    assert can_prepack(CPU, torch.float32) or not x86_linux
+
+
+def test_only_cpu_fp32_and_bf16_can_be_prepacked() -> None:
+    assert not can_prepack(CPU, torch.float16)
+    assert not can_prepack(torch.device("cuda"), torch.float32)
+    assert not can_prepack(torch.device("meta"), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 128])
+def test_prepacked_equals_plain(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    plain = random_linear(96, 200, bias, dtype)
+    packed = copy.deepcopy(plain)
+    assert packed.prepack() == packed.is_packed == can_prepack(CPU, dtype)
+    assert not plain.is_packed
+    x = torch.randn(rows, 96).to(dtype)
+    ours, expected = packed(x), plain(x)
+    assert ours.dtype == dtype and ours.shape == (rows, 200)
+    # fp32: another order of 96 additions. bf16: both add in fp32 and round once, so they may land
+    # on neighbours, 2 ** -7 apart, or twice that where the bias is added after a first rounding
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2 * torch.finfo(torch.bfloat16).eps}[dtype]
+    torch.testing.assert_close(ours, expected, atol=tolerance / 4, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(96, 200), (17, 33), (1, 1)])
+def test_packed_weight_comes_back_exactly(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    linear = random_linear(*shape, bias=False, dtype=dtype)
+    weight = linear.plain_weight().clone()
+    packed = linear.prepack()
+    assert (linear.weight is None) == packed  # both at once would double the memory
+    assert torch.equal(linear.plain_weight(), weight)
+    assert linear.plain_weight().dtype == dtype
+
+
+def test_second_prepack_is_harmless() -> None:
+    linear = random_linear(32, 48, bias=True, dtype=torch.float32)
+    x = torch.randn(3, 32)
+    packed = linear.prepack()
+    once = linear(x)
+    assert linear.prepack() == packed
+    assert torch.equal(linear(x), once)
+
+
+def test_tied_embedding_survives_prepacking() -> None:
+    embedding, head = nn.Embedding(50, 32), Linear(32, 50)
+    head.weight = embedding.weight
+    table = embedding.weight.clone()
+    head.prepack()
+    assert torch.equal(embedding(torch.arange(50)), table)
+    assert torch.equal(head.plain_weight(), table)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_without_the_onednn_op_the_plain_path_is_taken(
+    monkeypatch: pytest.MonkeyPatch, bias: bool
+) -> None:
+    linear = random_linear(32, 48, bias, torch.float32)
+    x = torch.randn(3, 32)
+    monkeypatch.setattr(layers, "can_prepack", lambda device, dtype: False)
+    assert not linear.prepack() and not linear.is_packed
+    torch.testing.assert_close(linear(x), F.linear(x, linear.plain_weight(), linear.bias))
+
+
+def test_a_build_without_the_onednn_op_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(f"'_OpNamespace' 'mkldnn' object has no attribute '{name}'")
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Missing())
+    assert not can_prepack(CPU, torch.float32)
+
+
+def test_print_says_what_is_packed() -> None:
+    linear = Linear(3, 5)
+    assert "prepacked" not in repr(linear)
+    packed = linear.prepack()
+    assert "3 → 5" in repr(linear) and ("prepacked" in repr(linear)) == packed
+    assert "40, eps=0.001" in repr(RMSNorm(40, 1e-3))

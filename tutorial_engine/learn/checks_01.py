@@ -1,0 +1,120 @@
+"""Introduced in notebook 01. The checks of notebook 01: each knows the usual mistakes by name."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.attention import causal_mask, naive_attention
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done, wrong_shape
+from tutorial_engine.rope import RotaryEmbedding, apply_rope
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
+    q, k, v = _random(3, 8), _random(5, 8), _random(5, 8)
+    mask = causal_mask(3, 5)
+
+    def by_the_book(mask: Tensor | None, scale: float | None = None) -> Tensor:
+        return naive_attention(q[:, None], k[:, None], v[:, None], mask, scale).out[:, 0]
+
+    def run() -> Verdict:
+        got = function(q, k, v, mask)
+        bad = not_done("attention", got) or wrong_shape("attention", got, q)
+        if bad is not None:
+            return bad
+        if close(got, by_the_book(mask), 1e-5):
+            return Verdict(True, "attention: equal to the package's, q=3, k=5")
+        if close(got, by_the_book(None), 1e-5):
+            return Verdict(False, "attention: the mask has no effect; queries see the future")
+        if close(got, by_the_book(mask, scale=1.0), 1e-5):
+            return Verdict(False, "attention: the scores are not divided by √D")
+        if bool(got.isnan().any()):
+            return Verdict(False, "attention: NaN; are forbidden scores −inf BEFORE the softmax?")
+        return Verdict(False, "attention: other numbers; is the softmax over the keys (last axis)?")
+
+    return guarded("attention", run)
+
+
+def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
+    """Check a learner's function(q_len, kv_len, window) → bool [q_len, kv_len]."""
+
+    def run() -> Verdict:
+        for q_len, kv_len, window in ((4, 4, 2), (1, 5, 3), (3, 7, 4), (2, 2, 9)):
+            where = f"q={q_len}, k={kv_len}, window={window}"
+            got, want = function(q_len, kv_len, window), causal_mask(q_len, kv_len, window)
+            bad = not_done("window_mask", got) or wrong_shape("window_mask", got, want)
+            if bad is not None:
+                return bad
+            got = got.bool()
+            if bool((got & ~causal_mask(q_len, kv_len)).any()):
+                return Verdict(False, f"window_mask ({where}): a query sees a key after it")
+            if not torch.equal(got, want):
+                seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
+                return Verdict(
+                    False,
+                    f"window_mask ({where}): a query sees {seen} keys, at most {most} expected",
+                )
+        return Verdict(True, "window_mask: right for prefill, decode, chunk and a wide window")
+
+    return guarded("window_mask", run)
+
+
+def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, heads, D], angles [T, D / 2]) → x turned (half-split)."""
+    x = _random(6, 2, 8)
+    angles = RotaryEmbedding(8, 10000.0)(torch.arange(6))
+    turns = torch.arange(6, dtype=torch.float32)[:, None] * RotaryEmbedding(8, 10000.0).inv_freq
+
+    def interleaved() -> Tensor:
+        order = [0, 2, 4, 6, 1, 3, 5, 7]  # brings neighbours half a head apart, and back
+        return apply_rope(x[..., order], *angles)[..., torch.tensor(order).argsort()]
+
+    def run() -> Verdict:
+        got, want = function(x, turns), apply_rope(x, *angles)
+        bad = not_done("rope", got) or wrong_shape("rope", got, want)
+        if bad is not None:
+            return bad
+        if close(got, want, 1e-5):
+            return Verdict(True, "rope: equal to the package's, half-split pairs")
+        if close(got, apply_rope(x, angles.cos, -angles.sin), 1e-5):
+            return Verdict(False, "rope: turned the wrong way round; look at the sign of sin")
+        if close(got, interleaved(), 1e-5):
+            return Verdict(
+                False,
+                "rope: neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2",
+            )
+        if close(got, x, 1e-5):
+            return Verdict(False, "rope: nothing was turned")
+        return Verdict(False, "rope: other numbers; position 0 must stay as it is, does it?")
+
+    return guarded("rope", run)
+
+
+def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelConfig) -> Verdict:
+    """Check a learner's function(config, itemsize) → bytes of K and V that one token leaves."""
+    right = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+
+    def run() -> Verdict:
+        got = function(config, 2)
+        bad = not_done("kv_bytes", got)
+        if bad is not None:
+            return bad
+        if got == right:
+            return Verdict(True, f"kv_bytes: {right:,} bytes a token")
+        usual = {
+            right // 2: "K and V are two tensors: twice as much",
+            right // config.num_hidden_layers: "every layer has its own K and V: times the layers",
+            right * config.group_size: "count K/V heads, not query heads",
+            right // 2 * 4: "itemsize is 2 here: use the argument",
+        }
+        return Verdict(
+            False, f"kv_bytes: {got!r}; " + usual.get(got, "count K and V, layers, K/V heads")
+        )
+
+    return guarded("kv_bytes", run)

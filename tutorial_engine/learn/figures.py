@@ -1,0 +1,61 @@
+"""Introduced in notebook 01. Writes the notebooks' pictures into figures/.
+
+Runs the cells of each source and saves what the cells tagged `figure-NAME` show, so that a file in
+figures/ is the notebook's own picture and cannot disagree with it.
+"""
+
+import ast
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources
+from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.picture import Picture
+
+FIGURES = NOTEBOOKS.parent / "figures"
+TAG = "figure-"
+
+
+def shown(code: str, scope: dict[str, Any]) -> Any:
+    """Run a cell in `scope` and return the value of its last line, as a notebook shows it."""
+    tree = ast.parse(TransformerManager().transform_cell(code))
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), scope)
+    if last is None:
+        return None
+    assert isinstance(last, ast.Expr)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)
+
+
+def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
+    """(name, picture) of each tagged cell of a source, with its solutions, in order."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for cell in make_notebook(source, solved=True).cells:
+        if cell.cell_type != "code":
+            continue
+        value = shown(cell.source, scope)
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith(TAG):
+                picture = value.picture() if isinstance(value, Explorer) else value
+                if not isinstance(picture, Picture):
+                    raise ValueError(f"the cell tagged {tag!r} in {source.name} shows no picture")
+                yield tag.removeprefix(TAG), picture
+
+
+def main() -> None:
+    """Write figures/NN_NAME.svg and .png for every tagged cell."""
+    for name, source in sources().items():
+        with contextlib.redirect_stdout(io.StringIO()):  # the cells print; only pictures count here
+            found = list(pictures(source))
+        for title, picture in found:
+            picture.save(FIGURES, f"{name[:2]}_{title}")
+            print(f"figures/{name[:2]}_{title}: {picture.caption}")
+
+
+if __name__ == "__main__":
+    main()

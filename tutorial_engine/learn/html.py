@@ -1,0 +1,47 @@
+"""Introduced in notebook 01. Exports the notebooks as web pages into html/.
+
+Each page is one file that loads nothing from anywhere, with alt texts on its pictures.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+
+from tutorial_engine.learn.build import NOTEBOOKS, sources, target
+
+OUT = NOTEBOOKS.parent / "html"
+REMOTE = re.compile(
+    r"""<script\b[^>]*\bsrc=["']https?:[^>]*>\s*</script>"""
+    r"""|<link\b[^>]*\bhref=["']https?:[^>]*>"""
+    r"""|<script type="module">\s*document\.addEventListener.*?mermaid.*?</script>""",
+    re.S,
+)
+
+
+def page(path: Path) -> str:
+    """A built notebook as one offline HTML page. ValueError if something remote is left in it."""
+    exporter = HTMLExporter(template_name="lab")
+    exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
+    exporter.mermaid_js_url = ""
+    body, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4))
+    body = REMOTE.sub("", body)
+    left = re.findall(r"""(?:src|href)=["'](https?:[^"']+\.(?:js|css|woff2?))["']""", body)
+    if left:
+        raise ValueError(f"{path.name} would load {left} from the network")
+    return body
+
+
+def main() -> None:
+    """Export every notebook, the learner's and the solved one, into html/."""
+    OUT.mkdir(exist_ok=True)
+    for name in sources():
+        for solved in (False, True):
+            file = OUT / (f"{name}_solutions.html" if solved else f"{name}.html")
+            file.write_text(page(target(name, solved)), encoding="utf-8")
+            print(f"wrote {file.relative_to(NOTEBOOKS.parent)}, {file.stat().st_size // 1024} KB")
+
+
+if __name__ == "__main__":
+    main()

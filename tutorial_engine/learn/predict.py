@@ -1,0 +1,82 @@
+"""Introduced in notebook 01. Commit to an answer, run the cell, see who was right.
+
+Knows questions and the learner's choices; knows no engine. The truth is handed in by the cell that
+computed it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+
+from tutorial_engine.viz.tokens import escape
+
+UNDECIDED = "(not decided)"
+
+
+class Question:
+    """One question with its options: radio buttons when live, plain text otherwise."""
+
+    def __init__(self, text: str, options: Sequence[str]) -> None:
+        self.text, self.options = text, tuple(options)
+        self.truth: str | None = None
+        self.buttons = widgets.RadioButtons(
+            options=[*self.options, UNDECIDED],
+            value=UNDECIDED,
+            layout=widgets.Layout(width="max-content"),
+        )
+        self.view = widgets.VBox([widgets.HTML(f"<b>Predict:</b> {escape(text)}"), self.buttons])
+
+    @property
+    def choice(self) -> str | None:
+        """What the learner chose, None while undecided."""
+        return None if self.buttons.value == UNDECIDED else self.buttons.value
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        lines = "\n".join(f"  ( ) {option}" for option in self.options)
+        live = self.view._repr_mimebundle_(**options) or {}
+        key = "application/vnd.jupyter.widget-view+json"
+        text = {"text/plain": f"Predict: {self.text}\n{lines}"}
+        return ({key: live[key]} if key in live else {}) | text
+
+
+class Predictions:
+    """The learner's predictions in one notebook, kept and scored."""
+
+    def __init__(self) -> None:
+        self.questions: dict[str, Question] = {}
+
+    def ask(self, name: str, text: str, options: Sequence[str]) -> Question:
+        """Show a question. Asking again (the cell was run again) keeps the earlier choice."""
+        earlier = self.questions.get(name)
+        question = Question(text, options)
+        if earlier is not None and earlier.choice in question.options:
+            question.buttons.value = earlier.choice
+        self.questions[name] = question
+        return question
+
+    def reveal(self, name: str, truth: str) -> None:
+        """Print the right answer beside the learner's; it can no longer be changed.
+
+        ValueError for a question that was not asked and for a truth that is none of its options.
+        """
+        if name not in self.questions:
+            raise ValueError(f"no question {name!r} was asked; run its cell first")
+        question = self.questions[name]
+        if truth not in question.options:
+            raise ValueError(f"{truth!r} is none of the options {question.options}")
+        question.truth = truth
+        question.buttons.disabled = True
+        if question.choice is None:
+            print(f"Answer: {truth}. (No prediction was made.)")
+        elif question.choice == truth:
+            print(f"Answer: {truth}. ✔ As you predicted.")
+        else:
+            print(f"Answer: {truth}. ✘ You predicted: {question.choice}. What did you overlook?")
+
+    def score(self) -> str:
+        """How many predictions were made and how many came true."""
+        asked = [q for q in self.questions.values() if q.truth is not None]
+        made = [q for q in asked if q.choice is not None]
+        right = sum(q.choice == q.truth for q in made)
+        return f"{right} of {len(made)} predictions were right; {len(asked) - len(made)} not made."

@@ -1,0 +1,4 @@
+"""Introduced in notebook 01. Everything that draws. The engine never imports it.
+
+Pictures are pure functions of what the engine returned or recorded: nothing is drawn by hand.
+"""

@@ -1,0 +1,44 @@
+"""Introduced in notebook 01. A finished picture: SVG, PNG, and a sentence that says what it shows.
+
+Knows how a notebook displays it and how it is saved; knows nothing of how it was drawn.
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Shown as PNG (it also works in a notebook that was not run); the caption is the alt text."""
+
+    svg: str
+    png: bytes
+    caption: str
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        return bundle(self.png, self.caption)
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write `name`.svg and `name`.png into the folder, byte for byte the same every time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.svg").write_text(self.svg, encoding="utf-8")
+        (folder / f"{name}.png").write_bytes(self.png)
+
+
+def bundle(png: bytes, caption: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The mime bundle of an image with its caption as text and as alt text."""
+    data = {"image/png": base64.b64encode(png).decode(), "text/plain": caption}
+    return data, {"image/png": {"alt": caption}}
+
+
+def small_png(png: bytes) -> bytes:
+    """The same image with at most 128 colours, a third of the bytes: notebooks stay light."""
+    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    out = io.BytesIO()
+    image.save(out, format="PNG", optimize=True)
+    return out.getvalue()

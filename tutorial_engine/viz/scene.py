@@ -1,0 +1,128 @@
+"""Introduced in notebook 01. A picture as a list of named items, drawn to SVG and from it to PNG.
+
+Knows shapes, places and escaping; knows no engine and no widget. Items have ids, so that two
+scenes of one view can be compared item by item.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+import resvg_py
+
+from tutorial_engine.viz.picture import Picture, small_png
+from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
+from tutorial_engine.viz.tokens import escape
+
+Value = str | float | int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One SVG element: tag, attributes, the text inside it, and what hovering over it says."""
+
+    tag: str
+    attributes: Mapping[str, Value]
+    text: str = ""
+    tip: str = ""
+
+
+@dataclass
+class Scene:
+    """Items on a canvas of width x height pixels. Tips appear on one line at `tip_at`."""
+
+    width: float
+    height: float
+    tip_at: tuple[float, float] = (8, 0)
+    hint: str = ""  # stands on the tip line until the pointer is over something
+    items: dict[str, Item] = field(default_factory=dict)
+
+    def add(self, name: str, tag: str, text: str = "", tip: str = "", **attributes: Value) -> None:
+        """Put an item on top. ValueError when the name is taken (names tie steps together)."""
+        if name in self.items:
+            raise ValueError(f"the scene already has an item {name!r}")
+        clean = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+        self.items[name] = Item(tag, clean, text, tip)
+
+    def text(
+        self, name: str, x: float, y: float, words: str, size: float = 12, **more: Value
+    ) -> None:
+        """Plain text with its baseline at y; always escaped."""
+        more.setdefault("fill", INK)
+        self.add(name, "text", words, "", x=x, y=y, font_size=size, **more)
+
+    def svg(self) -> str:
+        """The whole scene as one SVG element. Hovering is CSS alone: no script."""
+        w, h = _number(self.width), _number(self.height)
+        x, y = self.tip_at
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="0 0 {w} {h}" '
+            f'width="{w}" height="{h}" font-family="{FONT}, sans-serif">',
+            f"<style>{_CSS}</style>{_HATCH}",
+            f'<rect width="{w}" height="{h}" fill="{PAPER}"/>',
+        ]
+        if self.hint:
+            parts.append(_text(x, y, self.hint, "te-hint", QUIET))
+        for name, item in self.items.items():
+            attributes = "".join(
+                f' {key}="{escape(_number(value))}"' for key, value in item.attributes.items()
+            )
+            element = (
+                f'<{item.tag} id="{escape(name)}"{attributes}>{escape(item.text)}</{item.tag}>'
+            )
+            if item.tip:
+                cover = (
+                    f'<rect class="te-cover" x="{_number(x)}" y="{_number(y - 15)}" width="{w}" '
+                )
+                cover += f'height="21" fill="{PAPER}"/>'
+                tip = _text(x, y, item.tip, "te-tip-text", INK)
+                element = f'<g class="te-hot">{element}<g class="te-tip">{cover}{tip}</g></g>'
+            parts.append(element)
+        return "".join([*parts, "</svg>"])
+
+    def png(self, zoom: float = 1.4) -> bytes:
+        """The same scene as PNG bytes, with the font that ships with matplotlib."""
+        png = resvg_py.svg_to_bytes(
+            svg_string=self.svg(),
+            zoom=zoom,
+            font_files=_font_files(),
+            skip_system_fonts=True,
+            font_family=FONT,
+            sans_serif_family=FONT,
+        )
+        return small_png(bytes(png))
+
+    def picture(self, caption: str) -> Picture:
+        """The scene and its caption as a Picture."""
+        return Picture(self.svg(), self.png(), caption)
+
+
+_CSS = (
+    ".te-tip{display:none}.te-hot:hover>.te-tip{display:inline}"
+    ".te-hot:hover>:first-child{stroke:#1b2733;stroke-width:2.5}.te-scene{max-width:100%}"
+)
+_HATCH = (
+    '<defs><pattern id="te-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>'
+    '<rect width="1.6" height="6" fill="#d3d9de"/></pattern></defs>'
+)
+HATCHED = "url(#te-hatch)"
+
+
+def _number(value: Value) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _text(x: float, y: float, words: str, kind: str, fill: str) -> str:
+    return (
+        f'<text class="{kind}" x="{_number(x)}" y="{_number(y)}" font-size="13" fill="{fill}">'
+        f"{escape(words)}</text>"
+    )
+
+
+@cache
+def _font_files() -> list[str]:
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return [str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")]

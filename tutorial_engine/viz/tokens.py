@@ -1,0 +1,64 @@
+"""Introduced in notebook 01. How a token is written in a picture: literally, and never as markup.
+
+Knows tokenizers; knows no picture.
+"""
+
+import html
+import unicodedata
+from functools import cache
+
+from tokenizers import Tokenizer
+
+SPACE = "·"  # stands for a leading blank, so that ' Anna' and 'Anna' can be told apart
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with (GPT-2's table) → the byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def token_label(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as plain text for a picture: blanks as ·, line breaks as ↵, lone bytes as <0xF0>.
+
+    ValueError for an id that the tokenizer does not have.
+    """
+    piece = tokenizer.id_to_token(token_id)
+    if piece is None:
+        raise ValueError(
+            f"token id {token_id} is not in the vocabulary of {tokenizer.get_vocab_size()} tokens"
+        )
+    if token_id in tokenizer.get_added_tokens_decoder():
+        return piece  # <|endoftext|> and its like are not byte-level
+    raw = [_byte_of().get(letter) for letter in piece]
+    if None in raw:  # another kind of tokenizer: its own spelling
+        return visible(piece)
+    try:
+        return visible(bytes(byte for byte in raw if byte is not None).decode("utf-8"))
+    except UnicodeDecodeError:  # part of an emoji, say
+        return "".join(f"<0x{byte:02X}>" for byte in raw)
+
+
+def token_labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """`token_label` of each."""
+    return [token_label(tokenizer, i) for i in ids]
+
+
+def visible(text: str) -> str:
+    """Blanks, line breaks and control characters as something that can be seen."""
+    text = text.replace(" ", SPACE).replace("\n", "↵").replace("\t", "⇥")
+    return "".join(f"<U+{ord(c):04X}>" if unicodedata.category(c) == "Cc" else c for c in text)
+
+
+def escape(text: str) -> str:
+    """Text as HTML or SVG shows it literally: <script> stays six letters in angle brackets.
+
+    Characters that XML cannot carry at all become the replacement sign.
+    """
+    clean = "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "�" for c in text
+    )
+    return html.escape(clean, quote=True)
