@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 # One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
 NB ?=
 NOTEBOOKS := $(wildcard notebooks/$(NB)*.ipynb)
+LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -22,12 +23,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]'
+	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
+	  @jupyterlab/apputils-extension:announcements >/dev/null 2>&1 # it would ask for the network
 	@touch $(READY)
 
 lab: $(READY)
-	$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(ROOT_ARG) \
+	$(BIN)/python -m jupyterlab --notebook-dir=$(LAB_DIR) $(ROOT_ARG) \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --LabApp.news_url=None --LabApp.extension_manager=readonly $(LAB_ARGS) \
+	  --LabApp.extension_manager=readonly $(LAB_ARGS) \
 	  --LabApp.default_url=/lab/tree/01_attention_rope.ipynb
 
 test: $(READY)

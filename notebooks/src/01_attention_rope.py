@@ -391,7 +391,7 @@ print("same at position 3:", torch.allclose(before[3], after[3], atol=1e-5))
 # ## 9 · The whole forward, shape by shape
 #
 # **Objective:** follow 10 tokens from ids to logits. Tokens lie flat, `[T, ...]`: no batch axis and
-# no padding, now and in all later notebooks.
+# no padding, now and in all later notebooks. Indented: the first layer, which stands for all.
 
 # %%
 from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
@@ -501,18 +501,12 @@ import random
 
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 
-period = 24
+period = 16
 noise = repeated_random_ids(random.Random(5), c.vocab_size, period, 2 * period)
 guesses = logits_of(Batch.from_sequences([noise])).argmax(-1)
 hits = (guesses[period - 1 : -1] == torch.tensor(noise[period:])).float().mean()
-word = (
-    "nearly always"
-    if hits > 0.8
-    else "about half of the time"
-    if hits > 0.3
-    else "hardly ever: it is random"
-)
-predictions.reveal("induction", word)
+thirds = predictions.questions["induction"].options
+predictions.reveal("induction", thirds[min(2, int(3 * hits))])
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
@@ -521,6 +515,15 @@ from tutorial_engine.viz.plots import attention_picture, heads_picture
 weights = attention_weights(model, noise)
 scores = induction_scores(model)
 heads_picture(weights, scores, token_labels(tokenizer, noise))
+
+# %% [markdown]
+# The score is printed above each map. An induction head needs help from below: somebody must note, on
+# each token, which token came before it. Are there heads that look exactly one token back?
+
+# %%
+one_back = weights.diagonal(offset=-1, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
+print("look one token back:", [f"L{i} H{j}" for i, j in (one_back > 0.8).nonzero().tolist()])
+print("induction heads:    ", [f"L{i} H{j}" for i, j in (scores > 0.4).nonzero().tolist()])
 
 # %% [markdown]
 # The bright diagonal in the second half is the pattern: one step after the previous occurrence. Now a

@@ -63,6 +63,7 @@ def execute(notebook: NotebookNode) -> None:
         timeout=120,
         kernel_name="python3",
         store_widget_state=False,
+        coalesce_streams=True,  # prints that came in two pieces are one output
         resources={"metadata": {"path": str(NOTEBOOKS)}},
     ).execute()
 

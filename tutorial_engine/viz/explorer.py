@@ -26,9 +26,9 @@ class Explorer:
 
     def __init__(self, parameters: dict[str, widgets.Widget]) -> None:
         self.parameters = parameters
-        self._scene_html = widgets.HTML()
-        self._caption_html = widgets.HTML()
-        self._message_html = widgets.HTML()
+        self._scene_html = widgets.HTML(layout=widgets.Layout(margin="0"))
+        self._caption_html = widgets.HTML(layout=widgets.Layout(margin="0"))
+        self._message_html = widgets.HTML(layout=widgets.Layout(margin="0"))
         self.slider = widgets.IntSlider(
             description=self.step_name,
             min=0,

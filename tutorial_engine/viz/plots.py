@@ -38,7 +38,7 @@ def mask_picture(masks: Mapping[str, Tensor]) -> Picture:
     with house_style():
         wide = sum(mask.shape[1] + 2.2 for mask in masks.values())
         tall = max(mask.shape[0] for mask in masks.values())
-        figure = new_figure(0.5 * wide + 0.4, 0.5 * tall + 1.6)
+        figure = new_figure(0.38 * wide + 0.4, 0.38 * tall + 1.7)
         ax = figure.subplots()
         left, parts = 0.0, []
         for title, mask in masks.items():
@@ -82,7 +82,7 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
     layers, heads = scores.shape
     best = divmod(int(scores.argmax()), heads)
     with house_style():
-        figure = new_figure(1.75 * heads, 1.75 * layers + 0.7)
+        figure = new_figure(1.5 * heads, 1.55 * layers + 0.8)
         grid = figure.subplots(layers, heads, squeeze=False)
         for layer in range(layers):
             for head in range(heads):
@@ -143,7 +143,7 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
     """The hands of a few pairs (rows: fast to slow) at some positions (columns)."""
     pairs = [0, len(inv_freq) // 4, len(inv_freq) // 2, len(inv_freq) - 1]
     with house_style():
-        figure = new_figure(1.25 * len(positions) + 1.9, 1.35 * len(pairs) + 0.9)
+        figure = new_figure(0.92 * len(positions) + 1.4, 1.05 * len(pairs) + 0.9)
         grid = figure.subplots(len(pairs), len(positions), squeeze=False)
         for row, pair in enumerate(pairs):
             for column, position in enumerate(positions):

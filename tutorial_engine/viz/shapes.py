@@ -34,14 +34,17 @@ class _WatchedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         out = self.inner.attend(layer, q, k, v, batch)
         if layer == 0:
-            shapes = f"q {_shape(q)}  k {_shape(k)}  v {_shape(v)}"
-            self.steps.append(ShapeStep("layers.0.attention", shapes, _shape(out), 0))
+            self.steps.append(ShapeStep("  attention: q", _shape(q), _shape(out), 0))
+            self.steps.append(ShapeStep("  attention: k and v", _shape(k), "", 0))
         return out
 
 
 @torch.inference_mode()
 def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
-    """Run the batch and return the stops from ids to logits, the first layer standing for all."""
+    """Run the batch and return the stops from ids to logits.
+
+    The stops of the first layer are indented and stand for all layers.
+    """
     steps: list[ShapeStep] = []
 
     def note(name: str):  # type: ignore[no-untyped-def]
@@ -52,7 +55,8 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
                 if isinstance(module, Linear)
                 else sum(p.numel() for p in module.parameters())
             )
-            steps.append(ShapeStep(name, _shape(inputs[0]), _shape(first), owned))
+            place = "  " + name.split(".")[-1] if name.startswith("layers.") else name
+            steps.append(ShapeStep(place, _shape(inputs[0]), _shape(first), owned))
 
         return hook
 

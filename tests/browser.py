@@ -1,0 +1,143 @@
+"""JupyterLab as `make lab` starts it, and a headless Chromium that looks at it."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def need_chromium() -> str:
+    """Chromium's path. Without it: a skip for a learner, a failure where it is required (CI)."""
+    if CHROMIUM is None:
+        if os.environ.get("REQUIRE_BROWSER"):
+            pytest.fail("chromium is not installed, and REQUIRE_BROWSER is set")
+        pytest.skip("chromium is not installed (only the browser tests need it)")
+    return CHROMIUM
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A fresh headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=need_chromium(), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on just now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextmanager
+def lab(folder: Path, home: Path) -> Iterator[str]:
+    """JupyterLab on `folder`, as `make lab` starts it, with own settings; yields its address."""
+    settings = home / "settings" / "@jupyterlab" / "notebook-extension"
+    settings.mkdir(parents=True)
+    # every output stays in the page, also those that are scrolled out of sight
+    (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
+    port = free_port()
+    arguments = (
+        f"--no-browser --port={port} --ServerApp.port_retries=0 --IdentityProvider.token= "
+        "--LabApp.expose_app_in_browser=True"
+    )
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+    }
+    log = home / "lab.log"
+    command = ["make", "lab", f"VENV={sys.prefix}", f"LAB_DIR={folder}", f"LAB_ARGS={arguments}"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            if process.poll() is not None:
+                raise RuntimeError(f"make lab ended:\n{log.read_text()[-3000:]}")
+            try:
+                urllib.request.urlopen(f"{address}/api", timeout=2).read()
+                break
+            except OSError:
+                time.sleep(0.25)
+        else:
+            raise RuntimeError(f"make lab did not answer within a minute:\n{log.read_text()}")
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def open_notebook(browser: Browser, address: str, name: str) -> Page:
+    """The notebook in Lab, its kernel ready."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(f"{address}/lab/tree/{name}?reset")
+    page.wait_for_function("window.jupyterapp && jupyterapp.shell.currentWidget?.context?.isReady")
+    page.evaluate(
+        """async () => {
+            const panel = jupyterapp.shell.currentWidget;
+            await panel.context.ready;
+            await panel.sessionContext.ready;
+            await panel.sessionContext.session.kernel.info;
+        }"""
+    )
+    return page
+
+
+def run_all(page: Page) -> list[str]:
+    """Run every cell, wait for the last, and return the errors that the cells gave."""
+    page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+    return page.evaluate(
+        """() => {
+            const errors = [];
+            for (const cell of jupyterapp.shell.currentWidget.content.widgets) {
+                if (cell.model.type !== 'code') continue;
+                const outputs = cell.model.outputs;
+                if (cell.model.executionCount === null) errors.push('not run: ' + cell.model.id);
+                for (let i = 0; i < outputs.length; i++) {
+                    const output = outputs.get(i).toJSON();
+                    if (output.output_type === 'error') errors.push(output.ename + output.evalue);
+                }
+            }
+            return errors;
+        }"""
+    )
+
+
+def run_cell(page: Page, index: int) -> None:
+    """Run one cell, as Ctrl+Enter does, and wait for it."""
+    page.evaluate(
+        """async (index) => {
+            jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+            await jupyterapp.commands.execute('notebook:run-cell');
+        }""",
+        index,
+    )

@@ -1,0 +1,153 @@
+"""JupyterLab and the exported pages, seen through a real browser."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import ROOT, chromium, lab, need_chromium, open_notebook, run_all, run_cell
+from playwright.sync_api import Browser, Locator, Page, expect
+
+pytestmark = pytest.mark.browser
+NOTEBOOK = "01_attention_rope.ipynb"
+NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    need_chromium()
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    need_chromium()
+    folder = tmp_path_factory.mktemp("notebooks")
+    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / NOTEBOOK)
+    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "unrun.ipynb")
+    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "predict.ipynb")
+    with lab(folder, tmp_path_factory.mktemp("home")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ran(browser: Browser, address: str) -> Page:
+    page = open_notebook(browser, address, NOTEBOOK)
+    assert run_all(page) == []
+    return page
+
+
+def explorer(page: Page, title: str) -> Locator:
+    return page.locator(".jp-OutputArea-output").filter(has=page.get_by_text(title, exact=True))
+
+
+def test_opened_but_not_run_shows_the_explorers_as_pictures(browser: Browser, address: str) -> None:
+    page = open_notebook(browser, address, "unrun.ipynb")
+    pictures = page.locator(".jp-OutputArea-output img")
+    expect(pictures.first).to_be_attached()
+    alts = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
+    assert len(alts) == 11
+    assert all(width > 300 for width, _ in alts)
+    body = page.inner_text("body")
+    assert "Error displaying widget" not in body
+    assert "Loading widget" not in body
+    page.close()
+
+
+def test_stepping_and_layers_change_the_attention_picture(ran: Page) -> None:
+    view = explorer(ran, "Attention explorer")
+    scene, caption = view.locator("svg.te-scene"), view.locator(".te-caption")
+    view.scroll_into_view_if_needed()
+    before = scene.inner_html(), caption.inner_text()
+    view.get_by_role("button", name="◀").click()
+    expect(caption).not_to_have_text(before[1])
+    assert scene.inner_html() != before[0]
+    stepped = caption.inner_text()
+    layer = view.get_by_label("layer")
+    layer.fill("0")
+    layer.press("Enter")
+    expect(caption).to_contain_text("Layer 0")
+    assert caption.inner_text() != stepped
+
+
+def test_hovering_over_a_cell_reads_its_weight(ran: Page) -> None:
+    view = explorer(ran, "Attention explorer")
+    view.scroll_into_view_if_needed()
+    cell = view.locator("g.te-hot").filter(has=ran.locator('[id="w5.0"]'))
+    tip = cell.locator(".te-tip-text")
+    expect(tip).to_be_hidden()
+    cell.locator('[id="w5.0"]').hover(force=True)
+    expect(tip).to_be_visible()
+    expect(tip).to_contain_text("query 5")
+    expect(tip).to_contain_text("weight 0.")
+
+
+def test_a_nasty_prompt_is_shown_literally_everywhere(ran: Page) -> None:
+    view = explorer(ran, "Attention explorer")
+    prompt = view.get_by_label("prompt")
+    prompt.fill(NASTY)
+    prompt.press("Enter")
+    expect(view.locator(".te-caption")).to_contain_text("“<0x80>”")  # the last byte of the emoji
+    labels = view.locator("svg.te-scene text[id^=row]").all_text_contents()
+    text = "".join(labels).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
+    assert text == NASTY
+    assert view.locator("svg.te-scene script, svg.te-scene s, svg.te-scene think").count() == 0
+    tips = view.locator("svg.te-scene .te-tip-text").all_text_contents()
+    assert any("“<”" in tip for tip in tips)
+    assert ran.evaluate("window.hacked") is None
+
+
+def test_a_bad_prompt_says_so_and_keeps_the_picture(ran: Page) -> None:
+    view = explorer(ran, "Attention explorer")
+    before = view.locator("svg.te-scene").inner_html()
+    prompt = view.get_by_label("prompt")
+    prompt.fill("")
+    prompt.press("Enter")
+    expect(view.locator(".te-error")).to_contain_text("empty")
+    assert view.locator("svg.te-scene").inner_html() == before
+    prompt.fill("Once upon a time")
+    prompt.press("Enter")
+    expect(view.locator(".te-error")).to_have_count(0)
+    expect(view.locator(".te-caption")).to_contain_text("“·time”")
+
+
+def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(ran: Page) -> None:
+    view = explorer(ran, "RoPE explorer")
+    view.scroll_into_view_if_needed()
+    caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
+    before = scene.inner_html()
+    view.get_by_role("button", name="▶", exact=True).click()
+    expect(caption).to_contain_text("shifting both by 1 changed it by less than 0.01")
+    assert scene.inner_html() != before
+
+
+def test_a_prediction_is_kept_and_scored(browser: Browser, address: str) -> None:
+    page = open_notebook(browser, address, "predict.ipynb")
+    asked = 4  # the cell of the first question
+    for index in range(asked + 1):
+        run_cell(page, index)
+    page.get_by_role("radio", name="4", exact=True).check()
+    run_cell(page, asked + 1)
+    output = page.locator(".jp-OutputArea-output", has_text="Answer: 4.")
+    expect(output.last).to_contain_text("✔ As you predicted.")
+    expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()
+    page.close()
+
+
+def test_the_exported_page_needs_no_network(browser: Browser, tmp_path: Path) -> None:
+    from tutorial_engine.learn.html import page as export
+
+    file = tmp_path / "page.html"
+    file.write_text(export(ROOT / "notebooks" / NOTEBOOK), encoding="utf-8")
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_load_state("networkidle")
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    pictures = page.locator("img")
+    shown = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt.length])")
+    assert len(shown) == 11
+    assert all(width > 300 and alt > 30 for width, alt in shown)
+    page.close()
