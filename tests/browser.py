@@ -101,20 +101,32 @@ def open_notebook(browser: Browser, address: str, name: str) -> Page:
     page.set_default_timeout(60_000)
     page.goto(f"{address}/lab/tree/{name}?reset")
     page.wait_for_function("window.jupyterapp && jupyterapp.shell.currentWidget?.context?.isReady")
-    page.evaluate(
+    wait_for(
+        page,
         """async () => {
             const panel = jupyterapp.shell.currentWidget;
             await panel.context.ready;
             await panel.sessionContext.ready;
             await panel.sessionContext.session.kernel.info;
-        }"""
+        }""",
     )
     return page
 
 
+def wait_for(page: Page, function: str, argument: int | None = None, seconds: int = 120) -> None:
+    """Call an async JavaScript function in the page; an error if it does not end in time."""
+    page.evaluate(
+        f"""(argument) => Promise.race([
+            ({function})(argument),
+            new Promise((_, fail) => setTimeout(() => fail('over {seconds} s'), {seconds * 1000})),
+        ])""",
+        argument,
+    )
+
+
 def run_all(page: Page) -> list[str]:
     """Run every cell, wait for the last, and return the errors that the cells gave."""
-    page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+    wait_for(page, "() => jupyterapp.commands.execute('notebook:run-all-cells')")
     return page.evaluate(
         """() => {
             const errors = [];
@@ -134,7 +146,8 @@ def run_all(page: Page) -> list[str]:
 
 def run_cell(page: Page, index: int) -> None:
     """Run one cell, as Ctrl+Enter does, and wait for it."""
-    page.evaluate(
+    wait_for(
+        page,
         """async (index) => {
             jupyterapp.shell.currentWidget.content.activeCellIndex = index;
             await jupyterapp.commands.execute('notebook:run-cell');

@@ -4,13 +4,46 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 from browser import ROOT, chromium, lab, need_chromium, open_notebook, run_all, run_cell
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect
+
+from tutorial_engine.learn.build import execute
+from tutorial_engine.learn.html import page as export
 
 pytestmark = pytest.mark.browser
 NOTEBOOK = "01_attention_rope.ipynb"
 NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
+
+# every kind of view that a learner's text can reach: explorer, plot, question, verdict, print
+EVERY_VIEW = """
+import torch
+from IPython.display import display
+from tutorial_engine.checkpoint import load_model, load_tokenizer
+from tutorial_engine.learn.predict import Predictions
+from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
+from tutorial_engine.viz.plots import attention_picture
+from tutorial_engine.viz.tokens import token_labels
+model, tokenizer = load_model(), load_tokenizer()
+with torch.inference_mode():
+    ids = tokenizer.encode(PROMPT).ids
+    labels = token_labels(tokenizer, ids)
+    display(AttentionExplorer(model, tokenizer, PROMPT))
+    display(attention_picture(attention_weights(model, ids)[0, 0], labels, PROMPT))
+display(Predictions().ask("nasty", PROMPT, [PROMPT, "no"]))
+display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
+print(PROMPT, labels)
+"""
+
+
+def nasty_notebook() -> nbformat.NotebookNode:
+    code = EVERY_VIEW.replace("PROMPT", repr(NASTY))
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    cells = [new_code_cell(code, id="cell-000")]
+    return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +60,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / NOTEBOOK)
     shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "unrun.ipynb")
     shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "predict.ipynb")
+    nbformat.write(nasty_notebook(), folder / "nasty.ipynb")
     with lab(folder, tmp_path_factory.mktemp("home")) as address:
         yield address
 
@@ -46,9 +80,9 @@ def test_opened_but_not_run_shows_the_explorers_as_pictures(browser: Browser, ad
     page = open_notebook(browser, address, "unrun.ipynb")
     pictures = page.locator(".jp-OutputArea-output img")
     expect(pictures.first).to_be_attached()
-    alts = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
-    assert len(alts) == 11
-    assert all(width > 300 for width, _ in alts)
+    widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
+    assert len(widths) == 11
+    assert all(width > 300 for width in widths)
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
@@ -75,7 +109,7 @@ def test_hovering_over_a_cell_reads_its_weight(ran: Page) -> None:
     view = explorer(ran, "Attention explorer")
     view.scroll_into_view_if_needed()
     cell = view.locator("g.te-hot").filter(has=ran.locator('[id="w5.0"]'))
-    tip = cell.locator(".te-tip-text")
+    tip = cell.locator(".te-tip text")
     expect(tip).to_be_hidden()
     cell.locator('[id="w5.0"]').hover(force=True)
     expect(tip).to_be_visible()
@@ -93,9 +127,44 @@ def test_a_nasty_prompt_is_shown_literally_everywhere(ran: Page) -> None:
     text = "".join(labels).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
     assert text == NASTY
     assert view.locator("svg.te-scene script, svg.te-scene s, svg.te-scene think").count() == 0
-    tips = view.locator("svg.te-scene .te-tip-text").all_text_contents()
+    tips = view.locator("svg.te-scene .te-tip text").all_text_contents()
     assert any("“<”" in tip for tip in tips)
     assert ran.evaluate("window.hacked") is None
+
+
+def assert_shown_literally(page: Page, times: int) -> None:
+    """The text stands in the page that often, and no part of it became an element or ran."""
+    assert page.evaluate("window.hacked") is None
+    shown = page.locator(".jp-OutputArea-output")
+    assert shown.locator("s, think").count() == 0
+    scripts = shown.locator("script").all_text_contents()
+    assert not any("hacked" in script for script in scripts)
+    text = " ".join(shown.all_text_contents())
+    assert text.count(NASTY) >= times, text[-2000:]
+
+
+def test_every_live_view_shows_a_nasty_text_literally(browser: Browser, address: str) -> None:
+    page = open_notebook(browser, address, "nasty.ipynb")
+    assert run_all(page) == []
+    expect(page.locator("svg.te-scene")).to_be_visible()
+    assert page.get_by_label("prompt").input_value() == NASTY
+    expect(page.get_by_role("radio").first).to_be_visible()
+    assert_shown_literally(page, times=4)  # question, option, verdict, print
+    page.close()
+
+
+def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_path: Path) -> None:
+    notebook = nasty_notebook()
+    execute(notebook)
+    nbformat.write(notebook, tmp_path / "nasty.ipynb")
+    (tmp_path / "nasty.html").write_text(export(tmp_path / "nasty.ipynb"), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "nasty.html").as_uri())
+    assert_shown_literally(page, times=4)
+    alts = page.locator("img").evaluate_all("all => all.map(i => i.alt)")
+    assert len(alts) == 2
+    assert all("“<0x80>”" in alt for alt in alts)
+    page.close()
 
 
 def test_a_bad_prompt_says_so_and_keeps_the_picture(ran: Page) -> None:
@@ -136,8 +205,6 @@ def test_a_prediction_is_kept_and_scored(browser: Browser, address: str) -> None
 
 
 def test_the_exported_page_needs_no_network(browser: Browser, tmp_path: Path) -> None:
-    from tutorial_engine.learn.html import page as export
-
     file = tmp_path / "page.html"
     file.write_text(export(ROOT / "notebooks" / NOTEBOOK), encoding="utf-8")
     page = browser.new_page()
@@ -147,7 +214,9 @@ def test_the_exported_page_needs_no_network(browser: Browser, tmp_path: Path) ->
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     pictures = page.locator("img")
-    shown = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt.length])")
+    shown = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
     assert len(shown) == 11
-    assert all(width > 300 and alt > 30 for width, alt in shown)
+    assert all(width > 300 for width, _ in shown)
+    assert len({alt for _, alt in shown}) == 11  # each its own caption
+    assert not any("No description" in alt for _, alt in shown)
     page.close()

@@ -56,6 +56,11 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
                 return Verdict(False, f"window_mask ({where}): a query sees a key after it")
             if not torch.equal(got, want):
                 seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
+                if seen == most:
+                    return Verdict(
+                        False,
+                        f"window_mask ({where}): the right number of keys, but not the last ones",
+                    )
                 return Verdict(
                     False,
                     f"window_mask ({where}): a query sees {seen} keys, at most {most} expected",
@@ -98,23 +103,30 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
 
 def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelConfig) -> Verdict:
     """Check a learner's function(config, itemsize) → bytes of K and V that one token leaves."""
-    right = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+    elements = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 
     def run() -> Verdict:
         got = function(config, 2)
         bad = not_done("kv_bytes", got)
         if bad is not None:
             return bad
+        right = elements * 2
+        if function(config, 4) == got:
+            return Verdict(
+                False, f"kv_bytes: {got!r} for 2 and for 4 bytes a number; use the argument"
+            )
         if got == right:
             return Verdict(True, f"kv_bytes: {right:,} bytes a token")
-        usual = {
-            right // 2: "K and V are two tensors: twice as much",
-            right // config.num_hidden_layers: "every layer has its own K and V: times the layers",
-            right * config.group_size: "count K/V heads, not query heads",
-            right // 2 * 4: "itemsize is 2 here: use the argument",
-        }
-        return Verdict(
-            False, f"kv_bytes: {got!r}; " + usual.get(got, "count K and V, layers, K/V heads")
-        )
+        usual = [
+            (right // 2, "K and V are two tensors: twice as much"),
+            (
+                right // config.num_hidden_layers,
+                "every layer has its own K and V: times the layers",
+            ),
+            (right * config.group_size, "count K/V heads, not query heads"),
+        ]
+        hints = [hint for wrong, hint in usual if wrong == got]
+        hint = hints[0] if hints else "count K and V, layers, K/V heads"
+        return Verdict(False, f"kv_bytes: {got!r}; {hint}")
 
     return guarded("kv_bytes", run)

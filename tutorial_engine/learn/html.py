@@ -7,11 +7,20 @@ import re
 from pathlib import Path
 
 import nbformat
+from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 
 from tutorial_engine.learn.build import NOTEBOOKS, sources, target
 
 OUT = NOTEBOOKS.parent / "html"
+# nbconvert's page, except that a picture's caption becomes its alt text
+TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
+{%- block data_png scoped -%}
+<div class="jp-RenderedImage jp-OutputArea-output" tabindex="0"><img
+src="data:image/png;base64,{{ output.data['image/png'] | trim }}"
+alt="{{ output | get_metadata('alt', 'image/png') | escape_html }}"></div>
+{%- endblock data_png -%}
+"""
 REMOTE = re.compile(
     r"""<script\b[^>]*\bsrc=["']https?:[^>]*>\s*</script>"""
     r"""|<link\b[^>]*\bhref=["']https?:[^>]*>"""
@@ -22,7 +31,9 @@ REMOTE = re.compile(
 
 def page(path: Path) -> str:
     """A built notebook as one offline HTML page. ValueError if something remote is left in it."""
-    exporter = HTMLExporter(template_name="lab")
+    exporter = HTMLExporter(
+        extra_loaders=[DictLoader({"page.html.j2": TEMPLATE})], template_file="page.html.j2"
+    )
     exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
     exporter.mermaid_js_url = ""
     body, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4))

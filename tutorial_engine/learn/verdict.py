@@ -62,7 +62,8 @@ def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
         return bad
     if close(a, b, tolerance):
         return Verdict(True, f"{what}: max |Δ| ≤ {tolerance:g} over {a.numel():,} numbers")
-    difference = torch.nan_to_num((a.double() - b.double()).abs(), nan=float("inf"))
+    difference = (a.double() - b.double()).abs()
+    difference = difference.masked_fill(difference.isnan(), float("inf"))
     place = [int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)]
     return Verdict(
         False, f"{what}: differs most at {place}, by {float(difference.max()):.3g} > {tolerance:g}"

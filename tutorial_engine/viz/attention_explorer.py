@@ -15,7 +15,7 @@ from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import BLUE, INK, MAGNITUDE, QUIET, RULE
 from tutorial_engine.viz.tokens import token_labels
 
-MAX_TOKENS = 64  # more would not be readable
+MAX_TOKENS = 56  # more would not be readable
 LEFT, TOP = 122.0, 128.0  # where the matrix begins, in pixels
 
 
@@ -189,8 +189,7 @@ class AttentionExplorer(Explorer):
                     width=cell,
                     height=cell,
                     fill=to_hex(colors(weight)),
-                    stroke="#ffffff",
-                    stroke_width=0.5,
+                    class_="te-cell",
                     tip=f"query {row} “{label}” → key {column} “{self.labels[column]}”: "
                     f"weight {weight:.3f}",
                 )

@@ -57,6 +57,8 @@ class Explorer:
         self._changing = False
         self.error = ""  # what the last rerun complained about
         self._rerun()
+        if self.error:
+            raise ValueError(self.error)
         self.slider.observe(lambda _: self._draw(), names="value")
         for parameter in parameters.values():
             parameter.observe(lambda _: self._rerun(), names="value")
@@ -105,6 +107,9 @@ class Explorer:
             )
         for name, value in values.items():
             self.parameters[name].value = value
+            taken = self.parameters[name].value
+            if taken != value:
+                raise ValueError(f"{name} cannot be {value!r}; the nearest is {taken!r}")
         if self.error:
             raise ValueError(self.error)
         if step is not None:
@@ -115,7 +120,7 @@ class Explorer:
 
     def picture(self) -> Picture:
         """What is shown now, as a Picture."""
-        return self.scene(self.step).picture(self.caption(self.step))
+        return self.shown.picture(self.shown_caption)
 
     def _go(self, by: int) -> None:
         self.slider.value = min(max(self.step + by, 0), self.num_steps - 1)
@@ -147,8 +152,9 @@ class Explorer:
     def _draw(self) -> None:
         if self._changing:
             return
-        self._scene_html.value = self.scene(self.step).svg()
-        caption = escape(self.caption(self.step))
+        self.shown, self.shown_caption = self.scene(self.step), self.caption(self.step)
+        self._scene_html.value = self.shown.svg()
+        caption = escape(self.shown_caption)
         self._caption_html.value = (
             f'<div class="te-caption" style="max-width:860px">{caption}</div>'
         )

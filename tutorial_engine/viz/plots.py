@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from torch import Tensor
 
 from tutorial_engine.viz.picture import Picture
@@ -190,7 +190,7 @@ def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[flo
                 label=name,
                 color=SERIES[i],
                 linestyle=DASHES[i],
-                linewidth=5 - 1.7 * i,
+                linewidth=max(5 - 1.7 * i, 1.2),
             )
         ax.axhline(0, color=RULE, linewidth=1)
         ax.set_xlabel("distance m − n (query position − key position)")
@@ -241,6 +241,7 @@ def dtype_picture(positions: Sequence[int], errors: Mapping[str, Sequence[float]
         )
         ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad)")
         ax.yaxis.set_major_formatter(PLAIN)
+        ax.yaxis.set_minor_formatter(NullFormatter())
         ax.legend(loc="lower right")
         last = ", ".join(f"{name} {error[-1]:.1g}" for name, error in errors.items())
         return finish(figure, f"Angle error at position {positions[-1]}, in radians: {last}.")
@@ -275,11 +276,13 @@ def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:
         right.spines["right"].set_visible(True)
         lines = ax.get_lines() + right.get_lines()
         ax.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
-        jump = next(i for i, score in enumerate(induction) if score > 0.5)
+        rises = [b - a for a, b in zip(induction, induction[2:], strict=False)]
+        before = rises.index(max(rises))  # the steepest stretch of two intervals
+        after = before + 2
         return finish(
             figure,
-            f"Between step {steps[jump - 2]} and step {steps[jump]} the best head's induction "
-            f"score jumps from {induction[jump - 2]:.2f} to {induction[jump]:.2f}; "
+            f"Between step {steps[before]} and step {steps[after]} the best head's induction "
+            f"score goes from {induction[before]:.2f} to {induction[after]:.2f}; "
             f"the loss on repeated random tokens ends at {curve[-1]['repeat_loss']:.2f}, "
             f"on stories at {curve[-1]['text_loss']:.2f}.",
         )

@@ -4,6 +4,7 @@ Knows shapes, places and escaping; knows no engine and no widget. Items have ids
 scenes of one view can be compared item by item.
 """
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -60,25 +61,23 @@ class Scene:
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="0 0 {w} {h}" '
             f'width="{w}" height="{h}" font-family="{FONT}, sans-serif">',
-            f"<style>{_CSS}</style>{_HATCH}",
+            f"<style>{_CSS}</style>{_DEFS}",
             f'<rect width="{w}" height="{h}" fill="{PAPER}"/>',
         ]
+        place = f"translate({_number(x)},{_number(y)})"
         if self.hint:
-            parts.append(_text(x, y, self.hint, "te-hint", QUIET))
+            hint = escape(self.hint)
+            parts.append(f'<text class="te-hint" transform="{place}">{hint}</text>')
         for name, item in self.items.items():
             attributes = "".join(
                 f' {key}="{escape(_number(value))}"' for key, value in item.attributes.items()
             )
-            element = (
-                f'<{item.tag} id="{escape(name)}"{attributes}>{escape(item.text)}</{item.tag}>'
-            )
+            inside = f">{escape(item.text)}</{item.tag}>" if item.text else "/>"
+            element = f'<{item.tag} id="{escape(name)}"{attributes}{inside}'
             if item.tip:
-                cover = (
-                    f'<rect class="te-cover" x="{_number(x)}" y="{_number(y - 15)}" width="{w}" '
-                )
-                cover += f'height="21" fill="{PAPER}"/>'
-                tip = _text(x, y, item.tip, "te-tip-text", INK)
-                element = f'<g class="te-hot">{element}<g class="te-tip">{cover}{tip}</g></g>'
+                tip = f'<use href="#te-cover"/><text>{escape(item.tip)}</text>'
+                tip = f'<g class="te-tip" transform="{place}">{tip}</g>'
+                element = f'<g class="te-hot">{element}{tip}</g>'
             parts.append(element)
         return "".join([*parts, "</svg>"])
 
@@ -95,31 +94,33 @@ class Scene:
         return small_png(bytes(png))
 
     def picture(self, caption: str) -> Picture:
-        """The scene and its caption as a Picture."""
-        return Picture(self.svg(), self.png(), caption)
+        """The scene as a Picture with its caption written below, and without the pointer's hint."""
+        lines = textwrap.wrap(caption, int(self.width / 7.3))
+        still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
+        still.items = dict(self.items)
+        for i, line in enumerate(lines):
+            still.text(f"caption.{i}", 8, self.height + 14 + 20 * i, line, 13)
+        return Picture(still.svg(), still.png(), caption)
 
 
+# The same for every scene: a page has one style, whatever scenes are on it.
 _CSS = (
-    ".te-tip{display:none}.te-hot:hover>.te-tip{display:inline}"
-    ".te-hot:hover>:first-child{stroke:#1b2733;stroke-width:2.5}.te-scene{max-width:100%}"
+    ".te-scene{max-width:100%}.te-tip{display:none}.te-hot:hover>.te-tip{display:inline}"
+    ".te-hot:hover>:first-child{stroke:#1b2733;stroke-width:2.5}"
+    f".te-tip text,.te-hint{{font-size:13px;fill:{INK}}}.te-hint{{fill:{QUIET}}}"
+    ".te-cell{stroke:#ffffff;stroke-width:.5}"
 )
-_HATCH = (
+_DEFS = (
     '<defs><pattern id="te-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>'
-    '<rect width="1.6" height="6" fill="#d3d9de"/></pattern></defs>'
+    '<rect width="1.6" height="6" fill="#d3d9de"/></pattern>'
+    f'<rect id="te-cover" y="-15" width="2000" height="21" fill="{PAPER}"/></defs>'
 )
 HATCHED = "url(#te-hatch)"
 
 
 def _number(value: Value) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _text(x: float, y: float, words: str, kind: str, fill: str) -> str:
-    return (
-        f'<text class="{kind}" x="{_number(x)}" y="{_number(y)}" font-size="13" fill="{fill}">'
-        f"{escape(words)}</text>"
-    )
 
 
 @cache

@@ -73,7 +73,8 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
             handle.remove()
     last = hidden[list(batch.last_token_indices)]
     logits = model.compute_logits(last)
-    steps.append(ShapeStep("lm_head (last rows)", _shape(last), _shape(logits), 0))
+    own = 0 if model.config.tie_word_embeddings else model.lm_head.num_weights
+    steps.append(ShapeStep("lm_head (last rows)", _shape(last), _shape(logits), own))
     return steps
 
 

@@ -4,11 +4,14 @@ Knows tokenizers; knows no picture.
 """
 
 import html
+import re
 import unicodedata
 from functools import cache
 
 from tokenizers import Tokenizer
 
+# control characters, halves of surrogate pairs, and what Unicode says is no character
+_UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 SPACE = "·"  # stands for a leading blank, so that ' Anna' and 'Anna' can be told apart
 
 
@@ -26,7 +29,8 @@ def token_label(tokenizer: Tokenizer, token_id: int) -> str:
 
     ValueError for an id that the tokenizer does not have.
     """
-    piece = tokenizer.id_to_token(token_id)
+    known = 0 <= token_id < 1 << 32  # the library takes no other numbers
+    piece = tokenizer.id_to_token(token_id) if known else None
     if piece is None:
         raise ValueError(
             f"token id {token_id} is not in the vocabulary of {tokenizer.get_vocab_size()} tokens"
@@ -58,7 +62,5 @@ def escape(text: str) -> str:
 
     Characters that XML cannot carry at all become the replacement sign.
     """
-    clean = "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "�" for c in text
-    )
+    clean = "".join("\ufffd" if _UNWRITABLE.match(c) else c for c in text)
     return html.escape(clean, quote=True)

@@ -1,0 +1,408 @@
+"""The tiny model: small, exact, with induction heads, readable, and made again by one command."""
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tutorial_engine.batch import Batch
+from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.tiny import corpus, train
+from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
+
+TEXTS = [
+    "Once upon a time Anna had a red kite. Ben had a blue ball.",
+    "<script>alert('<s>')</script> & naïve 😀 日本\n\tx",
+    "The",
+]
+WORD = re.compile(r"[A-Za-z]+")
+COMMON = 60  # times in 3,000 stories: no made-up name comes back as often
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    return load_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer()
+
+
+# -- the files ----------------------------------------------------------------------------------
+
+
+def test_checkpoint_has_the_usual_files_and_is_small() -> None:
+    files = {file.name: file.stat().st_size for file in TINY.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert sum(files.values()) <= 4_000_000
+    assert not [name for name in files if not name.endswith((".json", ".safetensors"))]
+
+
+def test_checkpoint_is_of_the_shape_that_training_makes(model: Qwen3ForCausalLM) -> None:
+    assert model.config == train.tiny_config()
+    stored = sum(tensor.numel() for tensor in load_file(TINY / "model.safetensors").values())
+    assert stored == model.num_parameters()
+
+
+def test_logits_and_ids_are_those_of_transformers(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    their_tokenizer = AutoTokenizer.from_pretrained(TINY)
+    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    for text in TEXTS:
+        ids = tokenizer.encode(text).ids
+        assert their_tokenizer(text)["input_ids"] == ids
+        assert their_tokenizer.decode(ids) == tokenizer.decode(ids) == text
+        ours = model.compute_logits(model(Batch.from_sequences([ids])))
+        assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
+
+
+def test_end_of_text_is_one_token_that_ends(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
+    assert tokenizer.get_vocab_size() == model.config.vocab_size == train.VOCAB_SIZE
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text).ids
+    assert all(0 <= i < 512 for i in ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+# -- what it learned ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [12, 32, 60])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int, seed: int) -> None:
+    scores = induction_scores(model, seed=seed, period=period)
+    assert scores.shape == (4, 6)
+    assert scores.min() >= 0 and scores.max() <= 1
+    assert scores.max() >= 0.6
+
+
+def test_a_model_that_was_not_trained_does_none() -> None:
+    assert induction_scores(Qwen3ForCausalLM(train.tiny_config())).max() < 0.1
+
+
+def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
+    noise = repeated_random_ids(random.Random(5), model.config.vocab_size, 24, 48)
+    guesses = model.compute_logits(model(Batch.from_sequences([noise]))).argmax(-1)
+    right = guesses[:-1] == torch.tensor(noise[1:])
+    assert right[24:].float().mean() > 0.8 > 0.2 > right[:23].float().mean()
+
+
+def test_repeated_ids_repeat_and_leave_out_the_end_of_text() -> None:
+    ids = repeated_random_ids(random.Random(1), vocab_size=9, period=7, length=30)
+    assert len(ids) == 30 and ids[7:] == ids[:-7]
+    assert all(1 <= i < 9 for i in repeated_random_ids(random.Random(1), 9, 500, 500))
+
+
+# -- stories: two people, who are kept apart ----------------------------------------------------
+
+CASTS = [
+    ("Anna", "Ben", "red kite", "blue ball"),
+    ("Hugo", "Zoe", "old boat", "small cake"),
+    ("Lily", "Tom", "green apple", "new hat"),
+    ("Max", "Nora", "big drum", "yellow lamp"),
+    ("Clara", "Otto", "blue egg", "old cup"),
+    ("Ruby", "Sam", "small box", "red coat"),
+]
+
+
+def opening(a: str, b: str, thing_a: str, thing_b: str) -> str:
+    had_a, had_b = corpus.with_article(thing_a), corpus.with_article(thing_b)
+    return f"Once upon a time {a} had {had_a}. {b} had {had_b}."
+
+
+def log_probability(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, then: str) -> float:
+    """Natural log of the chance that the model goes on with exactly these words."""
+    start, ids = len(tokenizer.encode(prompt).ids), tokenizer.encode(prompt + then).ids
+    chances = model.compute_logits(model(Batch.from_sequences([ids]))).log_softmax(-1)
+    return sum(float(chances[i - 1, ids[i]]) for i in range(start, len(ids)))
+
+
+@pytest.mark.parametrize("cast", CASTS, ids=[f"{a} and {b}" for a, b, *_ in CASTS])
+def test_what_is_whose_is_kept_apart(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
+) -> None:
+    a, b, thing_a, thing_b = cast
+    begin = opening(*cast)
+    lost = f"{begin} One day {a} lost the"
+    went = f"{begin} One day {a} and {b} went to the park. But {a} lost the"
+    took = f"{begin} {a} took the {thing_a} to the park. {b} took the"
+    gave = f'{went} {thing_a} on the way. {b} said to {a}, "You can have the'
+    for prompt, mine, other in (
+        (lost, thing_a, thing_b),
+        (went, thing_a, thing_b),
+        (took, thing_b, thing_a),
+        (gave, thing_b, thing_a),
+    ):
+        right = log_probability(model, tokenizer, prompt, f" {mine}")
+        wrong = log_probability(model, tokenizer, prompt, f" {other}")
+        assert right - wrong > 2.3, f"{prompt!r}: {mine} is not ten times as likely as {other}"
+
+
+@pytest.mark.parametrize("cast", CASTS, ids=[f"{a} and {b}" for a, b, *_ in CASTS])
+def test_who_is_speaking_is_kept_apart(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
+) -> None:
+    a, b, thing_a, thing_b = cast
+    begin = f"{opening(*cast)} One day {a} and {b} went to the park. But {a} lost the {thing_a}"
+    for end, mine, other in (
+        (f' on the way. "I can help you, {a}," said', b, a),
+        (f" on the way. {b} gave the {thing_b} to", a, b),
+    ):
+        right = log_probability(model, tokenizer, begin + end, f" {mine}")
+        wrong = log_probability(model, tokenizer, begin + end, f" {other}")
+        assert right - wrong > 2.3, f"{begin + end!r}: {mine} is not ten times as likely"
+
+
+@pytest.fixture(scope="module")
+def continuations(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[str]:
+    """40 greedy tokens after the opening of each cast, whole words only."""
+    prompts = [opening(*cast) for cast in CASTS]
+    sequences = [tokenizer.encode(prompt).ids for prompt in prompts]
+    with torch.inference_mode():
+        for _ in range(40):
+            batch = Batch.from_sequences(sequences)
+            last = model(batch)[list(batch.last_token_indices)]
+            for sequence, token in zip(
+                sequences, model.compute_logits(last).argmax(-1), strict=True
+            ):
+                sequence.append(int(token))
+    texts = [
+        tokenizer.decode(ids, skip_special_tokens=False)[len(prompt) :]
+        for ids, prompt in zip(sequences, prompts, strict=True)
+    ]
+    ended = [text.split(train.END_OF_TEXT)[0] for text in texts]
+    return [text[: text.rindex(" ")] for text in ended]
+
+
+@pytest.fixture(scope="module")
+def written() -> Counter[str]:
+    """Every word of 3,000 stories, and how often."""
+    return Counter(w for text in islice(corpus.stories(11), 3000) for w in WORD.findall(text))
+
+
+def test_greedy_text_is_made_of_words_that_the_stories_have(
+    continuations: list[str], written: Counter[str]
+) -> None:
+    for cast, text in zip(CASTS, continuations, strict=True):
+        words = WORD.findall(text)
+        assert len(words) >= 20
+        assert not [w for w in words if w not in cast[:2] and written[w] < COMMON], text
+
+
+def test_greedy_text_names_the_two_and_nobody_else(
+    continuations: list[str], written: Counter[str]
+) -> None:
+    no_names = {w for w in written if written[w] >= COMMON} - set(corpus.NAMES)  # "One", "But"
+    for cast, text in zip(CASTS, continuations, strict=True):
+        names = {w for w in WORD.findall(text) if w[0].isupper() and w not in no_names}
+        assert names == set(cast[:2]), text
+
+
+def test_greedy_text_keeps_to_the_two_things(continuations: list[str]) -> None:
+    for cast, text in zip(CASTS, continuations, strict=True):
+        pattern = rf"\b((?:{'|'.join(corpus.COLORS)}) (?:{'|'.join(corpus.THINGS)}))\b"
+        things = re.findall(pattern, text)
+        assert things and set(things) <= set(cast[2:]), text
+
+
+def test_two_openings_do_not_go_on_alike(continuations: list[str]) -> None:
+    assert len(set(continuations)) == len(CASTS)
+
+
+# -- the corpus ---------------------------------------------------------------------------------
+
+
+def test_same_seed_tells_the_same_stories() -> None:
+    one, again, other = (list(islice(corpus.stories(seed), 20)) for seed in (3, 3, 4))
+    assert one == again != other
+    assert len(set(one)) == 20
+
+
+def test_a_cast_is_two_people_two_things_two_places() -> None:
+    rng = random.Random(0)
+    for _ in range(2000):
+        c = corpus.cast(rng)
+        assert c.a != c.b and c.place != c.place_2
+        assert not set(c.thing_a.split()) & set(c.thing_b.split())
+        assert c.a[0].isupper() and c.a.isalpha() and c.b[0].isupper() and c.b.isalpha()
+
+
+def test_most_names_were_never_heard_before() -> None:
+    rng = random.Random(0)
+    names = [corpus.name(rng) for _ in range(4000)]
+    known = sum(name in corpus.NAMES for name in names) / len(names)
+    assert 0.3 < known < 0.5
+    assert len(set(names)) > 1000
+
+
+def test_articles_fit() -> None:
+    assert corpus.with_article("old hat") == "an old hat"
+    assert corpus.with_article("red kite") == "a red kite"
+    wrong = re.compile(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]")
+    for text in islice(corpus.stories(5), 2000):
+        assert not wrong.search(text), text
+
+
+def test_a_story_is_whole_sentences_about_its_two_people() -> None:
+    rng = random.Random(8)
+    for _ in range(500):
+        state = rng.getstate()
+        c = corpus.cast(rng)
+        rng.setstate(state)
+        text = corpus.story(rng)
+        assert text[0].isupper() and text.endswith((".", '"')) and "  " not in text
+        assert text.count('"') % 2 == 0
+        assert min(text.count(c.a), text.count(c.b), text.count(c.thing_a)) >= 2, text
+        assert c.thing_b in text
+
+
+# -- training -----------------------------------------------------------------------------------
+
+
+def test_random_rows_ask_only_for_what_was_said_before() -> None:
+    rng = random.Random(0)
+    periods = set()
+    for _ in range(200):
+        ids, targets = train.random_row(rng)
+        assert len(ids) == len(targets) == train.SEQ_LEN
+        first = next(i for i, target in enumerate(targets) if target != train.IGNORE)
+        period = first + 1
+        periods.add(period)
+        assert all(target == train.IGNORE for target in targets[:first])
+        for i in range(first, train.SEQ_LEN):
+            assert targets[i] == ids[i + 1 - period], "the target was said one period ago"
+            assert i + 1 == train.SEQ_LEN or targets[i] == ids[i + 1], "and comes next"
+    assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
+
+
+def test_text_rows_join_up_to_the_stories(tokenizer: Tokenizer) -> None:
+    rows = list(islice(train.text_rows(tokenizer, seed=6), 8))
+    assert all(len(row) == train.SEQ_LEN + 1 for row in rows)
+    assert all(a[-1] == b[0] for a, b in pairwise(rows))
+    joined = [i for row in rows for i in row[:-1]]
+    told = tokenizer.decode(joined, skip_special_tokens=False)
+    stories = train.END_OF_TEXT.join(["", *islice(corpus.stories(6), 30)])
+    assert stories.startswith(told) and told.count(train.END_OF_TEXT) > 5
+
+
+def test_a_step_has_text_rows_first_then_random_ones(tokenizer: Tokenizer) -> None:
+    rows = next(train.batches(tokenizer, seed=1, rows=10, random_share=0.2))
+    assert rows.ids.shape == rows.targets.shape == (10, train.SEQ_LEN) and rows.num_text == 8
+    assert torch.equal(rows.ids[:8, 1:], rows.targets[:8, :-1])
+    assert bool((rows.targets[:8] != train.IGNORE).all())
+    assert bool((rows.targets[8:] == train.IGNORE).any(dim=1).all())
+
+
+def test_rows_are_sequences_that_do_not_see_each_other() -> None:
+    batch = train.as_batch(torch.arange(12).view(3, 4))
+    assert batch.input_ids.tolist() == list(range(12)) and batch.seq_starts == (0, 4, 8, 12)
+    assert batch.positions.tolist() == [0, 1, 2, 3] * 3
+
+
+def test_learning_rate_rises_stays_and_falls_to_a_tenth() -> None:
+    rates = [train.learning_rate(step, 1000, 3e-3, 100, 200) for step in range(1000)]
+    assert rates[0] == pytest.approx(3e-5)
+    assert all(a < b for a, b in pairwise(rates[:100]))
+    assert rates[99:800] == [3e-3] * 701
+    assert rates[800] == pytest.approx(3e-3)
+    assert all(a > b for a, b in pairwise(rates[800:]))
+    assert 3e-4 < rates[-1] < 3.1e-4
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+    """Folders of three short trainings: twice the same, once with another seed."""
+    folders = []
+    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
+        for run, seed in (("first", 0), ("second", 0), ("other", 1)):
+            folder = tmp_path_factory.mktemp(run) / "checkpoint"
+            command = f"train --out {folder} --steps 3 --rows 4 --every 2 --quiet --no-bf16"
+            patch.setattr(sys, "argv", [*command.split(), "--seed", str(seed)])
+            train.main()
+            folders.append(folder)
+    yield folders
+
+
+def test_training_writes_a_checkpoint_that_loads(trained: list[Path]) -> None:
+    model, tokenizer = load_model(trained[0]), load_tokenizer(trained[0])
+    ids = tokenizer.encode(TEXTS[0]).ids
+    ours = model.compute_logits(model(Batch.from_sequences([ids])))
+    theirs = AutoModelForCausalLM.from_pretrained(trained[0], dtype=torch.float32)
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
+    names = {file.name for file in trained[0].iterdir()}
+    assert names == {file.name for file in TINY.iterdir()}
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        assert (trained[0] / name).read_text() == (TINY / name).read_text()
+
+
+def test_training_moves_the_weights(trained: list[Path]) -> None:
+    torch.manual_seed(0)
+    fresh = Qwen3ForCausalLM(train.tiny_config()).state_dict()
+    after = load_file(trained[0] / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
+        moved = (after[name].float() - fresh[name]).abs().max()
+        assert 1e-5 < moved < 0.1, name
+
+
+def test_same_seed_trains_the_same_model(trained: list[Path]) -> None:
+    first, second, other = (load_file(folder / "model.safetensors") for folder in trained)
+    assert first.keys() == second.keys() == other.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    one, again = ((f / "tokenizer.json").read_bytes() for f in trained[:2])
+    assert one == again
+    curves = [(folder.parent / "curve.json").read_text() for folder in trained]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_curve_has_a_point_every_so_often_and_at_the_end(trained: list[Path]) -> None:
+    curve = json.loads((trained[0].parent / "curve.json").read_text())
+    assert [point["step"] for point in curve] == [0, 2]
+    for point in curve:
+        assert point.keys() == {"step", "text_loss", "repeat_loss", "induction"}
+        assert 5 < point["text_loss"] < 8 and 5 < point["repeat_loss"] < 8  # ln 512 = 6.2
+        assert 0 <= point["induction"] < 0.2
+
+
+def test_tokenizer_that_ships_is_the_one_that_training_makes() -> None:
+    assert json.loads(train.train_tokenizer(0).to_str()) == json.loads(
+        (TINY / "tokenizer.json").read_text()
+    )
+
+
+def test_curve_that_ships_shows_the_jump() -> None:
+    curve = json.loads((TINY.parent / "curve.json").read_text())
+    steps, scores = [p["step"] for p in curve], [p["induction"] for p in curve]
+    assert steps == sorted(set(steps)) and steps[0] == 0 and len(steps) > 20
+    first_high = next(i for i, score in enumerate(scores) if score > 0.6)
+    assert 0 < first_high < len(scores) // 2
+    assert max(scores[: max(1, first_high // 2)]) < 0.2  # nothing for a while, then at once
+    assert min(scores[-5:]) > 0.6
+    assert curve[-1]["text_loss"] < 1 < 6 < curve[0]["text_loss"]
+    assert curve[-1]["repeat_loss"] < curve[0]["repeat_loss"] / 2
+
+
+def test_curve_and_checkpoint_belong_together(model: Qwen3ForCausalLM) -> None:
+    curve = json.loads((TINY.parent / "curve.json").read_text())
+    assert induction_scores(model).max() == pytest.approx(curve[-1]["induction"], abs=0.05)
