@@ -368,7 +368,7 @@ PLACES = ["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "/Us" + "ers/", "/tm" + "
 PLACES += ["pypi" + ".org", "python" + "hosted.org", "download.py" + "torch.org"]
 PLACES += ["ana" + "conda.org", "ana" + "conda.com", "npm" + "js.org", "index-" + "url = http"]
 HOSTS = {"www.apache.org", "www.w3.org", "purl.org", "creativecommons.org", "127.0.0.1"}
-HOSTS |= {"github.com", "arxiv.org", "huggingface.co", "pytorch.org", "localhost"}
+HOSTS |= {"example.org", "github.com", "arxiv.org", "huggingface.co", "pytorch.org", "localhost"}
 
 
 def test_nothing_committed_names_a_place_of_one_machine() -> None:

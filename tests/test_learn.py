@@ -178,7 +178,7 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("window_mask", lambda q, k, w: right_window(q, k, k), "sees 4 keys, at most 2 expected"),
     ("window_mask", window_off(+1), "sees 3 keys, at most 2 expected"),
     ("window_mask", window_off(-1), "sees 1 keys, at most 2 expected"),
-    ("window_mask", upper_left, "(q=1, k=5, window=3): a query sees 1 keys, at most 3"),
+    ("window_mask", upper_left, "(q=1, k=5, window=3): lined up at the upper left"),
     ("rope", lambda x, angles: halves(x, angles, -1), "turned the wrong way round"),
     ("rope", neighbours, "neighbours are paired"),
     ("rope", lambda x, angles: x, "nothing was turned"),

@@ -237,6 +237,12 @@ def test_curve_without_a_jump_can_be_drawn() -> None:
     assert "0.10" in plots.training_picture(flat).caption
 
 
+@pytest.mark.parametrize("points", [1, 2])
+def test_the_shortest_curves_can_be_drawn(points: int) -> None:
+    caption = plots.training_picture(curve(jump_at=1, last_loss=1.0)[:points]).caption
+    assert "ends at" in caption
+
+
 def test_curve_that_begins_high_names_steps_in_order() -> None:
     caption = plots.training_picture(curve(jump_at=1, last_loss=1.0)).caption
     before, after = (int(n) for n in re.findall(r"step (\d+)", caption)[:2])

@@ -44,6 +44,10 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
     """Check a learner's function(q_len, kv_len, window) → bool [q_len, kv_len]."""
 
+    def upper_left(q_len: int, kv_len: int, window: int) -> Tensor:
+        square = causal_mask(kv_len, kv_len, window)[:q_len]
+        return square if q_len < kv_len else torch.empty(0)  # the same thing when q = k
+
     def run() -> Verdict:
         for q_len, kv_len, window in ((4, 4, 2), (1, 5, 3), (3, 7, 4), (2, 2, 9)):
             where = f"q={q_len}, k={kv_len}, window={window}"
@@ -54,6 +58,12 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             got = got.bool()
             if bool((got & ~causal_mask(q_len, kv_len)).any()):
                 return Verdict(False, f"window_mask ({where}): a query sees a key after it")
+            if torch.equal(got, upper_left(q_len, kv_len, window)):
+                return Verdict(
+                    False,
+                    f"window_mask ({where}): lined up at the upper left; the queries are the LAST "
+                    "of the keys, the first stands at kv_len - q_len",
+                )
             if not torch.equal(got, want):
                 seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
                 if seen == most:

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,18 +126,44 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int, decay: int) -
     return peak
 
 
+def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
+    """AdamW that decays matrices only, not norms."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    groups = [
+        {"params": matrices, "weight_decay": 0.05},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+
+
+def token_losses(model: Qwen3ForCausalLM, rows: Rows, bf16: bool) -> Tensor:
+    """Cross-entropy of every target, [rows, SEQ_LEN]; 0 where a target costs nothing."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits = model.compute_logits(model(as_batch(rows.ids)))
+    flat = F.cross_entropy(logits, rows.targets.flatten(), ignore_index=IGNORE, reduction="none")
+    return flat.view(rows.targets.shape)
+
+
+def curve_point(
+    model: Qwen3ForCausalLM, step: int, losses: Tensor, rows: Rows, seed: int
+) -> dict[str, float]:
+    """Where the training stands: both losses of this step, and the best induction score."""
+    repeats = losses[rows.num_text :].sum() / (rows.targets[rows.num_text :] != IGNORE).sum()
+    return {
+        "step": step,
+        "text_loss": round(losses[: rows.num_text].mean().item(), 4),
+        "repeat_loss": round(repeats.item(), 4),
+        "induction": round(induction_scores(model, seed).max().item(), 4),
+    }
+
+
 def train(args: argparse.Namespace) -> None:
     """Train, watch the loss and the induction score, and write the checkpoint and the curve."""
     torch.manual_seed(args.seed)
     tokenizer = train_tokenizer(args.seed)
     model = Qwen3ForCausalLM(tiny_config())
-    decayed = [p for p in model.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if p.ndim != 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-        betas=(0.9, 0.98),
-        fused=True,
-    )
+    optimizer = make_optimizer(model)
     data = batches(tokenizer, args.seed + 1, args.rows, args.random_share)
     curve = []
     began = time.perf_counter()
@@ -146,39 +173,23 @@ def train(args: argparse.Namespace) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             rows = next(data)
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-                logits = model.compute_logits(model(as_batch(rows.ids)))
-            losses = F.cross_entropy(
-                logits, rows.targets.flatten(), ignore_index=IGNORE, reduction="none"
-            ).view(rows.targets.shape)
-            counted = (rows.targets != IGNORE).sum()
-            (losses.sum() / counted).backward()
+            losses = token_losses(model, rows, args.bf16)
+            (losses.sum() / (rows.targets != IGNORE).sum()).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if step % args.every == 0 or step == args.steps - 1:
-                text, noise = losses[: rows.num_text], losses[rows.num_text :]
-                point = {
-                    "step": step,
-                    "text_loss": round(text.mean().item(), 4),
-                    "repeat_loss": round(
-                        (noise.sum() / (rows.targets[rows.num_text :] != IGNORE).sum()).item(), 4
-                    ),
-                    "induction": round(induction_scores(model, args.seed).max().item(), 4),
-                }
-                curve.append(point)
-                progress.set_postfix(point)
+                curve.append(curve_point(model, step, losses, rows, args.seed))
+                progress.set_postfix(curve[-1])
                 if args.quiet:
-                    print(point, f"{time.perf_counter() - began:.0f} s", flush=True)
+                    print(curve[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
     write_checkpoint(model, tokenizer, args.out)
     (args.out.parent / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
-    seconds = time.perf_counter() - began
-    print(f"{args.steps} steps in {seconds / 60:.1f} min, written to {args.out}")
+    print(f"{args.steps} steps in {(time.perf_counter() - began) / 60:.1f} min, in {args.out}")
 
 
-def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save in Hugging Face format, bf16, with q/k/v and gate/up apart again."""
-    folder.mkdir(parents=True, exist_ok=True)
+def hugging_face_tensors(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
+    """The weights in bf16 under transformers' names: q/k/v and gate/up apart again."""
     config = model.config
     q_rows, kv_rows = (
         n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -187,40 +198,45 @@ def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path
         "qkv_proj": (q_rows, kv_rows, kv_rows),
         "gate_up_proj": (config.intermediate_size,) * 2,
     }
-    state: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach().to(torch.bfloat16)
         ours = next((m for m in sizes if m in name), None)
         if ours is None:
-            state[name] = weight
+            tensors[name] = weight
             continue
         parts = [part for part, (merged, _) in MERGED.items() if merged == ours]
         for part, rows in zip(parts, weight.split(sizes[ours]), strict=True):
-            state[name.replace(ours, part)] = rows.contiguous()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+            tensors[name.replace(ours, part)] = rows.contiguous()
+    return tensors
+
+
+def hugging_face_config(config: ModelConfig) -> dict[str, object]:
+    """What transformers' config.json says of such a model."""
+    same = asdict(config)
+    theta, (eos,) = same.pop("rope_theta"), same.pop("eos_token_ids")
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "rope_theta": theta,  # where transformers 4 looks
+        "eos_token_id": eos,
+        **same,
+    }
+
+
+def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save in Hugging Face format, readable by us and by transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "model.safetensors"
+    save_file(hugging_face_tensors(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config = model.config
     files = {
-        "config.json": {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "dtype": "bfloat16",
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "num_attention_heads": config.num_attention_heads,
-            "num_key_value_heads": config.num_key_value_heads,
-            "head_dim": config.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": config.max_position_embeddings,
-            "rms_norm_eps": config.rms_norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-            "rope_theta": config.rope_theta,
-            "tie_word_embeddings": config.tie_word_embeddings,
-            "attention_bias": config.attention_bias,
-            "eos_token_id": config.eos_token_ids[0],
-        },
+        "config.json": hugging_face_config(config),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": END_OF_TEXT,

@@ -111,24 +111,11 @@ class AttentionExplorer(Explorer):
         scene = Scene(LEFT + side + 370, TOP + side + 34, tip_at=(LEFT, TOP + side + 24))
         scene.hint = "hover over a cell or a bar to read its weight"
         layer, head = self.value("layer"), self.value("head")
-        scene.text(
-            "title",
-            8,
-            20,
-            f"layer {layer}, head {head}: row = query, column = key",
-            14,
-            font_weight="bold",
-        )
+        title = f"layer {layer}, head {head}: row = query, column = key"
+        scene.text("title", 8, 20, title, 14, font_weight="bold")
         group = self.model.config.group_size
-        scene.text(
-            "gqa",
-            8,
-            39,
-            f"query {step} of {n - 1} · this head reads K/V head "
-            f"{head} // {group} = {head // group}",
-            12,
-            fill=QUIET,
-        )
+        reads = f"this head reads K/V head {head} // {group} = {head // group}"
+        scene.text("gqa", 8, 39, f"query {step} of {n - 1} · {reads}", 12, fill=QUIET)
         self._matrix(scene, step, side / n)
         self._bars(scene, step, side / n)
         self._legend(scene)
@@ -138,141 +125,59 @@ class AttentionExplorer(Explorer):
         x, colors = scene.width - 300, matplotlib.colormaps[MAGNITUDE]
         scene.text("legend0", x - 6, 20, "weight 0", 11, fill=QUIET, text_anchor="end")
         for i in range(11):
-            scene.add(
-                f"legend.{i}",
-                "rect",
-                x=x + 11 * i,
-                y=10,
-                width=11,
-                height=12,
-                fill=to_hex(colors(i / 10)),
-            )
+            scene.rect(f"legend.{i}", (x + 11 * i, 10, 11, 12), to_hex(colors(i / 10)))
         scene.text("legend1", x + 127, 20, "1", 11, fill=QUIET)
-        scene.add(
-            "legend2", "rect", x=x + 160, y=10, width=20, height=12, fill=HATCHED, stroke=RULE
-        )
+        scene.rect("legend2", (x + 160, 10, 20, 12), HATCHED, stroke=RULE)
         scene.text("legend3", x + 186, 20, "forbidden", 11, fill=QUIET)
 
     def _matrix(self, scene: Scene, step: int, cell: float) -> None:
-        weights, colors = self._now(), matplotlib.colormaps[MAGNITUDE]
-        n, size = self.num_steps, min(12.5, max(8.0, cell * 0.62))
-        for row in range(n):
-            y = TOP + row * cell
+        n, size = self.num_steps, _text_size(cell)
+        for row, label in enumerate(self.labels):
+            y = TOP + (row + 0.5) * cell + size * 0.35
             strong = {"font_weight": "bold"} if row == step else {"fill": QUIET}
-            label = self.labels[row]
-            scene.text(
-                f"row{row}",
-                LEFT - 6,
-                y + cell * 0.5 + size * 0.35,
-                label,
-                size,
-                text_anchor="end",
-                **strong,
-            )
+            scene.text(f"row{row}", LEFT - 6, y, label, size, text_anchor="end", **strong)
             x = LEFT + (row + 0.5) * cell + size * 0.35
-            scene.text(
-                f"column{row}",
-                x,
-                TOP - 6,
-                label,
-                size,
-                fill=QUIET,
-                transform=f"rotate(-90 {x:.1f} {TOP - 6:.1f})",
-            )
-            for column in range(row + 1):
-                weight = float(weights[row, column])
-                scene.add(
-                    f"w{row}.{column}",
-                    "rect",
-                    x=LEFT + column * cell,
-                    y=y,
-                    width=cell,
-                    height=cell,
-                    fill=to_hex(colors(weight)),
-                    class_="te-cell",
-                    tip=f"query {row} “{label}” → key {column} “{self.labels[column]}”: "
-                    f"weight {weight:.3f}",
-                )
-            if row + 1 < n:
-                scene.add(
-                    f"future{row}",
-                    "rect",
-                    x=LEFT + (row + 1) * cell,
-                    y=y,
-                    height=cell,
-                    width=(n - row - 1) * cell,
-                    fill=HATCHED,
-                    tip=f"query {row} “{label}” may not look at keys {row + 1} to {n - 1}: "
-                    "they come later",
-                )
-        scene.add(
-            "frame",
-            "rect",
-            x=LEFT,
-            y=TOP + step * cell,
-            width=n * cell,
-            height=cell,
-            fill="none",
-            stroke=INK,
-            stroke_width=2.5,
-            pointer_events="none",
-        )
+            turn = f"rotate(-90 {x:.1f} {TOP - 6:.1f})"
+            scene.text(f"column{row}", x, TOP - 6, label, size, fill=QUIET, transform=turn)
+            self._row(scene, row, cell)
+        frame = (LEFT, TOP + step * cell, n * cell, cell)
+        scene.rect("frame", frame, "none", stroke=INK, stroke_width=2.5, pointer_events="none")
+
+    def _row(self, scene: Scene, row: int, cell: float) -> None:
+        """One query's weights as cells, and one hatched cell for all that it may not see."""
+        weights, colors, n = self._now()[row], matplotlib.colormaps[MAGNITUDE], self.num_steps
+        y, who = TOP + row * cell, f"query {row} “{self.labels[row]}”"
+        for column in range(row + 1):
+            weight = float(weights[column])
+            tip = f"{who} → key {column} “{self.labels[column]}”: weight {weight:.3f}"
+            box = (LEFT + column * cell, y, cell, cell)
+            scene.rect(f"w{row}.{column}", box, to_hex(colors(weight)), tip, class_="te-cell")
+        if row + 1 < n:
+            tip = f"{who} may not look at keys {row + 1} to {n - 1}: they come later"
+            box = (LEFT + (row + 1) * cell, y, (n - row - 1) * cell, cell)
+            scene.rect(f"future{row}", box, HATCHED, tip)
 
     def _bars(self, scene: Scene, step: int, cell: float) -> None:
         left, width, weights = LEFT + self.num_steps * cell + 130.0, 190.0, self._now()[step]
-        size = min(12.5, max(8.0, cell * 0.62))
-        scene.text(
-            "bars",
-            left - 120,
-            TOP - 22,
-            f"query {step} “{self.labels[step]}” looks at",
-            12.5,
-            font_weight="bold",
-        )
+        size, title = _text_size(cell), f"query {step} “{self.labels[step]}” looks at"
+        scene.text("bars", left - 120, TOP - 22, title, 12.5, font_weight="bold")
         scene.text("scale", left, TOP - 6, "0", 10, fill=QUIET)
         scene.text("scale1", left + width, TOP - 6, "1", 10, fill=QUIET, text_anchor="end")
-        for column, label in enumerate(self.labels):
-            y, weight = TOP + column * cell, float(weights[column])
-            allowed = column <= step
-            scene.text(
-                f"key{column}",
-                left - 6,
-                y + cell * 0.5 + size * 0.35,
-                label,
-                size,
-                text_anchor="end",
-                fill=INK if allowed else RULE,
+        for key, label in enumerate(self.labels):
+            top, weight, allowed = TOP + (key + 0.15) * cell, float(weights[key]), key <= step
+            y = TOP + (key + 0.5) * cell + size * 0.35
+            ink = INK if allowed else RULE
+            scene.text(f"key{key}", left - 6, y, label, size, text_anchor="end", fill=ink)
+            tip = f"key {key} “{label}”: " + (
+                f"weight {weight:.3f}" if allowed else "later, hidden"
             )
-            scene.add(
-                f"track{column}",
-                "rect",
-                x=left,
-                y=y + cell * 0.15,
-                width=width,
-                height=cell * 0.7,
-                fill="#f2f4f6" if allowed else HATCHED,
-                tip=f"key {column} “{label}”: "
-                + (f"weight {weight:.3f}" if allowed else "later, hidden"),
-            )
+            track = "#f2f4f6" if allowed else HATCHED
+            scene.rect(f"track{key}", (left, top, width, cell * 0.7), track, tip)
             if allowed:
-                scene.add(
-                    f"bar{column}",
-                    "rect",
-                    x=left,
-                    y=y + cell * 0.15,
-                    fill=BLUE,
-                    width=max(width * weight, 0.5),
-                    height=cell * 0.7,
-                    pointer_events="none",
-                )
-                scene.text(
-                    f"n{column}",
-                    left + width + 6,
-                    y + cell * 0.5 + size * 0.35,
-                    f"{weight:.2f}",
-                    size,
-                    fill=INK if weight >= 0.1 else QUIET,
-                )
+                bar = (left, top, max(width * weight, 0.5), cell * 0.7)
+                scene.rect(f"bar{key}", bar, BLUE, pointer_events="none")
+                ink = INK if weight >= 0.1 else QUIET
+                scene.text(f"n{key}", left + width + 6, y, f"{weight:.2f}", size, fill=ink)
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, in numbers."""
@@ -283,3 +188,8 @@ class AttentionExplorer(Explorer):
             f"“{self.labels[step]}” may look at {step + 1} of {self.num_steps} keys and gives "
             f"{float(weights[best]):.2f} of its attention to key {best} “{self.labels[best]}”."
         )
+
+
+def _text_size(cell: float) -> float:
+    """Letters that fit beside a cell of that many pixels, and can still be read."""
+    return min(12.5, max(8.0, cell * 0.62))

@@ -276,9 +276,10 @@ def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:
         right.spines["right"].set_visible(True)
         lines = ax.get_lines() + right.get_lines()
         ax.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
-        rises = [b - a for a, b in zip(induction, induction[2:], strict=False)]
-        before = rises.index(max(rises))  # the steepest stretch of two intervals
-        after = before + 2
+        span = min(2, len(curve) - 1)  # the steepest stretch of two intervals
+        rises = [induction[i + span] - induction[i] for i in range(len(curve) - span)]
+        before = rises.index(max(rises))
+        after = before + span
         return finish(
             figure,
             f"Between step {steps[before]} and step {steps[after]} the best head's induction "

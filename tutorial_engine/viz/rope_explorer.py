@@ -151,66 +151,34 @@ class RopeExplorer(Explorer):
     def _curve(self, scene: Scene, m: int, n: int) -> None:
         left, top, width, height = 612.0, 66.0, 330.0, 240.0
         low, high = min(self.curve), max(self.curve)
+        bottom = top + height
 
         def place(distance: float, score: float) -> tuple[float, float]:
             x = left + width * (distance + FARTHEST) / (2 * FARTHEST)
             return x, top + height * (1 - (score - low) / (high - low))
 
-        scene.text(
-            "curve", left - 22, 52, "score of this query and key against distance", 12.5, fill=QUIET
-        )
+        title = "score of this query and key against distance"
+        scene.text("curve", left - 22, 52, title, 12.5, fill=QUIET)
+        middle: dict[str, Any] = {"fill": QUIET, "text_anchor": "middle"}
+        scene.text("axis", left + width / 2, bottom + 36, "m − n", 12, **middle)
+        for tick in (-FARTHEST, -FARTHEST // 2, 0, FARTHEST // 2, FARTHEST):
+            scene.text(f"tick{tick}", place(tick, 0)[0], bottom + 18, f"{tick}", 11, **middle)
+        end: dict[str, Any] = {"fill": QUIET, "text_anchor": "end"}
+        for name, score in (("low", low), ("high", high)):
+            scene.text(name, left - 6, place(0, score)[1] + 4, f"{score:.0f}", 11, **end)
         points = " ".join(
             "{:.1f},{:.1f}".format(*place(d - FARTHEST, s)) for d, s in enumerate(self.curve)
         )
         scene.add("line", "polyline", points=points, fill="none", stroke=QUIET, stroke_width=1.6)
-        for tick in (-FARTHEST, -FARTHEST // 2, 0, FARTHEST // 2, FARTHEST):
-            x = place(tick, 0)[0]
-            scene.text(
-                f"tick{tick}", x, top + height + 18, f"{tick}", 11, fill=QUIET, text_anchor="middle"
-            )
-        for name, score in (("low", low), ("high", high)):
-            scene.text(
-                name,
-                left - 6,
-                place(0, score)[1] + 4,
-                f"{score:.0f}",
-                11,
-                fill=QUIET,
-                text_anchor="end",
-            )
-        scene.text(
-            "axis",
-            left + width / 2,
-            top + height + 36,
-            "m − n",
-            12,
-            fill=QUIET,
-            text_anchor="middle",
-        )
         score = self._score(m, n)
         x, y = place(m - n, score)
-        scene.add(
-            "drop", "line", x1=x, y1=y, x2=x, y2=top + height, stroke=BLUE, stroke_dasharray="3 3"
-        )
-        scene.add(
-            "dot",
-            "circle",
-            cx=x,
-            cy=y,
-            r=6.5,
-            fill=BLUE,
-            stroke=INK,
-            stroke_width=2,
-            tip=f"distance {m - n}: score {score:.3f}",
-        )
-        scene.text(
-            "score",
-            min(x + 12, left + width - 84),
-            max(y - 8, top + 12),
-            f"score {score:.2f}",
-            13,
-            font_weight="bold",
-        )
+        drop: dict[str, Any] = {"stroke": BLUE, "stroke_dasharray": "3 3"}
+        scene.add("drop", "line", x1=x, y1=y, x2=x, y2=bottom, **drop)
+        dot: dict[str, Any] = {"fill": BLUE, "stroke": INK, "stroke_width": 2}
+        tip = f"distance {m - n}: score {score:.3f}"
+        scene.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
+        x, y = min(x + 12, left + width - 84), max(y - 8, top + 12)
+        scene.text("score", x, y, f"score {score:.2f}", 13, font_weight="bold")
 
     def caption(self, step: int) -> str:
         """The score now, and what shifting both did to it."""

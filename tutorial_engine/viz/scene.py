@@ -54,6 +54,18 @@ class Scene:
         more.setdefault("fill", INK)
         self.add(name, "text", words, "", x=x, y=y, font_size=size, **more)
 
+    def rect(
+        self,
+        name: str,
+        box: tuple[float, float, float, float],
+        fill: str,
+        tip: str = "",
+        **more: Value,
+    ) -> None:
+        """A rectangle; box is (x, y, width, height)."""
+        x, y, width, height = box
+        self.add(name, "rect", "", tip, x=x, y=y, width=width, height=height, fill=fill, **more)
+
     def svg(self) -> str:
         """The whole scene as one SVG element. Hovering is CSS alone: no script."""
         w, h = _number(self.width), _number(self.height)
