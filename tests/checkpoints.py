@@ -14,7 +14,23 @@ from transformers import Qwen3ForCausalLM as HfQwen3
 
 from tutorial_engine.attention import AttentionBackend
 from tutorial_engine.batch import Batch
+from tutorial_engine.config import ModelConfig
 from tutorial_engine.model import Qwen3ForCausalLM
+
+# The released Qwen3-0.6B, read from its config.json.
+QWEN3_06B = ModelConfig(
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    rope_theta=1_000_000.0,
+    tie_word_embeddings=True,
+    eos_token_ids=(151_645,),
+)
 
 BASE: dict[str, Any] = {
     "vocab_size": 97,

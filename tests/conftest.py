@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import save_random, save_tokenizer
+from tokenizers import Tokenizer
+
+from tutorial_engine.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model import Qwen3ForCausalLM
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -47,3 +51,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_random(tmp_path_factory.mktemp("shared") / "checkpoint", vocab_size=300)
     save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model() -> Qwen3ForCausalLM:
+    """The tiny model that ships, shared by all tests: look at it, never change it."""
+    return load_model()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tiny model's tokenizer."""
+    return load_tokenizer()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 from checkpoints import BASE
 from conftest import MakeCheckpoint
@@ -50,21 +51,7 @@ def without(key: str) -> dict[str, Any]:
 
 def test_released_config_is_read() -> None:
     config = ModelConfig.from_dict(QWEN3_06B)
-    assert config == ModelConfig(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1000000,
-        tie_word_embeddings=True,
-        attention_bias=False,
-        eos_token_ids=(151645,),
-    )
+    assert config == checkpoints.QWEN3_06B
     assert config.group_size == 2
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.checkpoint import TINY
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.viz import attention_explorer
 from tutorial_engine.viz.attention_explorer import (
@@ -38,16 +38,6 @@ NASTY = [
     "$x$ 😀 naïve",
     "</div></svg><b>bold",
 ]
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tutorial_engine.attention import NaiveAttention, naive_attention
 from tutorial_engine.batch import Batch
-from tutorial_engine.checkpoint import load_model
 from tutorial_engine.config import ModelConfig
 from tutorial_engine.learn.bugs import BUGS_01, planted
 from tutorial_engine.learn.checks_01 import (
@@ -395,11 +394,6 @@ def test_source_of_a_function_without_docstring_is_shown_whole(
 # -- bugs ---------------------------------------------------------------------------------------
 
 IDS = [[40, 7, 99, 250, 7, 13, 300, 41], [5, 6, 7]]
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
 
 
 def naive_logits(model: Qwen3ForCausalLM) -> Tensor:

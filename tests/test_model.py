@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from checkpoints import (
+    QWEN3_06B,
     VARIANTS,
     fp32_tolerance,
     largest_difference,
@@ -278,18 +279,8 @@ def test_parameters_are_counted_as_transformers_counts_them(case: Case) -> None:
 
 
 def test_qwen3_06b_has_596_million_parameters() -> None:
-    config = ModelConfig(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-    )
     with torch.device("meta"):
-        shape = Qwen3ForCausalLM(config)
+        shape = Qwen3ForCausalLM(QWEN3_06B)
     assert shape.num_parameters() == 596_049_920
 
 

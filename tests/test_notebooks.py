@@ -17,7 +17,7 @@ from tutorial_engine.learn.html import page
 from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
-MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 90
+MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
 MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
 IGNORE = "nbval-ignore-output"
 EXERCISE = "exercise"

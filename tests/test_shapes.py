@@ -4,31 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from checkpoints import QWEN3_06B
 from torch import Tensor
 
 from tutorial_engine.batch import Batch
 from tutorial_engine.checkpoint import load_model
-from tutorial_engine.config import ModelConfig
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.viz.shapes import ShapeStep, meta_shape_walk, shape_walk, walk_table
-
-QWEN3_06B = ModelConfig(
-    vocab_size=151_936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_hidden_layers=28,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    max_position_embeddings=40_960,
-    rope_theta=1_000_000.0,
-    tie_word_embeddings=True,
-)
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
 
 
 def by_hand(

@@ -32,16 +32,6 @@ WORD = re.compile(r"[A-Za-z]+")
 COMMON = 60  # times in 3,000 stories: no made-up name comes back as often
 
 
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer()
-
-
 # -- the files ----------------------------------------------------------------------------------
 
 
@@ -273,8 +263,9 @@ def test_a_story_is_whole_sentences_about_its_two_people() -> None:
         text = corpus.story(rng)
         assert text[0].isupper() and text.endswith((".", '"')) and "  " not in text
         assert text.count('"') % 2 == 0
-        assert min(text.count(c.a), text.count(c.b), text.count(c.thing_a)) >= 2, text
-        assert c.thing_b in text
+        assert min(text.count(c.a), text.count(c.b)) >= 2, text
+        things = sorted((text.count(c.thing_a), text.count(c.thing_b)))
+        assert things[0] >= 1 and things[1] >= 2, text
 
 
 # -- training -----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from tutorial_engine.checkpoint import load_tokenizer
 from tutorial_engine.viz.tokens import SPACE, escape, token_label, token_labels, visible
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -19,11 +18,6 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 readable = st.text(
     st.characters(exclude_categories=("Cs", "Cc"), exclude_characters=f"<{SPACE}↵⇥"), max_size=40
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer()
 
 
 def bytes_of(label: str) -> bytes:

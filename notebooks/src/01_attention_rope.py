@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 01 · Attention and RoPE: one sequence, no cache
 #
-# You will build the forward pass of a language model piece by piece, and end with logits equal to
-# Hugging Face's. Everything runs on this machine, offline, on a small Qwen3 model that we trained.
+# Build the forward pass of a language model piece by piece and end with logits equal to Hugging
+# Face's: on this machine, offline, with a small Qwen3 model that we trained. About 60 minutes.
 #
-# **How to use it.** Run cell by cell with Shift+Enter. At **Predict** choose first, then run on.
-# Exercises print ☐ until you fill them in, ✘ with a reason, or ✔. About 60 minutes.
+# **How to use it.** Shift+Enter, cell by cell. At **Predict** choose first, then run on. Exercises
+# print ☐ until you fill them in, ✘ with a reason, or ✔.
 
 # %%
 import torch

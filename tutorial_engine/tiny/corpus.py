@@ -7,7 +7,7 @@ has to look back in the text and copy. That is what makes induction heads form.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 NAMES = (
     "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo Zoe Hugo Ida Otto Clara Paul Rosa Emil"
@@ -71,8 +71,8 @@ def _opening(c: Cast, rng: random.Random) -> str:
         (
             f"Once upon a time {c.a} had {had_a}. {c.b} had {had_b}.",
             f"Once upon a time {c.a} had {had_a}, and {c.b} had {had_b}.",
-            f"Once upon a time {c.a} and {c.b} lived near {with_article(c.place)}. "
-            f"{c.a} had {had_a}. {c.b} had {had_b}.",
+            f"Once upon a time {c.a} and {c.b} lived in {with_article(c.place)}. {c.a} had {had_a}."
+            f" {c.b} had {had_b}.",
             f"{c.a} had {had_a}. {c.b} was a friend of {c.a} and had {had_b}.",
             f"One day {c.a} found {had_a} near the {c.place}. {c.b} found {had_b}.",
             f"{c.a} and {c.b} were friends. {c.a} liked the {c.thing_a}. "
@@ -154,16 +154,9 @@ def _ending(c: Cast, rng: random.Random) -> str:
 
 
 def story(rng: random.Random) -> str:
-    """One story of six or seven parts, about 100 tokens.
-
-    After the opening either hero may be the one in trouble, so that whose thing it was can only
-    be known by the name.
-    """
+    """One story of five to seven parts, about 100 tokens."""
     c = cast(rng)
-    parts = [_opening(c, rng)]
-    if rng.random() < 0.5:
-        c = replace(c, a=c.b, b=c.a, thing_a=c.thing_b, thing_b=c.thing_a)
-    parts += [_scene(c, rng), _trouble(c, rng), _help(c, rng)]
+    parts = [_opening(c, rng), _scene(c, rng), _trouble(c, rng), _help(c, rng)]
     parts += [_turn(c, rng), _ending(c, rng)]
     return " ".join(parts)
 

@@ -185,7 +185,8 @@ def train(args: argparse.Namespace) -> None:
                     print(curve[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
     write_checkpoint(model, tokenizer, args.out)
     (args.out.parent / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
-    print(f"{args.steps} steps in {(time.perf_counter() - began) / 60:.1f} min, in {args.out}")
+    minutes = (time.perf_counter() - began) / 60
+    print(f"{args.steps} steps in {minutes:.1f} min, written to {args.out}")
 
 
 def hugging_face_tensors(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
