@@ -21,6 +21,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
 	  "Install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "Setting up $(VENV): this takes a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]'

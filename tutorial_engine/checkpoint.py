@@ -53,7 +53,7 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
     name = str(path_or_id)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(
-            f"no folder {name!r}, and it is no hub id either (those look like 'Qwen/Qwen3-0.6B')"
+            f"no folder {name!r}, and hub ids look like owner/name, as in 'Qwen/Qwen3-0.6B'"
         )
     from huggingface_hub import snapshot_download  # 0.3 s, and only hub ids need it
 

@@ -1,6 +1,7 @@
 """Introduced in notebook 01. The checks of notebook 01: each knows the usual mistakes by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,9 +35,20 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
             return Verdict(False, "attention: the mask has no effect; queries see the future")
         if close(got, by_the_book(mask, scale=1.0), 1e-5):
             return Verdict(False, "attention: the scores are not divided by √D")
+        if close(got, by_the_book(mask, scale=1.0 / q.shape[-1]), 1e-5):
+            return Verdict(False, "attention: the scores are divided by D; divide by √D")
         if bool(got.isnan().any()):
             return Verdict(False, "attention: NaN; are forbidden scores −inf BEFORE the softmax?")
-        return Verdict(False, "attention: other numbers; is the softmax over the keys (last axis)?")
+        shares = naive_attention(q[:, None], k[:, None], v[:, None]).weights[0]
+        if close(got, (shares * mask) @ v, 1e-5):
+            return Verdict(
+                False, "attention: masked after the softmax; shares no longer add up to 1"
+            )
+        return Verdict(
+            False,
+            "attention: other numbers; check the scale (1/√D), that forbidden scores become −inf "
+            "before the softmax, and that the softmax runs over the keys (last axis)",
+        )
 
     return guarded("attention", run)
 
@@ -55,7 +67,10 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             bad = not_done("window_mask", got) or wrong_shape("window_mask", got, want)
             if bad is not None:
                 return bad
-            got = got.bool()
+            if got.dtype != torch.bool:
+                return Verdict(
+                    False, f"window_mask must be bool, True = may attend; got {got.dtype}"
+                )
             if bool((got & ~causal_mask(q_len, kv_len)).any()):
                 return Verdict(False, f"window_mask ({where}): a query sees a key after it")
             if torch.equal(got, upper_left(q_len, kv_len, window)):
@@ -73,7 +88,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
                     )
                 return Verdict(
                     False,
-                    f"window_mask ({where}): a query sees {seen} keys, at most {most} expected",
+                    f"window_mask ({where}): a query sees up to {seen} keys; {most} expected",
                 )
         return Verdict(True, "window_mask: right for prefill, decode, chunk and a wide window")
 
@@ -106,7 +121,11 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
             )
         if close(got, x, 1e-5):
             return Verdict(False, "rope: nothing was turned")
-        return Verdict(False, "rope: other numbers; position 0 must stay as it is, does it?")
+        if close(got[0], x[0], 1e-5):
+            return Verdict(
+                False, "rope: position 0 is right, others not; look at cos, sin and signs"
+            )
+        return Verdict(False, "rope: position 0 changed; are the halves joined in the same order?")
 
     return guarded("rope", run)
 
@@ -125,7 +144,15 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
             return Verdict(
                 False, f"kv_bytes: {got!r} for 2 and for 4 bytes a number; use the argument"
             )
-        if got == right:
+        wider = replace(config, hidden_size=2 * config.hidden_size)
+        if function(wider, 2) != got:
+            return Verdict(
+                False,
+                "kv_bytes: changes with hidden_size; a K/V head has config.head_dim numbers, which "
+                "need not be hidden_size / heads",
+            )
+        deeper = replace(config, num_hidden_layers=2 * config.num_hidden_layers)
+        if got == right and function(deeper, 2) == 2 * right:
             return Verdict(True, f"kv_bytes: {right:,} bytes a token")
         usual = [
             (right // 2, "K and V are two tensors: twice as much"),

@@ -56,7 +56,9 @@ class Predictions:
         return question
 
     def reveal(self, name: str, truth: str) -> None:
-        """Print the right answer beside the learner's; it can no longer be changed.
+        """Print the right answer beside the learner's, which can no longer be changed.
+
+        Who has not chosen yet is asked to; the answer waits.
 
         ValueError for a question that was not asked and for a truth that is none of its options.
         """
@@ -66,10 +68,11 @@ class Predictions:
         if truth not in question.options:
             raise ValueError(f"{truth!r} is none of the options {question.options}")
         question.truth = truth
-        question.buttons.disabled = True
         if question.choice is None:
-            print(f"Answer: {truth}. (No prediction was made.)")
-        elif question.choice == truth:
+            print("No prediction yet: choose above, then run this cell again to see the answer.")
+            return
+        question.buttons.disabled = True
+        if question.choice == truth:
             print(f"Answer: {truth}. ✔ As you predicted.")
         else:
             print(f"Answer: {truth}. ✘ You predicted: {question.choice}. What did you overlook?")

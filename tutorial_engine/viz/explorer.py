@@ -99,23 +99,32 @@ class Explorer:
         return self.parameters[name].value
 
     def set(self, step: int | None = None, **values: Any) -> Picture:
-        """Turn the knobs from code; returns the picture. ValueError for what cannot be shown."""
+        """Turn the knobs from code; returns the picture.
+
+        ValueError, and everything as before, for what cannot be shown.
+        """
         unknown = values.keys() - self.parameters.keys()
         if unknown:
             raise ValueError(
                 f"no knob {sorted(unknown)}; this explorer has {sorted(self.parameters)}"
             )
-        for name, value in values.items():
-            self.parameters[name].value = value
-            taken = self.parameters[name].value
-            if taken != value:
-                raise ValueError(f"{name} cannot be {value!r}; the nearest is {taken!r}")
-        if self.error:
-            raise ValueError(self.error)
-        if step is not None:
-            if not 0 <= step < self.num_steps:
-                raise ValueError(f"step {step} is outside 0 .. {self.num_steps - 1}")
-            self.slider.value = step
+        before = {name: self.parameters[name].value for name in values}
+        try:
+            for name, value in values.items():
+                self.parameters[name].value = value
+                taken = self.parameters[name].value
+                if taken != value:
+                    raise ValueError(f"{name} cannot be {value!r}; the nearest is {taken!r}")
+            if values and self.error:
+                raise ValueError(self.error)
+            if step is not None:
+                if not 0 <= step < self.num_steps:
+                    raise ValueError(f"step {step} is outside 0 .. {self.num_steps - 1}")
+                self.slider.value = step
+        except ValueError:
+            for name, value in before.items():  # as if nothing had been asked
+                self.parameters[name].value = value
+            raise
         return self.picture()
 
     def picture(self) -> Picture:

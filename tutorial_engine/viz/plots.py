@@ -30,7 +30,8 @@ from tutorial_engine.viz.style import (
     new_figure,
 )
 
-PLAIN = FuncFormatter(lambda value, _: f"{value:g}")  # 0.001, never a formula
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}" if value >= 0.01 else f"{value:.0e}")
+MARKS = ("o", "o", "x", "s", "^", "+")
 
 
 def mask_picture(masks: Mapping[str, Tensor]) -> Picture:
@@ -75,7 +76,7 @@ def _cells(ax: Axes, mask: Tensor, left: float) -> None:
 
 
 def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Picture:
-    """Attention weights [layers, heads, n, n] as small maps; the head of the best score is framed.
+    """Attention weights [layers, heads, n, n] as small maps; induction heads are framed.
 
     `scores` [layers, heads] is the induction score of each head.
     """
@@ -91,7 +92,7 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
                 ax.set_xticks([])
                 ax.set_yticks([])
                 ax.set_title(f"L{layer} H{head}  {scores[layer, head]:.2f}", fontsize=9)
-                frame = (layer, head) == best
+                frame = bool(scores[layer, head] > 0.4)
                 for spine in ax.spines.values():
                     spine.set(
                         visible=True, edgecolor=RED if frame else RULE, linewidth=3 * frame + 1
@@ -101,8 +102,8 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
             figure,
             f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
             "column = key, bright = 1, white = forbidden); above each map its induction score. "
-            f"Framed: layer {best[0]}, head {best[1]} with {scores.max():.2f}; "
-            f"{strong} of the heads score above 0.40.",
+            f"Framed: the {strong} heads that score above 0.40; the best is layer {best[0]}, head "
+            f"{best[1]} with {scores.max():.2f}.",
         )
 
 
@@ -152,7 +153,7 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
                 if row == 0:
                     grid[row][column].set_title(f"position {position}", fontsize=9, loc="center")
             grid[row][0].set_ylabel(
-                f"pair {pair}\n{float(inv_freq[pair]):.4f} rad",
+                f"pair {pair}\n{float(inv_freq[pair]):.4g} rad\na position",
                 fontsize=9,
                 rotation=0,
                 ha="right",
@@ -184,14 +185,12 @@ def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[flo
         figure = new_figure(8, 3.6)
         ax = figure.subplots()
         for i, (name, curve) in enumerate(curves.items()):
-            ax.plot(
-                distances,
-                curve,
-                label=name,
-                color=SERIES[i],
-                linestyle=DASHES[i],
-                linewidth=max(5 - 1.7 * i, 1.2),
-            )
+            look: dict[str, Any] = {"color": SERIES[i], "label": name}
+            if i == 0:
+                look |= {"linewidth": 5, "alpha": 0.4}
+            else:  # marks, at other places than the others', so that none hides another
+                look |= {"linestyle": "none", "marker": MARKS[i], "markevery": (2 * i, 6)}
+            ax.plot(distances, curve, **look)
         ax.axhline(0, color=RULE, linewidth=1)
         ax.set_xlabel("distance m − n (query position − key position)")
         ax.set_ylabel("score q · k")
@@ -235,16 +234,15 @@ def dtype_picture(positions: Sequence[int], errors: Mapping[str, Sequence[float]
         ax = figure.subplots()
         for i, (name, error) in enumerate(errors.items()):
             ax.plot(positions, error, label=name, color=SERIES[i], linestyle=DASHES[i], linewidth=2)
-        ax.axhline(np.pi, color=QUIET, linewidth=1)
-        ax.text(
-            positions[0], np.pi * 1.15, "π: the hand points the other way", color=QUIET, fontsize=9
-        )
+        ax.axhline(np.pi, color=QUIET, linewidth=1, label="π: opposite direction")
         ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad)")
         ax.yaxis.set_major_formatter(PLAIN)
         ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.legend(loc="lower right")
+        ax.legend(loc="center right", fontsize=9)
         last = ", ".join(f"{name} {error[-1]:.1g}" for name, error in errors.items())
-        return finish(figure, f"Angle error at position {positions[-1]}, in radians: {last}.")
+        return finish(
+            figure, f"Error of the worst pair at position {positions[-1]}, in radians: {last}."
+        )
 
 
 def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:

@@ -73,8 +73,10 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
             handle.remove()
     last = hidden[list(batch.last_token_indices)]
     logits = model.compute_logits(last)
-    own = 0 if model.config.tie_word_embeddings else model.lm_head.num_weights
-    steps.append(ShapeStep("lm_head (last rows)", _shape(last), _shape(logits), own))
+    tied = model.config.tie_word_embeddings
+    own = 0 if tied else model.lm_head.num_weights
+    head = "lm_head, last rows" + (" (= embed)" if tied else "")
+    steps.append(ShapeStep(head, _shape(last), _shape(logits), own))
     return steps
 
 
@@ -92,7 +94,7 @@ def meta_shape_walk(config: ModelConfig, num_tokens: int) -> list[ShapeStep]:
 
 def walk_table(steps: Sequence[ShapeStep]) -> str:
     """The walk as aligned text, one stop a line."""
-    head = ShapeStep("stop", "in", "out", 0)
+    head = ShapeStep("step", "in", "out", 0)
     widths = [max(len(str(row[i])) for row in [head, *steps]) for i in range(3)]
     lines = [
         "  ".join(str(row[i]).ljust(widths[i]) for i in range(3))
