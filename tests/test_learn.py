@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import QWEN3_06B
 from torch import Tensor
 
 from tutorial_engine.attention import NaiveAttention, naive_attention
@@ -41,7 +42,6 @@ def config(layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig
 
 
 SIX_TWO = config(layers=4, heads=6, kv_heads=2, head_dim=32)
-QWEN3_06B = config(layers=28, heads=16, kv_heads=8, head_dim=128)
 
 
 # -- right solutions, by other means than the package's ----------------------------------------
@@ -141,6 +141,10 @@ def masked_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (shares / shares.sum(-1, keepdim=True)) @ v
 
 
+def zeroed_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return ((q @ k.T / q.shape[-1] ** 0.5).softmax(dim=-1) * mask) @ v
+
+
 def over_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=0) @ v
@@ -171,18 +175,20 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("attention", lambda q, k, v, mask: naive(q, k, v, None, None), "the mask has no effect"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1.0), "not divided by √D"),
     ("attention", masked_after, "−inf BEFORE the softmax"),
-    ("attention", over_queries, "is the softmax over the keys"),
-    ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1 / 8), "other numbers"),
+    ("attention", over_queries, "the softmax runs over the keys"),
+    ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1 / 8), "divide by √D"),
+    ("attention", zeroed_after, "masked after the softmax"),
     ("window_mask", lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "sees a key after it"),
-    ("window_mask", lambda q, k, w: right_window(q, k, k), "sees 4 keys, at most 2 expected"),
-    ("window_mask", window_off(+1), "sees 3 keys, at most 2 expected"),
-    ("window_mask", window_off(-1), "sees 1 keys, at most 2 expected"),
+    ("window_mask", lambda q, k, w: right_window(q, k, k), "sees up to 4 keys; 2 expected"),
+    ("window_mask", window_off(+1), "sees up to 3 keys; 2 expected"),
+    ("window_mask", window_off(-1), "sees up to 1 keys; 2 expected"),
     ("window_mask", upper_left, "(q=1, k=5, window=3): lined up at the upper left"),
     ("rope", lambda x, angles: halves(x, angles, -1), "turned the wrong way round"),
     ("rope", neighbours, "neighbours are paired"),
     ("rope", lambda x, angles: x, "nothing was turned"),
-    ("rope", lambda x, angles: halves(x, angles + 1), "other numbers; position 0"),
-    ("rope", lambda x, angles: x * float("nan"), "other numbers"),
+    ("rope", lambda x, angles: halves(x, angles + 1), "position 0 changed"),
+    ("rope", lambda x, angles: x * float("nan"), "position 0 changed"),
+    ("rope", lambda x, angles: halves(x, 2 * angles), "position 0 is right, others not"),
 ]
 for kv in ("kv_bytes, 6/2 heads", "kv_bytes, Qwen3-0.6B"):
     MISTAKES += [
@@ -215,8 +221,23 @@ def test_a_bytes_function_must_use_its_itemsize() -> None:
     assert verdict.ok is False, "a constant 2 fits bf16 only"
 
 
-def test_masks_of_ones_and_zeros_are_accepted() -> None:
-    assert check_window_mask(lambda q, k, w: right_window(q, k, w).int()).ok is True
+def test_masks_of_ones_and_zeros_are_not_bool() -> None:
+    verdict = check_window_mask(lambda q, k, w: right_window(q, k, w).int())
+    assert verdict.ok is False and "must be bool" in verdict.message
+
+
+def test_bytes_that_fit_one_config_by_chance_are_refused() -> None:
+    by_chance = [
+        (
+            lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
+            "changes with hidden_size",
+        ),
+        (lambda c, size: 57_344 * size, "count K and V, layers"),
+    ]
+    for function, words in by_chance:
+        assert function(QWEN3_06B, 2) == 114_688  # the right number, for the wrong reason
+        verdict = check_kv_bytes(function, QWEN3_06B)
+        assert verdict.ok is False and words in verdict.message
 
 
 def test_window_that_sees_the_right_number_of_wrong_keys_is_told_so() -> None:
@@ -308,7 +329,7 @@ def test_right_and_wrong_predictions_are_told_and_scored(
     assert capsys.readouterr().out.splitlines() == [
         "Answer: 1. ✔ As you predicted.",
         "Answer: 1. ✘ You predicted: 2. What did you overlook?",
-        "Answer: 1. (No prediction was made.)",
+        "No prediction yet: choose above, then run this cell again to see the answer.",
     ]
     assert predictions.score() == "1 of 2 predictions were right; 1 not made."
 
@@ -327,7 +348,9 @@ def test_choice_is_kept_when_asked_again(predictions: Predictions) -> None:
 
 def test_revealed_question_cannot_be_changed_any_more(predictions: Predictions) -> None:
     question = predictions.ask("a", "?", ["1", "2"])
-    assert not question.buttons.disabled
+    predictions.reveal("a", "2")
+    assert not question.buttons.disabled  # nothing was chosen: it waits
+    question.buttons.value = "1"
     predictions.reveal("a", "2")
     assert question.buttons.disabled and question.truth == "2"
 

@@ -35,7 +35,7 @@ def by_hand(
         ShapeStep("  act_fn", both, half, 0),
         ShapeStep("  down_proj", half, flat, mlp * hidden),
         ShapeStep("norm", flat, flat, hidden),
-        ShapeStep("lm_head (last rows)", f"[1, {hidden}]", f"[1, {vocab}]", 0),
+        ShapeStep("lm_head, last rows (= embed)", f"[1, {hidden}]", f"[1, {vocab}]", 0),
     ]
 
 
@@ -109,7 +109,7 @@ def test_walk_does_not_change_the_logits(model: Qwen3ForCausalLM) -> None:
 def test_table_has_a_line_a_stop_in_columns(model: Qwen3ForCausalLM) -> None:
     steps = shape_walk(model, Batch.from_sequences([[1, 2, 3]]))
     lines = walk_table(steps).splitlines()
-    assert len(lines) == 1 + len(steps) and lines[0].split() == ["stop", "in", "out", "weights"]
+    assert len(lines) == 1 + len(steps) and lines[0].split() == ["step", "in", "out", "weights"]
     inputs, outputs = lines[0].index("in"), lines[0].index("out")
     for line, step in zip(lines[1:], steps, strict=True):
         weights = f"{step.num_parameters:,}" if step.num_parameters else ""

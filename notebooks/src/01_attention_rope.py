@@ -2,7 +2,7 @@
 # # 01 · Attention and RoPE
 #
 # Build the forward pass of a language model piece by piece, until its logits equal Hugging Face's:
-# offline, on a small Qwen3 model that we trained. About 60 minutes.
+# offline, on a Qwen3 model that we trained. About 60 minutes.
 #
 # **How to use it.** Shift+Enter, cell by cell. At **Predict** choose first. Exercises print ☐ until
 # you fill them in, ✘ with a reason, or ✔.
