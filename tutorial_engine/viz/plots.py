@@ -151,7 +151,7 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
                 angle = float(inv_freq[pair]) * position
                 _clock(grid[row][column], angle, SERIES[row])
                 if row == 0:
-                    grid[row][column].set_title(f"position {position}", fontsize=9, loc="center")
+                    grid[row][column].set_title(f"pos. {position}", fontsize=9, loc="center")
             grid[row][0].set_ylabel(
                 f"pair {pair}\n{float(inv_freq[pair]):.4g} rad\na position",
                 fontsize=9,
