@@ -19,6 +19,7 @@ from tutorial_engine.attention import causal_mask
 from tutorial_engine.checkpoint import TINY
 from tutorial_engine.rope import inverse_frequencies
 from tutorial_engine.viz import plots
+from tutorial_engine.viz import rope_plots as rope
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import house_style, new_figure
 
@@ -58,7 +59,7 @@ def attention(best: int) -> Picture:
 
 def distances(offset: float) -> Picture:
     base = [float(np.cos(d / 3)) for d in range(10)]
-    return plots.distance_picture(
+    return rope.distance_picture(
         range(10), {"key at n = 0": base, "key at n = 50": [s + offset for s in base]}
     )
 
@@ -84,9 +85,9 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str], Callable[[], Picture
         ['query 7 “"--"” gives 0.65', "key 0 “<script>”"],
     ),
     "clocks_picture": (
-        lambda: plots.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
+        lambda: rope.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
         ["pair 0 by 1 rad", "pair 15 by 0.00018 rad", "at position 7", "1.11 and 0.0002 times"],
-        lambda: plots.clocks_picture(inverse_frequencies(16, 100.0), range(4)),
+        lambda: rope.clocks_picture(inverse_frequencies(16, 100.0), range(4)),
         ["pair 0 by 1 rad", "pair 7 by 0.01778 rad", "at position 3", "0.48 and 0.0085 times"],
     ),
     "distance_picture": (
@@ -102,9 +103,9 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str], Callable[[], Picture
         ["From head_dim 8 to 32", "from 8 to 33", "between 0.91 and 1.21"],
     ),
     "dtype_picture": (
-        lambda: plots.dtype_picture([1, 81, 161], {"float32": [1e-7, 1e-6, 2e-5], "x": [1, 2, 3]}),
+        lambda: rope.dtype_picture([1, 81, 161], {"float32": [1e-7, 1e-6, 2e-5], "x": [1, 2, 3]}),
         ["at position 161", "float32 2e-05", "x 3"],
-        lambda: plots.dtype_picture([1, 2], {"float16": [0.02, 0.03], "bfloat16": [0.04, 0.05]}),
+        lambda: rope.dtype_picture([1, 2], {"float16": [0.02, 0.03], "bfloat16": [0.04, 0.05]}),
         ["at position 2", "float16 0.03", "bfloat16 0.05"],
     ),
     "training_picture": (
@@ -139,7 +140,8 @@ def written(svg: str) -> list[str]:
 
 
 def test_every_plot_is_tested() -> None:
-    assert PICTURES.keys() == {name for name in vars(plots) if name.endswith("_picture")}
+    drawn = vars(plots).keys() | vars(rope).keys()
+    assert PICTURES.keys() == {name for name in drawn if name.endswith("_picture")}
 
 
 @every_plot
@@ -186,7 +188,7 @@ def test_no_number_is_written_as_a_formula(name: str) -> None:
 
 
 def test_a_narrow_range_of_errors_is_labelled_with_plain_numbers() -> None:
-    words = written(plots.dtype_picture([1, 2], {"a": [1.2, 1.4], "b": [2.0, 3.5]}).svg)
+    words = written(rope.dtype_picture([1, 2], {"a": [1.2, 1.4], "b": [2.0, 3.5]}).svg)
     assert not [word for word in words if "$" in word]
 
 
@@ -252,6 +254,6 @@ def test_curve_that_begins_high_names_steps_in_order() -> None:
 def test_more_than_three_curves_have_visible_lines() -> None:
     names = [f"key at n = {n}" for n in range(4)]
     line = list(np.linspace(0, 1, 10))
-    picture = plots.distance_picture(range(10), {name: line for name in names})
+    picture = rope.distance_picture(range(10), {name: line for name in names})
     assert "stroke-width: -" not in picture.svg
     assert all(name in written(picture.svg) for name in names)

@@ -246,7 +246,7 @@ variance_picture(head_dims, raw, scaled)
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.rope import RotaryEmbedding, apply_rope, inverse_frequencies
-from tutorial_engine.viz.plots import clocks_picture
+from tutorial_engine.viz.rope_plots import clocks_picture
 
 omega = inverse_frequencies(c.head_dim, c.rope_theta)
 print(len(omega), "pairs; radians a position:", [round(float(w), 4) for w in omega[::4]])
@@ -295,7 +295,7 @@ check_rope(rope)
 # Put the same two vectors at three places and compare.
 
 # %% tags=["figure-rope-distance"]
-from tutorial_engine.viz.plots import distance_picture
+from tutorial_engine.viz.rope_plots import distance_picture
 
 rotary = RotaryEmbedding(c.head_dim, c.rope_theta)
 qk = torch.randn(2, c.head_dim, generator=torch.Generator().manual_seed(7))
@@ -337,7 +337,7 @@ check_close(here, there, 1e-3, "positions 0.. = positions 100..")
 # keeps them in float32, whatever the model's dtype.
 
 # %% tags=["figure-rope-dtype"]
-from tutorial_engine.viz.plots import dtype_picture
+from tutorial_engine.viz.rope_plots import dtype_picture
 
 positions = list(range(81, 4002, 80))
 real = inverse_frequencies(head_dim=128, theta=1_000_000)

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from tutorial_engine.viz.picture import Picture, small_png
 
@@ -24,6 +25,7 @@ INK, QUIET, RULE, PAPER = "#1b2733", "#5b6770", "#d3d9de", "#ffffff"
 MAGNITUDE = "cividis"
 FONT = "DejaVu Sans"  # ships with matplotlib, so every machine draws the same letters
 DPI = 100
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}" if value >= 0.01 else f"{value:.0e}")
 
 RC = {
     "font.family": FONT,
