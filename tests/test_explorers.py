@@ -194,6 +194,16 @@ def test_knob_out_of_range_is_refused(attention: AttentionExplorer) -> None:
         RopeExplorer().set(m=1000)
 
 
+def test_a_refused_set_leaves_knobs_step_and_picture_alone(attention: AttentionExplorer) -> None:
+    attention.set(step=3, layer=1)
+    before = attention.value("prompt"), attention.value("layer"), attention.step, svg_of(attention)
+    for refused in ({"layer": 99}, {"prompt": ""}, {"prompt": "Ben had a hat.", "step": 999}):
+        with pytest.raises(ValueError):
+            attention.set(**refused)
+        now = attention.value("prompt"), attention.value("layer"), attention.step, svg_of(attention)
+        assert now == before and message_of(attention) == ""
+
+
 def test_moving_the_slider_makes_no_matplotlib_figure(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,11 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 from tutorial_engine.syllabus import LESSONS
+from tutorial_engine.viz.picture import WIDGET_VIEW
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\n?", re.M | re.S)
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
-WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def sources() -> dict[str, Path]:
@@ -81,7 +81,7 @@ def tidy(notebook: NotebookNode) -> None:
         count += 1
         cell.execution_count = count
         for output in cell.outputs:
-            output.get("data", {}).pop(WIDGET, None)
+            output.get("data", {}).pop(WIDGET_VIEW, None)
             if "execution_count" in output:
                 output.execution_count = count
     notebook.metadata.pop("widgets", None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from tutorial_engine.viz.explorer import live_view
 from tutorial_engine.viz.tokens import escape
 
 UNDECIDED = "(not decided)"
@@ -34,10 +35,7 @@ class Question:
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         lines = "\n".join(f"  ( ) {option}" for option in self.options)
-        live = self.view._repr_mimebundle_(**options) or {}
-        key = "application/vnd.jupyter.widget-view+json"
-        text = {"text/plain": f"Predict: {self.text}\n{lines}"}
-        return ({key: live[key]} if key in live else {}) | text
+        return live_view(self.view, **options) | {"text/plain": f"Predict: {self.text}\n{lines}"}
 
 
 class Predictions:

@@ -50,28 +50,20 @@ class AttentionExplorer(Explorer):
         self.labels: list[str] = []
         self.ran_prompt: str | None = None
         config = model.config
+        wide = widgets.Layout(width="640px")
+        text = widgets.Text(prompt, description="prompt", continuous_update=False, layout=wide)
+
+        def knob(name: str, value: int, choices: int) -> widgets.BoundedIntText:
+            narrow = widgets.Layout(width="150px")
+            return widgets.BoundedIntText(
+                value, min=0, max=choices - 1, description=name, layout=narrow
+            )
+
         super().__init__(
             {
-                "prompt": widgets.Text(
-                    prompt,
-                    description="prompt",
-                    continuous_update=False,
-                    layout=widgets.Layout(width="640px"),
-                ),
-                "layer": widgets.BoundedIntText(
-                    layer,
-                    min=0,
-                    max=config.num_hidden_layers - 1,
-                    description="layer",
-                    layout=widgets.Layout(width="150px"),
-                ),
-                "head": widgets.BoundedIntText(
-                    head,
-                    min=0,
-                    max=config.num_attention_heads - 1,
-                    description="head",
-                    layout=widgets.Layout(width="150px"),
-                ),
+                "prompt": text,
+                "layer": knob("layer", layer, config.num_hidden_layers),
+                "head": knob("head", head, config.num_attention_heads),
             }
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from tutorial_engine.viz.picture import Picture, bundle
+from tutorial_engine.viz.picture import WIDGET_VIEW, Picture, bundle
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
 
@@ -108,7 +108,7 @@ class Explorer:
             raise ValueError(
                 f"no knob {sorted(unknown)}; this explorer has {sorted(self.parameters)}"
             )
-        before = {name: self.parameters[name].value for name in values}
+        before, step_before = {name: self.parameters[name].value for name in values}, self.step
         try:
             for name, value in values.items():
                 self.parameters[name].value = value
@@ -124,6 +124,7 @@ class Explorer:
         except ValueError:
             for name, value in before.items():  # as if nothing had been asked
                 self.parameters[name].value = value
+            self.slider.value = step_before
             raise
         return self.picture()
 
@@ -171,9 +172,13 @@ class Explorer:
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         picture = self.picture()
         data, metadata = bundle(picture.png, picture.caption)
-        live = self.view._repr_mimebundle_(**options) or {}
-        key = "application/vnd.jupyter.widget-view+json"
-        return ({key: live[key]} if key in live else {}) | data, metadata
+        return live_view(self.view, **options) | data, metadata
+
+
+def live_view(widget: widgets.Widget, **options: Any) -> dict[str, Any]:
+    """The part of a mime bundle that shows the widget itself, where there is a kernel behind it."""
+    live = widget._repr_mimebundle_(**options) or {}
+    return {key: value for key, value in live.items() if key == WIDGET_VIEW}
 
 
 def _button(label: str, tooltip: str, action: Callable[[Any], None]) -> widgets.Button:

@@ -11,6 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"  # what a live widget is displayed by
+
 
 @dataclass(frozen=True, repr=False)
 class Picture:
