@@ -163,7 +163,7 @@ class AttentionExplorer(Explorer):
             tip = f"key {key} “{label}”: " + (
                 f"weight {weight:.3f}" if allowed else "later, hidden"
             )
-            track = "#f2f4f6" if allowed else HATCHED
+            track = "#e3e8ec" if allowed else HATCHED
             scene.rect(f"track{key}", (left, top, width, cell * 0.7), track, tip)
             if allowed:
                 bar = (left, top, max(width * weight, 0.5), cell * 0.7)
