@@ -10,8 +10,19 @@ tutorial_engine/
   model       the Qwen3 decoder
   checkpoint  Hugging Face files to a running model
   tiny        the trained tiny model: stories, training, checkpoint
-  bench       our speed as a ratio to transformers'
   doctor      is this machine set up, and what to fix
+  -- 02_kv_cache: prefill and decode
+  cache_configwhat a token costs, how long a cache is
+  kv_storage  the shelves: K and V per layer, by slot
+  kv_cache    the address book: a row per sequence; the torch.cat twin
+  runner      prefill and decode: new tokens in, logits out
+  sampling    temperature, top-k, top-p, min-p, seeds, logprobs
+  stopping    stop tokens, stop strings across tokens, length
+  generate    prompts in, text out: the loop
+  chat        messages to a prompt, by the checkpoint's own template
+  peers       transformers under our loop, our cache under transformers
+  ledger      every path against every other, number by number
+  bench       our speed as a ratio to others', and the machine's roofline
   -- seeing and doing
   syllabus    this table
   viz         pictures: style, plots, scenes, explorers

@@ -5,7 +5,7 @@ Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -86,20 +86,45 @@ class AttentionBackend(Protocol):
         ...
 
 
+class KVCache(Protocol):
+    """What a backend asks for keys and values: here are the new ones, give me all there are."""
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """New k [T, H_kv, D], v [T, H_kv, D_v] → each sequence's history + new, [kv, H_kv, ·]."""
+        ...
+
+
+class NoCache:
+    """Remembers nothing: each sequence has only the keys and values of this very forward."""
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """As KVCache.update."""
+        lengths = batch.query_lens
+        return list(zip(k.split(lengths), v.split(lengths), strict=True))
+
+
 class NaiveAttention:
     """`naive_attention` once per sequence. Shows its weights to an observer, if it has one."""
 
-    def __init__(self, observe: WeightsObserver | None = None) -> None:
+    def __init__(
+        self, observe: WeightsObserver | None = None, cache: KVCache | None = None
+    ) -> None:
         self.observe = observe
+        self.cache = cache or NoCache()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
+        contexts = self.cache.update(layer, k, v, batch)
         outs = []
-        for s in range(batch.num_seqs):
-            rows = slice(batch.seq_starts[s], batch.seq_starts[s + 1])
-            length = rows.stop - rows.start
-            mask = causal_mask(length, length, device=q.device)
-            out, weights = naive_attention(q[rows], k[rows], v[rows], mask)
+        for s, (q_s, (k_s, v_s)) in enumerate(
+            zip(q.split(batch.query_lens), contexts, strict=True)
+        ):
+            mask = causal_mask(len(q_s), len(k_s), device=q.device)
+            out, weights = naive_attention(q_s, k_s, v_s, mask)
             if self.observe is not None:
                 self.observe(layer, s, weights)
             outs.append(out)
@@ -109,22 +134,35 @@ class NaiveAttention:
 class SdpaAttention:
     """PyTorch's fused scaled_dot_product_attention (flash kernels where the device has them).
 
-    Sequences of one length go through one call, others through one call each: nothing is padded.
+    One call per sequence, so that nothing is padded; without a cache, sequences of one length
+    share a call.
     """
+
+    def __init__(self, cache: KVCache | None = None) -> None:
+        self.cache = cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
         lengths = batch.query_lens
-        if len(set(lengths)) == 1:
+        if self.cache is None and len(set(lengths)) == 1:
             return _sdpa(q, k, v, batch.num_seqs)
-        parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-        return torch.cat([_sdpa(*part, num_seqs=1) for part in parts])
+        contexts = (self.cache or NoCache()).update(layer, k, v, batch)
+        if len(contexts) == 1:
+            return _sdpa(q, *contexts[0])
+        return torch.cat(
+            [_sdpa(q_s, *kv) for q_s, kv in zip(q.split(lengths), contexts, strict=True)]
+        )
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int) -> Tensor:
-    """Causal SDPA over num_seqs sequences of equal length laid end to end."""
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
+    """Causal SDPA over num_seqs sequences laid end to end, equally long in q and in k."""
     # [S * L, heads, D] -> [S, heads, L, D], views only
     q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
-    # is_causal aligns the mask to the upper left: right here because q_len == kv_len
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    q_len, kv_len = q.shape[2], k.shape[2]
+    # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len;
+    # one query may see every key, and needs no mask at all
+    mask = causal_mask(q_len, kv_len, device=q.device) if 1 < q_len < kv_len else None
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=1 < q_len == kv_len, enable_gqa=True
+    )
     return out.transpose(1, 2).flatten(0, 1)

@@ -4,11 +4,14 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+# Where tokens lie in a KV storage: a slice where the slots are neighbours, else their numbers [n].
+Slots = slice | Tensor
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,17 @@ class Batch:
     """T tokens of S sequences, flat. Frozen, and passed to whoever needs it, never global.
 
     input_ids [T] and positions [T] are int64; `seq_starts` has S + 1 entries: sequence s owns the
-    tokens seq_starts[s] .. seq_starts[s + 1] − 1 (vLLM calls it cu_seqlens).
+    tokens seq_starts[s] .. seq_starts[s + 1] − 1 (vLLM calls it cu_seqlens). The other three are
+    there when a cache is (notebook 02): `seq_ids` names the sequences for it, `slot_mapping` [T]
+    says where each token's K and V go, `context_slots[s]` where those of positions 0 .. last lie.
     """
 
     input_ids: Tensor
     positions: Tensor
     seq_starts: tuple[int, ...]
+    seq_ids: tuple[int, ...] = ()
+    slot_mapping: Tensor | None = None
+    context_slots: tuple[Slots, ...] = ()
 
     def __post_init__(self) -> None:
         if self.input_ids.ndim != 1 or self.input_ids.shape != self.positions.shape:
@@ -70,6 +78,23 @@ class Batch:
             starts.append(len(ids))
         return cls(
             torch.tensor(ids, device=device), torch.tensor(positions, device=device), tuple(starts)
+        )
+
+    def with_slots(
+        self, seq_ids: Sequence[int], slot_mapping: Tensor, context_slots: Sequence[Slots]
+    ) -> "Batch":
+        """The same batch with its addresses in a cache; ValueError when the counts do not fit."""
+        counts = (len(seq_ids), slot_mapping.numel(), len(context_slots))
+        if counts != (self.num_seqs, self.num_tokens, self.num_seqs):
+            raise ValueError(
+                f"{self.num_tokens} tokens of {self.num_seqs} sequences need as many slots, ids "
+                f"and contexts; got {counts[1]} slots, {counts[0]} ids, {counts[2]} contexts"
+            )
+        return replace(
+            self,
+            seq_ids=tuple(seq_ids),
+            slot_mapping=slot_mapping,
+            context_slots=tuple(context_slots),
         )
 
     @property

@@ -5,7 +5,7 @@ Knows the file format and what this engine supports; knows no tensor and no weig
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,12 @@ class ModelConfig:
             raise ValueError(
                 f"no config.json at {str(path)!r}: give the folder of a Hugging Face checkpoint"
             )
-        try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{file} is not valid JSON: {error}") from None
-        if not isinstance(raw, dict):
-            raise ValueError(f"{file} must hold a JSON object, got {type(raw).__name__}")
-        return cls.from_dict(raw)
+        config = cls.from_dict(_json_object(file))
+        for_generation = file.with_name("generation_config.json")
+        if for_generation.is_file():  # a chat model has more than one end: it is written there
+            ends = _eos_ids(_json_object(for_generation))
+            config = replace(config, eos_token_ids=ends or config.eos_token_ids)
+        return config
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
@@ -113,6 +112,16 @@ class ModelConfig:
             attention_bias=bool(raw.get("attention_bias", False)),
             eos_token_ids=_eos_ids(raw),
         )
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(raw).__name__}")
+    return raw
 
 
 def _required(raw: Mapping[str, Any], key: str) -> Any:
@@ -169,4 +178,7 @@ def _eos_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
     eos = raw.get("eos_token_id")
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ValueError(f"eos_token_id must be one token id or a list of them, got {eos!r}")
+    return ids

@@ -3,7 +3,7 @@
 Each one runs without an error, fits every shape, and changes the result.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,8 +47,10 @@ def _up_gated_by_gate(self: layers.SiluAndMul, x: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+Zoo = Mapping[str, tuple[object, str, Callable]]
+
 # name -> (where the right code stands, its name there, the wrong code)
-BUGS_01: dict[str, tuple[object, str, Callable]] = {
+BUGS_01: Zoo = {
     "RoPE turns neighbours": (model, "apply_rope", _interleaved_rope),
     "q_norm and k_norm after RoPE": (model.Qwen3Attention, "forward", _norm_after_rope),
     "query head h reads K/V head h % n": (attention, "naive_attention", _modulo_heads),
@@ -57,11 +59,11 @@ BUGS_01: dict[str, tuple[object, str, Callable]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str, zoo: Zoo = BUGS_01) -> Iterator[None]:
     """Inside the block the engine has the bug. ValueError for one that is not in the zoo."""
-    if name not in BUGS_01:
-        raise ValueError(f"no bug {name!r}; there are {sorted(BUGS_01)}")
-    owner, attribute, wrong = BUGS_01[name]
+    if name not in zoo:
+        raise ValueError(f"no bug {name!r}; there are {sorted(zoo)}")
+    owner, attribute, wrong = zoo[name]
     right = getattr(owner, attribute)
     setattr(owner, attribute, wrong)
     try:

@@ -1,0 +1,891 @@
+# %% [markdown]
+# # 02 · The KV cache
+#
+# Run every token once. Build the cache that makes it possible, watch it fill, prove that it changes
+# no number, and measure what it saves on the machine in front of you. About 75 minutes.
+#
+# You should have done notebook 01 (or know queries, keys, values and the causal mask).
+
+# %%
+import torch
+
+from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.generate import generate
+from tutorial_engine.learn.predict import Predictions
+from tutorial_engine.learn.source import show_source
+from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.viz.tokens import token_labels
+
+torch.set_grad_enabled(False)
+predictions = Predictions()
+model, tokenizer = load_model(), load_tokenizer()
+c = model.config
+PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+prompts = [tokenizer.encode(text).ids for text in PROMPTS]
+print([len(ids) for ids in prompts], "tokens")
+
+# %% [markdown]
+# ## 1 · What recomputing costs
+#
+# **Objective:** count. `generate` is the loop of notebook 01: run, take the likeliest token, append,
+# again. A hook counts the tokens that go through the layers, with the cache and without.
+
+# %%
+counted = []
+model.model.register_forward_pre_hook(lambda module, args: counted.append(args[0].num_tokens))
+
+
+def count_tokens(use_cache):
+    counted.clear()
+    options = SamplingParams(max_tokens=24)
+    out = generate(model, prompts[:1], options, tokenizer=tokenizer, use_cache=use_cache)[0]
+    return out, list(counted)
+
+
+slow, without = count_tokens(use_cache=False)
+print(without)
+print(slow.text)
+
+# %%
+predictions.ask(
+    "saved",
+    "10 prompt tokens, 24 new ones, each token run only once. How many tokens run in all?",
+    ["24", "33", "34", "516"],
+)
+
+# %%
+fast, with_cache = count_tokens(use_cache=True)
+predictions.reveal("saved", str(sum(with_cache)))
+print(with_cache)
+print("same tokens:", fast.token_ids == slow.token_ids)
+
+# %% [markdown]
+# Not 34: the last new token is chosen, but nobody needs to run it. Now in FLOPs, the multiplications
+# and additions of a forward. (A product with a matrix of W numbers costs 2·W for each token.)
+
+# %% tags=["figure-work"]
+from tutorial_engine.bench.roofline import forward_flops
+from tutorial_engine.viz.cache_plots import work_picture
+
+flops_without = [forward_flops(c, n, 0) for n in without]
+cached = [0, *range(len(prompts[0]), len(prompts[0]) + 23)]  # tokens that were there already
+flops_with = [forward_flops(c, n, old) for n, old in zip(with_cache, cached, strict=True)]
+print(f"{sum(flops_without) // sum(flops_with)} times the arithmetic")
+work_picture(without, with_cache, flops_without, flops_with)
+
+# %% [markdown]
+# ## 2 · Old keys never change
+#
+# **Objective:** see why keeping them is allowed. A *catcher* sits where the attention asks for keys
+# and values, and remembers the keys of every layer.
+
+# %%
+from tutorial_engine.attention import NoCache, SdpaAttention
+from tutorial_engine.batch import Batch
+
+
+class Catcher(NoCache):
+    def __init__(self):
+        self.keys = {}
+
+    def update(self, layer, k, v, batch):
+        self.keys[layer] = k
+        return super().update(layer, k, v, batch)
+
+
+def keys_of(sequence, layer=3):
+    catcher = Catcher()
+    model(Batch.from_sequences([sequence]), SdpaAttention(catcher))
+    return catcher.keys[layer]
+
+
+print("keys of layer 3 [tokens, K/V heads, head_dim]:", list(keys_of(prompts[0]).shape))
+
+# %%
+predictions.ask(
+    "keys",
+    "Append a token. The keys of the 10 tokens before it, in the LAST layer ...",
+    ["change: that layer has seen everything", "stay as they are"],
+)
+
+# %%
+changes, stays = predictions.questions["keys"].options
+longer = keys_of([*prompts[0], 65])
+same = torch.allclose(longer[:10], keys_of(prompts[0]), atol=1e-4)
+predictions.reveal("keys", stays if same else changes)
+check_close(longer[:10], keys_of(prompts[0]), 1e-4, "10 old keys, with and without a new token")
+
+# %% [markdown]
+# The causal rule again: a token sees only what came before, in every layer. So whatever is appended,
+# its hidden state, key and value stay. Put the token in *front*, and everything moves:
+
+# %%
+moved = keys_of([65, *prompts[0]])[1:]
+print("same keys after a token in front:", torch.allclose(moved, keys_of(prompts[0]), atol=1e-4))
+
+# %% [markdown]
+# ## 3 · A cache in twelve lines
+#
+# **Objective:** build it. The attention hands over the new keys and values of a layer and wants *all*
+# there are, old and new. (Queries are never asked again: no need to keep them.)
+#
+# ### Exercise 1: keep them (10 minutes)
+#
+# <details><summary>Hint</summary><code>torch.cat((old_k, k))</code> joins along the first axis, the
+# tokens. The first time a layer comes, there is nothing old.</details>
+
+
+# %% tags=["exercise"]
+class MyCache:
+    """Keys and values of one sequence, by layer."""
+
+    def __init__(self):
+        self.kv = {}  # layer -> (k, v)
+
+    def update(self, layer, k, v, batch):
+        """New k, v [T, H_kv, D] -> [(all k, all v)], a list with one pair: one sequence."""
+        ### BEGIN SOLUTION
+        if layer in self.kv:
+            old_k, old_v = self.kv[layer]
+            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
+        self.kv[layer] = (k, v)
+        return [(k, v)]
+        ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_02 import check_cache
+
+check_cache(MyCache)
+
+# %% [markdown]
+# The package has this one too, as the naive twin of the real cache. Its flaw: every step copies all
+# that is there into a new tensor. Bytes copied grow with the *square* of the length.
+
+# %%
+from tutorial_engine.kv_cache import GrowingKVCache
+from tutorial_engine.runner import decode, prefill
+
+growing = GrowingKVCache()
+prefill(model, growing, prompts[:1])
+for steps in (50, 100, 200):
+    while growing.seq_lens[0] < steps:
+        decode(model, growing, [65])
+    print(f"{steps:3} tokens: {growing.bytes_copied // 2**10:6,} KiB copied so far")
+
+# %% [markdown]
+# ## 4 · Prefill and decode
+#
+# **Objective:** know the two kinds of forward by their shapes. *Prefill* runs the whole prompt and fills
+# the cache. *Decode* runs one token and reads the cache. In our engine both are the same function:
+
+# %%
+from tutorial_engine.runner import forward
+
+show_source(forward)
+
+# %% [markdown]
+# `cache.batch` gives the new tokens positions and addresses, the model runs, `cache.commit` makes them
+# count. Watch positions and lengths over a prefill and two decodes:
+
+# %%
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.kv_cache import StaticKVCache
+
+cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=1, max_len=40))
+logits = prefill(model, cache, prompts[:1])
+print("prefill: 10 tokens run, logits", list(logits.shape), "cached", cache.seq_lens)
+for _ in range(2):
+    token = int(logits.argmax())
+    position = cache.batch([[token]]).positions.tolist()
+    logits = decode(model, cache, [token])
+    print(token_labels(tokenizer, [token]), "runs at", position, "cached", cache.seq_lens)
+
+# %%
+predictions.ask(
+    "mask",
+    "12 tokens are cached and one more runs (decode). How many entries has its causal mask, and how "
+    "many are forbidden?",
+    ["169, of which 78", "13, of which 12", "13, of which none"],
+)
+
+# %% tags=["figure-phases"]
+from tutorial_engine.attention import causal_mask
+from tutorial_engine.viz.plots import mask_picture
+
+masks = {
+    "prefill: 10 queries": causal_mask(10, 10),
+    "decode: 1 query": causal_mask(1, 13),
+    "chunk: 3 queries after 7": causal_mask(3, 10),
+}
+row = masks["decode: 1 query"]
+none = int((~row).sum()) == 0
+predictions.reveal("mask", f"{row.numel()}, of which {'none' if none else int((~row).sum())}")
+mask_picture(masks)
+
+# %% [markdown]
+# The newest token may see everything: decode needs no mask. But its *position* must be right, for RoPE.
+# Position = number of cached tokens, nothing else.
+#
+# ## 5 · Shelves and an address book
+#
+# **Objective:** find any key in memory. A real cache allocates once and never copies.
+
+# %% [markdown]
+# It is two things. **Shelves**: per layer one K and one V tensor, addressed by *slot*. An **address
+# book**: which slot holds position p of sequence s, kept once for all layers. In the static cache,
+# sequence s owns a row: slot = s · max_len + p.
+
+# %%
+cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=3, max_len=16))
+batch = cache.batch(prompts)
+print("slots to write:", batch.slot_mapping.tolist())
+print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
+shelf = cache.storage.k[0]
+print("K shelf of a layer [K/V heads, slots, head_dim]:", list(shelf.shape))
+
+# %% [markdown]
+# ### Exercise 2: which slots? (5 minutes)
+#
+# <details><summary>Hint</summary>Row r begins at <code>r * max_len</code>, and its first free slot is
+# <code>cached[r]</code> further on.</details>
+
+
+# %% tags=["exercise"]
+def slots_to_write(cached, new, max_len):
+    """cached[r] tokens are in row r, new[r] more come: their slots, row after row, as a list."""
+    ### BEGIN SOLUTION
+    slots = []
+    for r, (old, n) in enumerate(zip(cached, new, strict=True)):
+        slots += range(r * max_len + old, r * max_len + old + n)
+    return slots
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_02 import check_slots
+
+check_slots(slots_to_write)
+
+# %% [markdown]
+# The textbook shape of a static cache has five axes. It is a *view* of the same memory: nothing is
+# copied. Slots that nobody wrote hold rubbish and must never be read. We fill all with NaN to prove it:
+# one NaN read would spoil every logit.
+
+# %%
+cache.storage.k.fill_(float("nan"))
+cache.storage.v.fill_(float("nan"))
+logits = prefill(model, cache, prompts)
+keys, values = cache.rows()
+print("[layers, rows, K/V heads, max_len, head_dim]:", list(keys.shape))
+print("same memory:", keys.data_ptr() == cache.storage.k.data_ptr())
+print("any NaN in the logits:", bool(logits.isnan().any()))
+print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
+
+# %% [markdown]
+# Too much for a row is refused before anything is written:
+
+# %%
+try:
+    prefill(model, cache, [[65] * 20], seq_ids=[1])
+except ValueError as error:
+    print(error)
+print("cached:", cache.seq_lens)
+
+# %% tags=["figure-rows"]
+from tutorial_engine.viz.cache_plots import fill_picture
+
+fill_picture([(text, used, 16) for text, used in zip(PROMPTS, cache.seq_lens, strict=True)])
+
+# %% [markdown]
+# Hatched slots are reserved and unused: other requests cannot have them. Notebook 04 shares them out in
+# pages and cells: same shelves, another address book.
+#
+# ## 6 · One position late
+#
+# **Objective:** meet the classic cache bug. Plausible code counts decode steps from 1 and starts at
+# `prompt_len + step`. Position 10 is skipped.
+
+# %%
+predictions.ask(
+    "late",
+    "Every decoded token gets a position one too high. Of 16 new tokens ...",
+    [
+        "all are wrong",
+        "the first is right, then the text goes another way",
+        "none is wrong: only distances count",
+    ],
+)
+
+# %% tags=["figure-late"]
+from tutorial_engine.learn.bugs import planted
+from tutorial_engine.learn.bugs_02 import BUGS_02
+from tutorial_engine.viz.cache_plots import positions_picture
+
+greedy = SamplingParams(max_tokens=16)
+right = generate(model, prompts[:1], greedy, tokenizer=tokenizer)[0]
+with planted("decode starts one position late", BUGS_02):
+    late = generate(model, prompts[:1], greedy, tokenizer=tokenizer)[0]
+first_wrong = next(i for i in range(16) if right.token_ids[i] != late.token_ids[i])
+all_wrong, later, no_one = predictions.questions["late"].options
+predictions.reveal("late", later if first_wrong else all_wrong)
+start, labels = len(prompts[0]), [token_labels(tokenizer, list(o.token_ids)) for o in (right, late)]
+positions_picture(range(start, start + 16), range(start + 1, start + 17), *labels)
+
+# %% [markdown]
+# The first new token comes from the prefill, which is right. Later ones have a gap behind them: the
+# distance to the whole prompt is off by one. Nothing crashes, and the text still looks like text.
+# Only comparing numbers finds it. The other residents of this zoo:
+
+# %%
+ids = prompts[0]
+
+
+def all_logits(chunk_size=None):
+    cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
+    cache.storage.k.zero_()  # what a pool that was never written may well hold
+    cache.storage.v.zero_()
+    rows = [prefill(model, cache, [ids], chunk_size=chunk_size)]
+    rows += [decode(model, cache, [token]) for token in right.token_ids[:8]]
+    return torch.cat(rows)
+
+
+truth = all_logits()
+for bug in BUGS_02:
+    with planted(bug, BUGS_02):
+        wrong = all_logits(chunk_size=4)
+    found = check_close(wrong, truth, 1e-3, bug)
+    first = torch.allclose(wrong[0], truth[0], atol=1e-3)
+    print(f"{bug:36}", "not noticed" if found.ok else "caught;", f"first token right: {first}")
+
+# %% [markdown]
+# ## 7 · Chunks and batches
+#
+# **Objective:** see that it does not matter *how* the tokens come. A long prompt may be prefilled in
+# chunks, so that others need not wait; any chunking gives the same logits.
+
+# %%
+for chunk in (1, 3, 4, 7):
+    check = check_close(all_logits(chunk), truth, 1e-3, f"chunks of {chunk} = all at once")
+    print(check)
+
+# %% [markdown]
+# Three prompts of unequal length in one batch: no padding, a row each. Every row stops by itself, and
+# from then on costs nothing. The hook from section 1 still counts.
+
+# %%
+counted.clear()
+three = [SamplingParams(max_tokens=n) for n in (3, 8, 5)]
+together = generate(model, prompts, three, tokenizer=tokenizer)
+print("tokens per forward:", counted)
+alone = [
+    generate(model, [ids], own, tokenizer=tokenizer)[0]
+    for ids, own in zip(prompts, three, strict=True)
+]
+for a, b in zip(together, alone, strict=True):
+    print(a.token_ids == b.token_ids, repr(a.text), a.finish_reason)
+
+# %% [markdown]
+# ## 8 · Watch it fill
+#
+# **Objective:** step through it. One step = one forward. Each cell is a slot of one layer and head,
+# coloured by the length of its key or value; hover for details. Try chunks of 4, other heads, your own
+# prompt.
+
+# %% tags=["figure-cache-explorer"]
+from tutorial_engine.viz.cache_explorer import CacheExplorer
+
+explorer = CacheExplorer(model, tokenizer, PROMPTS[0], new_tokens=8, layer=3)
+explorer.set(step=4)
+explorer
+
+# %% [markdown]
+# ## 9 · What it costs in bytes
+#
+# **Objective:** compute the price of a token for real models. K and V, in every layer, for every *K/V*
+# head: this is what grouped-query attention (GQA) was invented for.
+
+# %%
+from tutorial_engine.cache_config import KVCacheSpec
+
+
+def spec(layers, kv_heads, head_dim):
+    return KVCacheSpec(
+        num_layers=layers,
+        num_kv_heads=kv_heads,
+        k_head_dim=head_dim,
+        v_head_dim=head_dim,
+        dtype=torch.bfloat16,
+    )
+
+
+# name: (layers, query heads, K/V heads, head_dim), from the released config.json files
+models = {
+    "GPT-2 124M": (12, 12, 12, 64),
+    "Llama-2-7B": (32, 32, 32, 128),
+    "Qwen3-0.6B": (28, 16, 8, 128),
+    "Qwen3-4B": (36, 32, 8, 128),
+}
+for name, (layers, heads, kv_heads, dim) in models.items():
+    print(f"{name:12} {spec(layers, kv_heads, dim).bytes_per_token:9,} bytes a token in 16 bits")
+
+# %% tags=["figure-bytes"]
+from tutorial_engine.viz.cache_plots import bytes_picture
+
+rows = [
+    (
+        name,
+        spec(n, kv, dim).bytes_per_token,
+        spec(n, heads, dim).bytes_per_token if kv < heads else None,
+    )
+    for name, (n, heads, kv, dim) in models.items()
+]
+bytes_picture(rows)
+
+# %% [markdown]
+# Large models are split over GPUs by heads (*tensor parallel*, tp). Each rank keeps its own heads' K and
+# V: Llama-2-7B at tp 4 has 8 of 32 heads on each. PyTorch's meta device shows the shapes of such a cache
+# without its memory:
+
+# %%
+from tutorial_engine.kv_storage import KVStorage
+
+quarter = KVStorage(spec(32, 8, 128), num_slots=4 * 4096, device="meta")
+k_view, _ = quarter.by_rows(num_rows=4)
+print(
+    "one rank of four, 4 rows of 4096:", list(k_view.shape), f"{quarter.num_bytes / 2**30:.0f} GiB"
+)
+
+# %% [markdown]
+# ### Exercise 3: how many rows fit? (5 minutes)
+#
+# <details><summary>Hint</summary>Bytes of one row first: 2 (K and V) · layers · K/V heads · head_dim ·
+# max_len · 2 bytes. Whole rows only.</details>
+
+
+# %% tags=["exercise"]
+def rows_that_fit(config, budget_bytes, max_len):
+    """Whole rows of max_len tokens in bf16 that fit into the budget."""
+    ### BEGIN SOLUTION
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+    return budget_bytes // (per_token * max_len)
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.learn.checks_02 import check_fit
+
+qwen3_06b = ModelConfig(
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rope_theta=1e6,
+    tie_word_embeddings=True,
+)
+check_fit(rows_that_fit, qwen3_06b)
+
+# %% [markdown]
+# ## 10 · What it saves in time
+#
+# **Objective:** measure it here, and find where the cache does *not* pay. Time per token with and
+# without the cache, as the text grows.
+
+# %%
+predictions.ask(
+    "short",
+    "This tiny model, a context of 8 tokens. Compared with running all 8 again, decoding one with the "
+    "cache takes ...",
+    ["about an eighth of the time", "about the same time"],
+)
+
+# %% tags=["nbval-ignore-output", "figure-latency"]
+import statistics
+import time
+
+from tutorial_engine.viz.speed_plots import latency_picture
+
+
+@torch.inference_mode()
+def median_ms(run, repeat=9):
+    times = []
+    for _ in range(repeat + 2):  # the first two warm up
+        began = time.perf_counter()
+        run()
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times[2:])
+
+
+def step(batch, attention=None):
+    return model.compute_logits(model(batch, attention)[-1:])
+
+
+lengths, measured = [2, 4, 8, 16, 32, 64, 128, 256, 512], {"with cache": [], "no cache": []}
+for n in lengths:
+    cache = StaticKVCache.from_config(c, CacheConfig(max_len=n))
+    if n > 1:
+        prefill(model, cache, [[65] * (n - 1)])
+    last, whole = cache.batch([[65]]), Batch.from_sequences([[65] * n])  # no commit: repeatable
+    fast_ms = median_ms(lambda b=last, a=SdpaAttention(cache): step(b, a))
+    measured["with cache"].append((n, fast_ms))
+    measured["no cache"].append((n, median_ms(lambda b=whole: step(b))))
+virtual = {"with cache": [(n, 1) for n in lengths], "no cache": [(n, n) for n in lengths]}
+latency_picture(measured, virtual)
+
+# %% tags=["nbval-ignore-output"]
+at_8 = {name: dict(points)[8] for name, points in measured.items()}
+less, same = predictions.questions["short"].options
+predictions.reveal("short", same if at_8["with cache"] > 0.4 * at_8["no cache"] else less)
+
+# %% [markdown]
+# On the left, a clock that counts one unit per token run. On the right, this machine: for a few tokens a
+# forward of this tiny model is nearly all overhead, so eight cost hardly more than one; the cache wins
+# later. A large model is different, as section 11 shows.
+
+# %% [markdown]
+# Users feel two times. **TTFT**, time to first token: the prefill. **TPOT**, time per output token: the
+# decodes. `stream` yields each token as it comes, so we can take them apart:
+
+# %% tags=["nbval-ignore-output"]
+from tutorial_engine.generate import stream
+
+
+def ttft_and_tpot(prompt, **options):
+    began, stamps = time.perf_counter(), []
+    for _ in stream(model, [prompt], SamplingParams(max_tokens=24, ignore_eos=True), **options):
+        stamps.append(1000 * (time.perf_counter() - began))
+    return stamps[0], (stamps[-1] - stamps[0]) / 23
+
+
+for n in (10, 100, 900):
+    for use_cache in (True, False):
+        ttft, tpot = ttft_and_tpot(([*prompts[0]] * 90)[:n], use_cache=use_cache)
+        cached = "cache   " if use_cache else "no cache"
+        print(f"prompt {n:3}, {cached}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
+
+# %% [markdown]
+# ## 11 · Why decode is slow: the roofline
+#
+# **Objective:** say what bounds each phase. A forward must do its arithmetic (FLOPs) *and* read its
+# weights and cache from memory (bytes). The slower of the two is the least time it can take.
+
+# %% [markdown]
+# ### Exercise 4: the least time (5 minutes)
+#
+# <details><summary>Hint</summary>Arithmetic takes flops / peak seconds, memory bytes / bandwidth. Both
+# go on at once.</details>
+
+
+# %% tags=["exercise"]
+def least_seconds(flops, num_bytes, peak, bandwidth):
+    """Peak in FLOP/s, bandwidth in bytes/s -> the time below which no machine can get."""
+    ### BEGIN SOLUTION
+    return max(flops / peak, num_bytes / bandwidth)
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_02 import check_floor
+
+check_floor(least_seconds)
+
+# %% [markdown]
+# FLOPs per byte is the *arithmetic intensity*. The tiny model fits into the processor's own caches, so we
+# take four of the 28 layers of Qwen3-0.6B, with random weights: 252 MB that must come from memory.
+
+# %%
+from dataclasses import replace
+
+from tutorial_engine.bench.roofline import forward_bytes
+from tutorial_engine.model import Qwen3ForCausalLM
+
+four_layers = replace(qwen3_06b, num_hidden_layers=4, vocab_size=512)
+for name, tokens, old in (
+    ("decode 1", 1, 255),
+    ("decode 1, long", 1, 8191),
+    ("prefill 256", 256, 0),
+):
+    ratio = forward_flops(four_layers, tokens, old) / forward_bytes(four_layers, tokens, old, 4)
+    print(f"{name:15} {ratio:6.1f} FLOPs per byte")
+
+# %%
+predictions.ask(
+    "batch",
+    "Decode for 8 sequences at once, one new token each. Compared with one sequence, the time ...",
+    ["is 8 times as long", "grows little: the weights are read once for all"],
+)
+
+# %% tags=["nbval-ignore-output", "figure-roofline"]
+from tutorial_engine.bench.roofline import measure_bandwidth, measure_peak_flops
+from tutorial_engine.viz.speed_plots import roofline_picture
+
+large = Qwen3ForCausalLM(four_layers).requires_grad_(False).eval()
+large.prepack()
+bandwidth, peak = measure_bandwidth(), measure_peak_flops(torch.float32)
+points, seconds = [], {}
+for label, rows, new, old in (
+    ("decode, 1 sequence", 1, 1, 64),
+    ("decode, 8 sequences", 8, 1, 64),
+    ("prefill, 16 tokens", 1, 16, 0),
+    ("prefill, 256 tokens", 1, 256, 0),
+):
+    cache = StaticKVCache.from_config(four_layers, CacheConfig(max_seqs=rows, max_len=512))
+    if old:
+        prefill(large, cache, [[65] * old] * rows)
+    batch, backend = cache.batch([[65] * new] * rows), SdpaAttention(cache)
+    seconds[label] = median_ms(lambda b=batch, a=backend: large(b, a), repeat=7) / 1000
+    flops = rows * forward_flops(four_layers, new, old, num_logits=0)
+    one = forward_bytes(four_layers, new, old, 4)
+    weights = forward_bytes(four_layers, 0, 0, 4)
+    points.append((label, flops / (weights + rows * (one - weights)), flops / seconds[label]))
+roofline_picture(bandwidth, peak, points)
+
+# %% tags=["nbval-ignore-output"]
+times, little = predictions.questions["batch"].options
+factor = seconds["decode, 8 sequences"] / seconds["decode, 1 sequence"]
+print(f"8 sequences take {factor:.1f} times as long as one")
+predictions.reveal("batch", little if factor < 4 else times)
+
+# %% [markdown]
+# Prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
+# *memory-bound*: every weight is read for two FLOPs. Hence the idea behind every server: decode many
+# sequences at once. Notebook 03 does.
+#
+# ## 12 · Choosing a token
+#
+# **Objective:** know what each knob keeps.
+
+# %% [markdown]
+# Logits become probabilities by a softmax. Dividing the logits by a *temperature* first makes the
+# distribution sharper (below 1) or flatter (above). Temperature 0 means greedy.
+
+# %% tags=["figure-temperature"]
+from tutorial_engine.sampling import apply_temperature
+from tutorial_engine.viz.sampling_plots import temperature_picture
+
+cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
+logits = prefill(model, cache, [tokenizer.encode("Once upon a time Anna had a").ids])[0]
+best = logits.argsort(descending=True)[:12].tolist()
+labels = token_labels(tokenizer, best)
+heat = {t: apply_temperature(logits, t).softmax(-1)[best].tolist() for t in (0.5, 1.0, 2.0)}
+temperature_picture(labels, heat)
+
+# %% [markdown]
+# Filters then cut the tail. `top_k` keeps the k likeliest. `top_p` keeps the fewest that together reach
+# p. `min_p` keeps those at least that fraction as likely as the best.
+
+# %%
+predictions.ask(
+    "top_p",
+    "Probabilities .5 .3 .1 .05 .05 and top_p = 0.8. How many tokens are kept?",
+    ["1", "2", "3"],
+)
+
+# %%
+from tutorial_engine.sampling import min_p, top_k, top_p
+
+example = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]).log()
+predictions.reveal("top_p", str(int(top_p(example, 0.8).isfinite().sum())))
+print("top_k 3:  ", top_k(example, 3).isfinite().tolist())
+print("top_p 0.8:", top_p(example, 0.8).isfinite().tolist())
+print("min_p 0.2:", min_p(example, 0.2).isfinite().tolist())
+
+# %% [markdown]
+# ### Exercise 5: top-p (10 minutes)
+#
+# Keep a token unless the tokens *strictly before it*, from the likeliest down, already reach p.
+#
+# <details><summary>Hint</summary><code>sorted, order = probs.sort(descending=True)</code>; the mass before
+# a token is <code>sorted.cumsum(-1) - sorted</code>; write the answer back with
+# <code>keep[order] = ...</code>.</details>
+
+
+# %% tags=["exercise"]
+def keep_top_p(probs, p):
+    """probs [V] -> bool [V], True = kept."""
+    ### BEGIN SOLUTION
+    values, order = probs.sort(descending=True)
+    before = values.cumsum(-1) - values
+    keep = torch.zeros_like(probs, dtype=torch.bool)
+    keep[order] = before < p
+    return keep
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_02 import check_top_p
+
+check_top_p(keep_top_p)
+
+# %% tags=["figure-filters"]
+from tutorial_engine.sampling import filter_logits
+from tutorial_engine.viz.sampling_plots import filters_picture
+
+combined = SamplingParams(temperature=1.0, top_k=8, top_p=0.8, min_p=0.05)
+kept = {
+    "top_k = 8": top_k(logits, 8),
+    "top_p = 0.8": top_p(logits, 0.8),
+    "min_p = 0.05": min_p(logits, 0.05),
+    "all three": filter_logits(logits, combined),
+}
+kept = {name: cut.isfinite()[best].tolist() for name, cut in kept.items()}
+filters_picture(labels, logits.softmax(-1)[best].tolist(), kept)
+
+# %% [markdown]
+# **The seed mistake.** Each request has one generator, seeded *once*. Seeding it again before every draw
+# looks reproducible, and draws the same number for ever.
+
+# %% tags=["figure-draws"]
+from tutorial_engine.sampling import Sampler
+from tutorial_engine.viz.sampling_plots import draws_picture
+
+warm = SamplingParams(temperature=1.5, seed=7, max_tokens=12)
+once = Sampler(warm)
+good = [once.sample(logits).token_id for _ in range(12)]
+bad = [Sampler(warm).sample(logits).token_id for _ in range(12)]  # seeded for every draw
+print("different tokens, seeded once:", len(set(good)), "seeded every time:", len(set(bad)))
+draws_picture(token_labels(tokenizer, good), token_labels(tokenizer, bad))
+
+# %% [markdown]
+# A request's draws depend on its own seed alone, not on who shares the batch:
+
+# %%
+own = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+other = SamplingParams(temperature=1.0, seed=4, max_tokens=12)
+alone = generate(model, prompts[:1], own, tokenizer=tokenizer)[0]
+shared = generate(model, prompts[:2], [own, other], tokenizer=tokenizer)[0]
+print(repr(alone.text))
+print("same in company:", alone.token_ids == shared.token_ids)
+
+# %% [markdown]
+# `logprobs` tells what the model itself thought of each token: raw log-probabilities, before
+# temperature and filters, with the token's rank.
+
+# %%
+told = SamplingParams(temperature=1.5, seed=7, max_tokens=5, logprobs=3)
+for token in generate(model, prompts[:1], told, tokenizer=tokenizer)[0].tokens:
+    others = token_labels(tokenizer, [i for i, _ in token.top_logprobs])
+    chosen = token_labels(tokenizer, [token.token_id])[0]
+    print(f"{chosen:8} rank {token.rank:3}, likeliest: {' '.join(others)}")
+
+# %% [markdown]
+# ## 13 · Stopping
+#
+# **Objective:** stop at a text, not at a token. Generation ends at an end-of-text token, a stop id, a
+# stop string, or the length. A stop string may begin in one token and end in another, so the text is
+# searched, and its last characters are held back until they are safe.
+
+# %%
+until = SamplingParams(max_tokens=24, stop="coat.")
+for event in stream(model, prompts[:1], until, tokenizer=tokenizer):
+    piece = token_labels(tokenizer, [event.token.token_id])[0]
+    print(f"token {piece:6} shown now: {event.text!r}", event.finish or "")
+
+# %% [markdown]
+# Nothing of the stop string was ever shown, and nothing else was lost. Why a request ended is always
+# told:
+
+# %%
+for own in (
+    SamplingParams(max_tokens=24, stop=("coat.", "old")),
+    SamplingParams(max_tokens=24, stop_token_ids=[tokenizer.encode(" day").ids[-1]]),
+    SamplingParams(max_tokens=6),
+):
+    out = generate(model, prompts[:1], own, tokenizer=tokenizer)[0]
+    print(f"{out.finish_reason:6} {out.stop_reason!s:6} {out.text!r}")
+
+# %% [markdown]
+# ## 14 · The equality ledger
+#
+# **Objective:** prove that every way gives the same. One path (no cache) chooses the tokens; every
+# other is fed with them (*teacher forcing*), and all its logits are compared, step by step. Three of
+# the paths involve Hugging Face's `transformers`.
+
+# %%
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from tutorial_engine.ledger import Path, ledger, our_paths, table
+from tutorial_engine.peers import OurCache, TransformersRunner
+
+logging.disable_progress_bar()
+theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+
+
+def our_cache():
+    return OurCache(StaticKVCache.from_config(c, CacheConfig(max_len=64)))
+
+
+paths = our_paths(model) | {
+    "transformers, no cache": Path(lambda n: TransformersRunner(theirs, use_cache=False)),
+    "transformers, driven by our loop": Path(lambda n: TransformersRunner(theirs)),
+    "transformers, over our cache": Path(lambda n: TransformersRunner(theirs, our_cache)),
+}
+print(table(ledger(paths, prompts, num_tokens=16)))
+
+# %% [markdown]
+# Read it: the third column counts the steps at which the likeliest token is the reference's. Logits of
+# two correct programs still differ in the last digits, for sums are rounded in another order; the
+# tolerance says how much we allow.
+
+# %%
+expected = theirs.generate(
+    torch.tensor(prompts[:1]), max_new_tokens=24, do_sample=False, pad_token_id=0
+)
+print("our generate = theirs:", expected[0, 10:].tolist() == list(fast.token_ids))
+
+# %% [markdown]
+# **bf16 is another matter.** It keeps 8 bits of each number instead of 24. Feed it the same tokens: its
+# logits are off by far more than the tolerance, and where two tokens are close it picks the other one.
+# Compare speed in bf16, tokens in fp32.
+
+# %%
+from tutorial_engine.runner import make_runner
+
+in_bf16 = load_model(dtype=torch.bfloat16)
+bf16_paths = {
+    "no cache": paths["no cache"],
+    "static cache, bf16": Path(lambda n: make_runner(in_bf16, max_len=64)),
+}
+row = ledger(bf16_paths, prompts, num_tokens=16)[1]
+print("beyond the fp32 tolerance:", row.difference > row.tolerance)
+print("more than 20 times beyond:", row.difference > 20 * row.tolerance)
+
+# %% [markdown]
+# ## 15 · A real model
+#
+# Everything above runs with any dense Qwen3. With its weights at hand (they are downloaded once), in a
+# chat model's own format of messages:
+#
+# ```python
+# name = "Qwen/Qwen3-0.6B"
+# model, tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
+# chat = load_chat_template(name)  # from tutorial_engine.chat
+# prompt = chat.render([{"role": "user", "content": "What is a KV cache?"}])
+# generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer, progress=True)
+# ```
+
+# %% tags=["nbval-ignore-output"]
+if torch.cuda.is_available():
+    on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
+    print(generate(on_gpu, PROMPTS[0], greedy, tokenizer=tokenizer)[0].text)
+else:
+    print(
+        "No GPU here. With one, this cell would put model and cache there and generate the same way."
+    )
+
+# %% [markdown]
+# ## What you can do now
+#
+# Say what prefill and decode run, read and write; find any key's slot; price a context in bytes; tell
+# a compute-bound from a memory-bound phase; choose sampling knobs knowingly. Next, `03_scheduler`: many
+# requests at once.
+
+# %%
+print(predictions.score())

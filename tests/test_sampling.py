@@ -1,0 +1,640 @@
+"""The sampler: kept sets equal transformers', one draw per token, and rows that are no scores."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tutorial_engine.sampling import (
+    SampledToken,
+    Sampler,
+    SamplingParams,
+    apply_temperature,
+    filter_logits,
+    min_p,
+    sample_batch,
+    top_k,
+    top_p,
+)
+
+NEAR = 1e-6  # closer to a limit than this, rounding decides; see the pinned cases
+
+
+def kept(logits: Tensor) -> list[int]:
+    return (logits > -math.inf).nonzero()[:, -1].tolist()
+
+
+def logits_of(*probs: float) -> Tensor:
+    return torch.tensor(probs, dtype=torch.float64).log().float()
+
+
+def token_ids(sampler: Sampler, rows: Tensor) -> list[int]:
+    return [sampler.sample(row).token_id for row in rows]
+
+
+# -- against transformers -----------------------------------------------------------------------
+
+
+def top_p_is_near(logits: Tensor, p: float) -> bool:
+    """Does a sum of the best probabilities [V] come as close to p as rounding does?"""
+    ranked = logits.double().softmax(-1).sort(descending=True).values
+    sums = ranked.cumsum(-1)[:-1]
+    border = int((sums < p - NEAR).sum())  # the first that is dropped, unless it ties
+    tie = border + 1 < len(ranked) and bool((ranked[border] - ranked[border + 1]).abs() < 1e-12)
+    return tie or bool(((sums - p).abs() < NEAR).any())
+
+
+def min_p_is_near(logits: Tensor, p: float) -> bool:
+    """Is a probability [V] as close to p times the best, relatively, as rounding is?"""
+    probs = logits.double().softmax(-1)
+    return bool(((probs / (p * probs.max()) - 1).abs() < 2 * NEAR).any())
+
+
+def theirs(warper: Any, logits: Tensor) -> Tensor:
+    return warper(None, logits[None])[0]
+
+
+def check_top_k(logits: Tensor, pick: Callable[[float, float], float]) -> bool:
+    k = int(pick(1, len(logits) + 1))
+    assert kept(top_k(logits, k)) == kept(theirs(TopKLogitsWarper(k), logits))
+    return True
+
+
+def check_top_p(logits: Tensor, pick: Callable[[float, float], float]) -> bool:
+    p = pick(0, 1)
+    if p == 0 or top_p_is_near(logits, p):
+        return False
+    assert kept(top_p(logits, p)) == kept(theirs(TopPLogitsWarper(p), logits))
+    return True
+
+
+def check_min_p(logits: Tensor, pick: Callable[[float, float], float]) -> bool:
+    p = pick(0, 1) ** 4  # mostly small, as people set it
+    if p == 0 or min_p_is_near(logits, p):
+        return False
+    assert kept(min_p(logits, p)) == kept(theirs(MinPLogitsWarper(p), logits))
+    return True
+
+
+def check_chain(logits: Tensor, pick: Callable[[float, float], float]) -> bool:
+    t, k, p, m = pick(0.1, 2), int(pick(1, 1.5 * len(logits))), pick(0.3, 1), pick(0, 0.7) ** 4
+    row = theirs(TemperatureLogitsWarper(t), logits)
+    row = theirs(TopKLogitsWarper(k), row)
+    if top_p_is_near(row[row > -math.inf], p):
+        return False
+    row = theirs(TopPLogitsWarper(p), row)
+    if m == 0 or min_p_is_near(row[row > -math.inf], m):
+        return False
+    row = theirs(MinPLogitsWarper(m), row)
+    ours = filter_logits(logits, SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m))
+    assert torch.equal(ours, row)
+    return True
+
+
+@pytest.mark.parametrize("check", [check_top_k, check_top_p, check_min_p, check_chain])
+def test_kept_set_is_that_of_transformers_in_4000_cases_each(
+    check: Callable[[Tensor, Callable[[float, float], float]], bool],
+) -> None:
+    outcomes: list[bool] = []
+
+    @settings(max_examples=4000, deadline=None)
+    @given(st.integers(0, 2**48))
+    def one_case(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def pick(low: float, high: float) -> float:
+            return low + (high - low) * torch.rand((), generator=generator).item()
+
+        logits = torch.randn(int(pick(2, 200)), generator=generator) * pick(0.1, 5) + pick(-9, 9)
+        outcomes.append(check(logits, pick))
+
+    one_case()
+    assert len(outcomes) >= 4000
+    assert outcomes.count(False) <= 0.01 * len(outcomes), "too many were near a border"
+
+
+# -- the borders, and what comes in filtered ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "stay"),
+    [(0.8, 2), (0.81, 3), (0.79, 2), (0.5, 1), (0.51, 2), (0.9, 3), (0.95, 5), (1e-9, 1), (1, 5)],
+)
+@pytest.mark.parametrize("shift", [0.0, 7.3, -11.1])
+def test_top_p_drops_a_token_when_better_ones_hold_exactly_p(
+    p: float, stay: int, shift: float
+) -> None:
+    assert kept(top_p(logits_of(0.5, 0.3, 0.1, 0.05, 0.05) + shift, p)) == list(range(stay))
+
+
+@pytest.mark.parametrize(
+    ("probs", "p", "stay"),
+    [
+        ((0.25, 0.25, 0.25, 0.25), 0.1, [0, 1, 2, 3]),
+        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.5, [1, 2, 3]),
+        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.4, [2]),
+        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.8, [1, 2, 3]),
+        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.81, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_equal_tokens_stay_or_go_together_in_top_p(
+    probs: tuple[float, ...], p: float, stay: list[int]
+) -> None:
+    assert kept(top_p(logits_of(*probs), p)) == stay
+
+
+@pytest.mark.parametrize(
+    ("k", "stay"),
+    [
+        (1, [1]),
+        (2, [1, 2, 4]),  # two share the second place
+        (3, [1, 2, 4]),
+        (4, [0, 1, 2, 4]),
+        (5, [0, 1, 2, 3, 4]),
+        (9, [0, 1, 2, 3, 4]),
+        (0, [0, 1, 2, 3, 4]),
+        (-1, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_top_k_keeps_ties_with_the_last_one(k: int, stay: list[int]) -> None:
+    assert kept(top_k(torch.tensor([1.0, 5.0, 3.0, 0.0, 3.0]), k)) == stay
+
+
+@pytest.mark.parametrize(
+    ("p", "stay"), [(0.1, 3), (0.1001, 2), (0.6, 2), (0.61, 1), (1, 1), (0.01, 4), (0, 5)]
+)
+@pytest.mark.parametrize("shift", [0.0, 7.3, -11.1])
+def test_min_p_keeps_a_token_at_exactly_the_limit(p: float, stay: int, shift: float) -> None:
+    logits = logits_of(0.5, 0.3, 0.05, 0.05 / 9, 1e-9) + shift
+    assert kept(min_p(logits, p)) == list(range(stay))
+
+
+def test_min_p_of_one_keeps_all_that_are_best() -> None:
+    assert kept(min_p(torch.tensor([1.0, 4.0, 3.9, 4.0]), 1)) == [1, 3]
+
+
+@pytest.mark.parametrize("filtered", [top_k, top_p, min_p], ids=lambda f: f.__name__)
+@given(seed=st.integers(0, 10**9))
+def test_dropped_entries_change_nothing_for_the_others(
+    filtered: Callable[[Tensor, float], Tensor], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randn(30, generator=generator)
+    there = torch.rand(30, generator=generator) < 0.5
+    there[0] = True
+    amount = 4 if filtered is top_k else 0.7
+    holes = filtered(row.masked_fill(~there, -math.inf), amount)
+    assert kept(holes[there]) == kept(filtered(row[there], amount))
+    assert not holes.isnan().any() and kept(holes[~there]) == []
+    assert torch.equal(holes[holes > -math.inf], row[holes > -math.inf])
+
+
+def test_filters_work_row_by_row_on_any_shape() -> None:
+    logits = torch.randn(2, 3, 20) * 2
+    params = SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.05)
+    together = filter_logits(logits, params)
+    for i, j in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        assert torch.equal(together[i, j], filter_logits(logits[i, j], params))
+
+
+def test_filters_leave_their_input_alone() -> None:
+    logits = torch.randn(20)
+    before = logits.clone()
+    filter_logits(logits, SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.05))
+    assert torch.equal(logits, before)
+
+
+def test_filters_that_are_off_drop_nothing() -> None:
+    logits = torch.randn(20, dtype=torch.bfloat16)
+    out = filter_logits(logits, SamplingParams(temperature=1.0))
+    assert out.dtype == torch.float32 and torch.equal(out, logits.float())
+
+
+def test_temperature_divides() -> None:
+    assert apply_temperature(torch.tensor([1.0, -3.0]), 0.5).tolist() == [2.0, -6.0]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, -1])
+def test_nothing_is_divided_by_temperature_zero(temperature: float) -> None:
+    with pytest.raises(ValueError, match=rf"temperature {temperature}; greedy takes the argmax"):
+        apply_temperature(torch.zeros(3), temperature)
+
+
+# -- parameters ---------------------------------------------------------------------------------
+
+
+def test_default_is_greedy() -> None:
+    assert SamplingParams().temperature == 0
+
+
+def test_params_are_frozen_and_by_name_only() -> None:
+    with pytest.raises(AttributeError):
+        SamplingParams().top_k = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplingParams(0.5)  # type: ignore[misc]
+
+
+def test_stop_becomes_a_tuple_whatever_it_was() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=()).stop == ()
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+    assert hash(SamplingParams(stop=["a"], stop_token_ids=[1])) is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("temperature", -0.1, "temperature must be from 0 .* got -0.1"),
+        ("temperature", math.nan, "got nan"),
+        ("temperature", math.inf, "got inf"),
+        ("temperature", 1e-9, "temperature 1e-09 overflows fp32; for greedy use 0"),
+        ("temperature", True, "temperature must be a number .* got True"),
+        ("temperature", False, "got False"),
+        ("temperature", "hot", "got 'hot'"),
+        ("temperature", None, "got None"),
+        ("top_k", 2.0, "top_k must be a whole number .* got 2.0"),
+        ("top_k", True, "got True"),
+        ("top_p", 0, "for greedy use temperature=0"),
+        ("top_p", 0.0, "for greedy use temperature=0"),
+        ("top_p", 1.1, "top_p must be from 0 to 1 .* got 1.1"),
+        ("top_p", -0.1, "got -0.1"),
+        ("top_p", math.nan, "got nan"),
+        ("top_p", True, "got True"),
+        ("min_p", -0.1, "min_p must be from 0 to 1 .* got -0.1"),
+        ("min_p", 1.1, "got 1.1"),
+        ("min_p", math.nan, "got nan"),
+        ("seed", 1.5, "seed must be a whole number .* got 1.5"),
+        ("seed", -1, "got -1"),
+        ("seed", 2**64, "got 18446744073709551616"),
+        ("seed", False, "got False"),
+        ("max_tokens", 0, "max_tokens must be from 1 .* got 0"),
+        ("max_tokens", None, "got None"),
+        ("max_tokens", 4.0, "got 4.0"),
+        ("min_tokens", -1, "min_tokens must be from 0 .* got -1"),
+        ("min_tokens", 17, "min_tokens 17 is over max_tokens 16"),
+        ("ignore_eos", 1, "ignore_eos must be True or False, got 1"),
+        ("include_stop_str_in_output", None, "include_stop_str_in_output .* got None"),
+        ("stop", "", "not empty"),
+        ("stop", ["a", ""], r"not empty, got \['a', ''\]"),
+        ("stop", ["a", 3], "stop must be strings"),
+        ("stop", 3, "stop must be strings .* got 3"),
+        ("stop", None, "stop must be strings"),
+        ("stop", "a\ufffd", "holds U[+]FFFD"),
+        ("stop_token_ids", [-1], r"stop_token_ids .* got \[-1\]"),
+        ("stop_token_ids", [True], r"got \[True\]"),
+        ("stop_token_ids", 5, "got 5"),
+        ("stop_token_ids", "5", "got '5'"),
+        ("logprobs", -1, "logprobs must be from 0 .* got -1"),
+        ("logprobs", True, "logprobs must be a whole number .* got True"),
+    ],
+)
+def test_params_that_mean_nothing_are_refused(field: str, value: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"temperature": 1},
+        {"temperature": 1e-6},
+        {"top_k": -1},
+        {"top_k": 10**6},
+        {"top_p": 1e-9},
+        {"min_p": 1},
+        {"seed": 2**64 - 1},
+        {"seed": 0},
+        {"min_tokens": 16},
+        {"logprobs": 0},
+    ],
+)
+def test_params_at_their_limits_are_taken(good: dict[str, Any]) -> None:
+    params = SamplingParams(**good)
+    Sampler(params).sample(torch.randn(5))
+
+
+# -- greedy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_greedy_takes_the_lowest_of_equal_ids(dtype: torch.dtype) -> None:
+    row = torch.zeros(1000, dtype=dtype)
+    row[[613, 77, 900]] = 2.5
+    assert Sampler(SamplingParams()).sample(row).token_id == 77
+    with_logprobs = Sampler(SamplingParams(logprobs=2)).sample(row)  # not the fast path
+    assert with_logprobs.token_id == 77
+    assert [i for i, _ in with_logprobs.top_logprobs] == [77, 613]
+
+
+def test_greedy_skips_filters_and_draws_nothing() -> None:
+    sampler = Sampler(SamplingParams(top_k=1, top_p=0.1, min_p=1.0, seed=3, logprobs=0))
+    state = sampler._generator.get_state()
+    rows = torch.randn(6, 40)
+    assert token_ids(sampler, rows) == rows.argmax(-1).tolist()
+    assert torch.equal(sampler._generator.get_state(), state)
+    assert sampler.num_sampled == 6
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operations that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_greedy_batch_is_one_max_without_a_softmax() -> None:
+    logits = torch.randn(5, 300)
+    with Recorder() as recorder:
+        tokens = sample_batch(logits, [Sampler(SamplingParams()) for _ in range(5)])
+    assert tokens == [SampledToken(i) for i in logits.argmax(-1).tolist()]
+    assert recorder.names.count("aten.max.dim") == 1
+    assert len(recorder.names) <= 6, recorder.names  # as many for five rows as for one
+    assert not [n for n in recorder.names if "softmax" in n or "sort" in n or "topk" in n]
+
+
+# -- drawing ------------------------------------------------------------------------------------
+
+
+def test_same_seed_gives_the_same_tokens() -> None:
+    rows = torch.randn(30, 50)
+
+    def run(seed: int | None) -> list[int]:
+        return token_ids(Sampler(SamplingParams(temperature=1.0, seed=seed)), rows)
+
+    assert run(5) == run(5)
+    assert run(5) != run(6)
+    assert run(None) != run(None)
+
+
+def test_generator_goes_on_from_token_to_token() -> None:
+    drawn = token_ids(Sampler(SamplingParams(temperature=1.0, seed=1)), torch.zeros(60, 1000))
+    assert len(set(drawn)) > 50, "seeding anew for each token would draw the same for ever"
+
+
+def test_one_draw_per_token_whatever_the_vocabulary() -> None:
+    states = []
+    for vocab in (3, 1000):
+        sampler = Sampler(SamplingParams(temperature=1.0, top_k=2, seed=4, logprobs=1))
+        token_ids(sampler, torch.randn(7, vocab))
+        states.append(sampler._generator.get_state())
+    plain = torch.Generator().manual_seed(4)
+    for _ in range(7):
+        torch.rand((), dtype=torch.float64, generator=plain)
+    assert torch.equal(states[0], states[1]) and torch.equal(states[0], plain.get_state())
+
+
+@pytest.mark.parametrize("neighbours", [0, 1, 5])
+def test_tokens_do_not_depend_on_the_neighbours(neighbours: int) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=11, logprobs=2)
+    rows = torch.randn(20, 40)
+    alone = Sampler(params)
+    expected = [alone.sample(row) for row in rows]
+    watched = Sampler(params)
+    others = [Sampler(SamplingParams(temperature=i / 2, seed=i)) for i in range(neighbours)]
+    got = []
+    for step, row in enumerate(rows):
+        at = step % (neighbours + 1)  # in another place each time
+        samplers = [*others[:at], watched, *others[at:]]
+        logits = torch.randn(neighbours + 1, 40)
+        logits[at] = row
+        got.append(sample_batch(logits, samplers)[at])
+    assert [t.token_id for t in got] == [t.token_id for t in expected]
+    for ours, theirs_ in zip(got, expected, strict=True):
+        assert ours.logprob == pytest.approx(theirs_.logprob, abs=1e-6)
+
+
+def test_batch_is_each_request_alone() -> None:
+    kinds = [
+        SamplingParams(),
+        SamplingParams(logprobs=3),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.7, top_k=5, seed=2, logprobs=0),
+        SamplingParams(min_tokens=4, stop_token_ids=[1, 2, 3]),
+    ]
+    together, alone = [Sampler(p) for p in kinds], [Sampler(p) for p in kinds]
+    for _ in range(10):
+        logits = torch.randn(len(kinds), 12)
+        rows = zip(logits, alone, strict=True)
+        assert sample_batch(logits, together) == [s.sample(row) for row, s in rows]
+    assert [s.num_sampled for s in together] == [10] * len(kinds)
+    assert [s.cumulative_logprob for s in together] == [s.cumulative_logprob for s in alone]
+
+
+def test_draws_follow_the_filtered_softmax() -> None:
+    params = SamplingParams(temperature=0.7, top_k=5, seed=0)
+    row = torch.tensor([0.5, -1.0, 1.2, 0.0, 0.9, -0.3, -4.0])
+    expected = filter_logits(row, params).double().softmax(-1) * 8000
+    sampler = Sampler(params)
+    counts = torch.bincount(torch.tensor(token_ids(sampler, row.expand(8000, -1))), minlength=7)
+    assert counts[expected == 0].sum() == 0
+    there = expected > 0
+    chi_square = ((counts - expected)[there] ** 2 / expected[there]).sum()
+    assert int(there.sum()) == 5 and chi_square < 18.5  # 4 degrees of freedom: 1 in 1000 is above
+
+
+@given(st.integers(0, 10**9))
+def test_draw_never_leaves_what_is_kept(seed: int) -> None:
+    row = torch.randn(9, generator=torch.Generator().manual_seed(seed)) * 4
+    params = SamplingParams(temperature=1.3, top_p=0.6, min_p=0.1, seed=seed)
+    sampler = Sampler(params)
+    allowed = kept(filter_logits(row, params))
+    assert all(sampler.sample(row).token_id in allowed for _ in range(10))
+
+
+@pytest.mark.parametrize(("u", "token_id"), [(0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-53, 3)])
+def test_any_draw_lands_on_a_token_that_is_kept(
+    u: float, token_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(u, dtype=torch.float64))
+    row = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
+    assert Sampler(SamplingParams(temperature=1.0)).sample(row).token_id == token_id
+
+
+# -- logprobs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 3.0])
+def test_logprobs_are_those_of_the_model_itself(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=10, seed=0, logprobs=4)
+    sampler = Sampler(params)
+    total = 0.0
+    ranks = set()
+    for row in torch.randn(25, 30) * 2:
+        token = sampler.sample(row)
+        raw = row.double().log_softmax(-1)
+        best = raw.topk(4)
+        assert token.logprob == pytest.approx(raw[token.token_id].item(), abs=1e-5)
+        assert token.rank == raw.sort(descending=True).indices.tolist().index(token.token_id) + 1
+        assert [i for i, _ in token.top_logprobs] == best.indices.tolist()
+        assert [p for _, p in token.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
+        total += raw[token.token_id].item()
+        ranks.add(token.rank)
+    assert sampler.cumulative_logprob == pytest.approx(total, abs=1e-4)
+    assert ranks == {1} if temperature == 0 else len(ranks) > 2
+
+
+def test_no_logprobs_unless_wanted() -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=0))
+    token = sampler.sample(torch.randn(9))
+    assert token[1:] == (None, None, ()) and sampler.cumulative_logprob is None
+
+
+def test_zero_logprobs_is_the_sampled_one_only() -> None:
+    sampler = Sampler(SamplingParams(logprobs=0))
+    assert sampler.cumulative_logprob == 0
+    token = sampler.sample(torch.tensor([0.0, math.log(3)]))
+    assert token.logprob == pytest.approx(math.log(0.75)) and token.top_logprobs == ()
+    assert sampler.cumulative_logprob == token.logprob
+
+
+def test_more_logprobs_than_tokens_is_all_of_them_best_first() -> None:
+    token = Sampler(SamplingParams(logprobs=99)).sample(torch.tensor([0.0, 2.0, 1.0]))
+    assert [i for i, _ in token.top_logprobs] == [1, 2, 0]
+    assert all(a > b for (_, a), (_, b) in pairwise(token.top_logprobs))
+
+
+def test_equal_tokens_share_a_rank() -> None:
+    row = torch.tensor([1.0, 4.0, 3.0, 3.0, 0.0])
+    found = set()
+    sampler = Sampler(SamplingParams(temperature=5.0, seed=0, logprobs=0))
+    for _ in range(60):
+        token = sampler.sample(row)
+        found.add((token.token_id, token.rank))
+    assert found == {(1, 1), (2, 2), (3, 2), (0, 4), (4, 5)}
+
+
+# -- min_tokens ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_eos_and_stop_ids_wait_for_min_tokens(temperature: float) -> None:
+    params = SamplingParams(
+        temperature=temperature, seed=0, min_tokens=2, stop_token_ids=[3, 999], logprobs=1
+    )
+    sampler = Sampler(params, eos_token_ids=[0])
+    row = torch.tensor([60.0, 1.0, 20.0, 40.0, 0.0])
+    tokens = [sampler.sample(row) for _ in range(4)]
+    assert [t.token_id for t in tokens] == [2, 2, 0, 0]
+    assert tokens[0].top_logprobs[0][0] == 0 and tokens[0].rank == 3  # raw: the mask does not show
+    assert tokens[0].logprob == pytest.approx(row.log_softmax(-1)[2].item())
+
+
+def test_plain_greedy_masks_too() -> None:
+    samplers = [Sampler(SamplingParams(min_tokens=n), eos_token_ids=[1]) for n in (0, 1, 2)]
+    logits = torch.tensor([[0.0, 2.0, 1.0]]).expand(3, -1)
+    steps = [[t.token_id for t in sample_batch(logits, samplers)] for _ in range(3)]
+    assert steps == [[1, 2, 2], [1, 1, 2], [1, 1, 1]]
+
+
+def test_ignored_eos_may_be_chosen_at_any_time() -> None:
+    sampler = Sampler(SamplingParams(min_tokens=2, ignore_eos=True), eos_token_ids=[1])
+    assert sampler.sample(torch.tensor([0.0, 2.0])).token_id == 1
+
+
+def test_nothing_left_to_choose_is_an_error() -> None:
+    sampler = Sampler(SamplingParams(min_tokens=1, stop_token_ids=[0]), eos_token_ids=[1])
+    with pytest.raises(ValueError, match="min_tokens=1 masks every possible token"):
+        sampler.sample(torch.tensor([0.0, 2.0]))
+    with pytest.raises(ValueError, match="min_tokens=1 masks every possible token"):
+        sampler.sample(torch.tensor([0.0, 2.0, -math.inf]))
+    assert sampler.num_sampled == 0
+
+
+# -- rows that are no scores --------------------------------------------------------------------
+
+BAD = {
+    "one NaN": [0.0, math.nan, 1.0],
+    "NaN at the end": [9.0, 0.0, math.nan],
+    "plus infinity": [0.0, 1.0, math.inf],
+    "all minus infinity": [-math.inf] * 3,
+    "all NaN": [math.nan] * 3,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_bad_row_is_refused_and_the_next_call_works(bad: list[float], temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=7, logprobs=1, min_tokens=3)
+    sampler, twin = Sampler(params, [0]), Sampler(params, [0])
+    for row in torch.randn(6, 30):
+        with pytest.raises(ValueError, match=r"row 0 are not numbers.*look at"):
+            sampler.sample(torch.tensor(bad))
+        assert sampler.sample(row) == twin.sample(row)
+    assert sampler.num_sampled == 6
+    assert sampler.cumulative_logprob == twin.cumulative_logprob
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_bad_row_is_named_and_leaves_the_whole_batch_untouched(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=7)
+    samplers, twins = [Sampler(params) for _ in range(3)], [Sampler(params) for _ in range(3)]
+    good = torch.randn(3, 30)
+    bad = good.clone()
+    bad[1, 4] = math.nan
+    with pytest.raises(ValueError, match="row 1 are not numbers, the largest is nan"):
+        sample_batch(bad, samplers)
+    assert [s.num_sampled for s in samplers] == [0, 0, 0]
+    assert sample_batch(good, samplers) == sample_batch(good, twins)
+
+
+def test_some_minus_infinity_is_fine() -> None:
+    row = torch.tensor([-math.inf, 0.0, -math.inf, 0.0])
+    sampler = Sampler(SamplingParams(temperature=1.0, top_k=3, top_p=0.99, min_p=0.1, seed=0))
+    assert {sampler.sample(row).token_id for _ in range(40)} == {1, 3}
+
+
+def test_scores_that_overflow_when_divided_are_refused() -> None:
+    params = SamplingParams(temperature=0.1, seed=0)
+    sampler, twin = Sampler(params), Sampler(params)
+    with pytest.raises(ValueError, match=r"overflow fp32 when divided by temperature 0\.1"):
+        sampler.sample(torch.tensor([3e38, 0.0]))
+    rows = torch.randn(5, 50)
+    assert token_ids(sampler, rows) == token_ids(twin, rows)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (1, 3), (0,)])
+def test_one_request_takes_one_row(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"V\], got"):
+        Sampler(SamplingParams()).sample(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (4, 5), (3,), (3, 0), (1, 3, 5)])
+def test_batch_needs_a_row_per_sampler(shape: tuple[int, ...]) -> None:
+    samplers = [Sampler(SamplingParams()) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"3 samplers take logits \[3, V\], got \["):
+        sample_batch(torch.zeros(shape), samplers)
+
+
+def test_empty_batch_is_an_empty_list() -> None:
+    assert sample_batch(torch.zeros(0, 7), []) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_logits_on_the_gpu_give_the_same_tokens() -> None:
+    rows = torch.randn(20, 500)
+    for params in (
+        SamplingParams(),
+        SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=3, logprobs=2),
+        SamplingParams(min_tokens=16, seed=1),
+    ):
+        here = token_ids(Sampler(params, [0]), rows)
+        assert token_ids(Sampler(params, [0]), rows.cuda()) == here

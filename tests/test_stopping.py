@@ -1,0 +1,399 @@
+"""When a request ends, and its text: nothing of a stop string is shown, nothing else is lost."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.stopping import Detokenizer, Finish, StopChecker
+
+EOS = 0  # of the tiny tokenizer, where it is <|endoftext|>
+
+
+def feed(checker: StopChecker, ids: Sequence[int]) -> tuple[int, Finish | None]:
+    """Give ids until the finish; how many were taken, and the finish."""
+    for n, token_id in enumerate(ids, 1):
+        finish = checker.update(token_id)
+        assert checker.finish == finish
+        if finish is not None:
+            return n, finish
+    return len(ids), None
+
+
+def spell(tokenizer: Tokenizer, data: bytes, rng: random.Random | None = None) -> list[int]:
+    """Ids for these bytes: one a byte, or, with rng, cut at random into tokens there are."""
+    letter = dict(enumerate(byte_letters()))
+    ids, at = [], 0
+    while at < len(data):
+        longest = rng.randint(1, 6) if rng else 1
+        for size in range(min(longest, len(data) - at), 0, -1):
+            token_id = tokenizer.token_to_id("".join(letter[b] for b in data[at : at + size]))
+            if token_id is not None:
+                break
+        assert token_id is not None
+        ids.append(token_id)
+        at += size
+    return ids
+
+
+def byte_letters() -> Iterator[str]:
+    """The letter by which a byte-level vocabulary writes each of the 256 bytes."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    spare = 256
+    for byte in range(256):
+        if byte in printable:
+            yield chr(byte)
+        else:
+            yield chr(spare)
+            spare += 1
+
+
+@pytest.fixture(scope="module")
+def long() -> SamplingParams:
+    return SamplingParams(max_tokens=10_000)
+
+
+# -- tokens and lengths -------------------------------------------------------------------------
+
+
+def test_eos_is_a_stop_without_a_reason(long: SamplingParams) -> None:
+    assert feed(StopChecker(long, [8, 9]), [1, 2, 9, 3]) == (3, Finish("stop", None))
+
+
+def test_stop_id_is_a_stop_and_named() -> None:
+    params = SamplingParams(stop_token_ids=[5, 6])
+    assert feed(StopChecker(params, [9]), [1, 6, 5]) == (2, Finish("stop", 6))
+
+
+def test_eos_comes_before_the_same_stop_id() -> None:
+    assert StopChecker(SamplingParams(stop_token_ids=[9]), [9]).update(9) == Finish("stop", None)
+
+
+def test_ignored_eos_goes_on_unless_it_is_a_stop_id() -> None:
+    ignoring = StopChecker(SamplingParams(ignore_eos=True, max_tokens=3), [9])
+    assert feed(ignoring, [9, 9, 9, 9]) == (3, Finish("length", None))
+    params = SamplingParams(ignore_eos=True, stop_token_ids=[9])
+    assert StopChecker(params, [9]).update(9) == Finish("stop", 9)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_new_tokens", "end"),
+    [(1, None, 1), (4, None, 4), (4, 2, 2), (2, 4, 2), (3, 3, 3), (4, 1, 1)],
+)
+def test_length_is_the_smaller_limit(max_tokens: int, max_new_tokens: int | None, end: int) -> None:
+    checker = StopChecker(SamplingParams(max_tokens=max_tokens), [9], None, max_new_tokens)
+    assert feed(checker, [1] * 9) == (end, Finish("length", None))
+    assert checker.num_tokens == end
+
+
+def test_first_token_can_end_it(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop_token_ids=[5], stop=["a"])
+    for token_id, finish in (
+        (EOS, Finish("stop")),
+        (5, Finish("stop", 5)),
+        (tokenizer.token_to_id("a"), Finish("stop", "a")),
+    ):
+        assert StopChecker(params, [EOS], tokenizer).update(token_id) == finish
+
+
+def test_stop_wins_over_length_on_the_last_token(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=2, stop_token_ids=[5], stop=["ba"])
+    b, a = tokenizer.token_to_id("b"), tokenizer.token_to_id("a")
+    for last, finish in (
+        (EOS, Finish("stop")),
+        (5, Finish("stop", 5)),
+        (a, Finish("stop", "ba")),
+        (b, Finish("length")),
+    ):
+        assert feed(StopChecker(params, [EOS], tokenizer), [b, last]) == (2, finish)
+
+
+def test_nothing_comes_after_the_end() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=1))
+    checker.update(4)
+    with pytest.raises(ValueError, match=r"token 7 comes after the end, .*length"):
+        checker.update(7)
+    assert checker.num_tokens == 1
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_nothing_but_the_length_ends_it_before_min_tokens(least: int, tokenizer: Tokenizer) -> None:
+    params = SamplingParams(min_tokens=least, stop_token_ids=[5], stop=["a"])
+    a = tokenizer.token_to_id("a")
+    for token_id, reason in ((EOS, None), (5, 5), (a, "a")):
+        checker = StopChecker(params, [EOS], tokenizer)
+        assert feed(checker, [token_id] * 4) == (least, Finish("stop", reason))
+    checker = StopChecker(params, [EOS], tokenizer)
+    feed(checker, [a] * 3)
+    assert checker.text == checker.take_text() == "a" * (least - 1)
+    short = StopChecker(params, [EOS], tokenizer, max_new_tokens=1)
+    assert feed(short, [tokenizer.token_to_id("b")]) == (1, Finish("length"))
+
+
+def test_stop_string_begun_before_min_tokens_counts(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(min_tokens=3, stop=["bc", "ca"])
+    checker = StopChecker(params, [], tokenizer)
+    assert feed(checker, spell(tokenizer, b"bcabc")) == (3, Finish("stop", "ca"))
+    assert checker.text == "b"  # the "bc" that was complete after two tokens did not count
+
+
+# -- stop strings, by hand ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "included", "stop", "left"),
+    [
+        ("one two three", ["two"], False, "two", "one "),
+        ("one two three", ["two"], True, "two", "one two"),
+        ("one two three", ["w t"], False, None, "one two three"),
+        ("one two three", ["three"], False, "three", "one two "),
+        ("one two three", ["one"], False, "one", ""),
+        ("one two three", ["two", "ne"], False, "ne", "o"),
+        ("one two three", ["e", "ne t"], False, "e", "on"),  # the one that is complete first
+        ("abcd", ["abcd", "bc"], False, "bc", "a"),  # contained, complete first
+        ("abcd", ["bcd", "cd", "abcd"], False, "abcd", ""),  # all complete at once: the longest
+        ("abcd", ["cd", "abcd"], True, "abcd", "abcd"),
+        ("aaab", ["aab"], False, "aab", "a"),
+        ("abab!", ["abab!", "b!"], False, "abab!", ""),
+        ("\n\nQ: x", ["\nQ:"], False, "\nQ:", "\n"),
+        ("wait 👩‍👩‍👧 no", ["👧"], False, "👧", "wait 👩‍👩‍"),
+        ("wait 👩 no", ["👧"], False, None, "wait 👩 no"),
+        ("né€", ["é€", "x"], False, "é€", "n"),
+    ],
+)
+@pytest.mark.parametrize("cut", ["as encoded", "bytes", "all at once", 1, 2, 3])
+def test_stop_string_is_found_wherever_tokens_end(
+    text: str,
+    stops: list[str],
+    included: bool,
+    stop: str | None,
+    left: str,
+    cut: str | int,
+    tokenizer: Tokenizer,
+) -> None:
+    if cut == "all at once":
+        tokenizer = one_token_tokenizer(text)
+        ids = [0]
+    elif cut == "as encoded":
+        ids = tokenizer.encode(text).ids
+    else:
+        rng = random.Random(cut) if isinstance(cut, int) else None
+        ids = spell(tokenizer, text.encode(), rng)
+    params = SamplingParams(stop=stops, include_stop_str_in_output=included, max_tokens=len(ids))
+    checker = StopChecker(params, [], tokenizer)
+    n, finish = feed(checker, ids)
+    assert finish == (Finish("length") if stop is None else Finish("stop", stop))
+    assert checker.text == left == checker.take_text()
+    if stop is not None:  # and at the earliest token
+        assert stop in tokenizer.decode(ids[:n]) and stop not in tokenizer.decode(ids[: n - 1])
+
+
+def one_token_tokenizer(text: str) -> Tokenizer:
+    made = Tokenizer(models.WordLevel({text: 0, "?": 1}, unk_token="?"))
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def test_stop_string_is_found_before_an_open_character_behind_it() -> None:
+    first_byte = "€".encode()[0]
+    made = Tokenizer(models.WordLevel({"a" + list(byte_letters())[first_byte]: 0, "?": 1}, "?"))
+    made.decoder = decoders.ByteLevel()
+    assert made.decode([0]) == "a\ufffd"
+    checker = StopChecker(SamplingParams(stop="a"), [], made)
+    assert checker.update(0) == Finish("stop", "a") and checker.text == ""
+
+
+def test_stop_token_is_no_part_of_the_text(tokenizer: Tokenizer) -> None:
+    ids = spell(tokenizer, b"ab\ncd")
+    newline = ids[2]
+    checker = StopChecker(SamplingParams(stop_token_ids=[newline]), [EOS], tokenizer)
+    assert feed(checker, ids) == (3, Finish("stop", newline))
+    assert checker.text == checker.take_text() == "ab"
+
+
+def test_eos_after_an_open_character_shows_that_it_is_broken(tokenizer: Tokenizer) -> None:
+    ids = spell(tokenizer, b"ab\xe2\x82")
+    checker = StopChecker(SamplingParams(), [EOS], tokenizer)
+    feed(checker, ids)
+    assert checker.text == checker.take_text() == "ab"
+    assert checker.update(EOS) == Finish("stop")
+    assert checker.take_text() == "\ufffd" and checker.text == tokenizer.decode(ids)
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    with pytest.raises(ValueError, match=r"'end',\) need a tokenizer"):
+        StopChecker(SamplingParams(stop="end"))
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=2))
+    assert feed(checker, [1, 2]) == (2, Finish("length"))
+    assert checker.text == checker.take_text() == ""
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_no_room_for_a_token_is_an_error(limit: int) -> None:
+    with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {limit}"):
+        StopChecker(SamplingParams(), max_new_tokens=limit)
+
+
+@pytest.mark.parametrize("token_id", [1.0, "1", None])
+def test_token_that_is_no_int_is_refused(token_id: object) -> None:
+    checker = StopChecker(SamplingParams())
+    with pytest.raises(ValueError, match="a token id is an int, got"):
+        checker.update(token_id)  # type: ignore[arg-type]
+    assert checker.num_tokens == 0
+
+
+# -- the same by definition: everything decoded and searched again after every token --------------
+
+
+def by_definition(
+    tokenizer: Tokenizer, ids: Sequence[int], params: SamplingParams
+) -> tuple[int, Finish, str]:
+    """(tokens, finish, text), slow and plain; ids may hold the EOS."""
+    before = ""
+    for n, token_id in enumerate(ids, 1):
+        if token_id == EOS and n >= params.min_tokens:
+            return n, Finish("stop"), tokenizer.decode(ids[: n - 1])
+        text = tokenizer.decode(ids[:n])
+        settled = text.rstrip("\ufffd")
+        for end in range(len(before) + 1, len(settled) + 1):
+            hits = [stop for stop in params.stop if settled[:end].endswith(stop)]
+            if hits and n >= params.min_tokens:
+                stop = max(hits, key=len)
+                cut = end if params.include_stop_str_in_output else end - len(stop)
+                return n, Finish("stop", stop), text[:cut]
+        if n == params.max_tokens:
+            return n, Finish("length"), text
+        before = settled
+    raise AssertionError("the ids do not reach max_tokens")
+
+
+def check_case(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> Finish:
+    n, finish, text = by_definition(tokenizer, ids, params)
+    checker = StopChecker(params, [EOS], tokenizer)
+    hold = max(map(len, params.stop), default=1) - 1
+    shown = ""
+    for i, token_id in enumerate(ids[:n], 1):
+        got = checker.update(token_id)
+        shown += checker.take_text()
+        assert text.startswith(shown), "a character of a stop string was shown"
+        if i < n:
+            assert got is None
+            so_far = tokenizer.decode(ids[:i]).rstrip("\ufffd")
+            assert checker.text == so_far
+            assert shown == so_far[: max(0, len(so_far) - hold)], "late, or early"
+            assert len(checker._tail) <= hold
+    assert got == finish
+    assert shown == checker.text == text
+    assert checker.take_text() == ""
+    return finish
+
+
+LETTERS = st.text("ab\n é€👩", max_size=25)
+STOPS = st.lists(st.text("ab\n é€👩", min_size=1, max_size=4), max_size=3)
+
+
+def test_streamed_text_is_the_cut_text_by_definition(tokenizer: Tokenizer) -> None:
+    finishes = []
+
+    @settings(max_examples=1500, deadline=None)
+    @given(LETTERS, STOPS, st.randoms(use_true_random=False), st.booleans(), st.integers(0, 6))
+    def one_case(
+        text: str, stops: list[str], rng: random.Random, included: bool, least: int
+    ) -> None:
+        ids = [*spell(tokenizer, text.encode(), rng), tokenizer.token_to_id("b")]
+        if rng.random() < 0.3:
+            ids.insert(rng.randrange(len(ids)), EOS)
+        params = SamplingParams(
+            stop=stops,
+            include_stop_str_in_output=included,
+            max_tokens=len(ids),
+            min_tokens=min(least, len(ids)) if rng.random() < 0.3 else 0,
+        )
+        finishes.append(check_case(tokenizer, ids, params))
+
+    one_case()
+    by_string = sum(isinstance(finish.stop_reason, str) for finish in finishes)
+    by_length = sum(finish.reason == "length" for finish in finishes)
+    assert by_string > 200 and by_length > 200 and len(finishes) - by_string - by_length > 50
+
+
+def test_bytes_that_are_no_text_give_what_decode_gives(tokenizer: Tokenizer) -> None:
+    broken = []
+    heads = [b"\xe2", b"\x82", b"\xac", b"\xf0", b"\x9f", b"\x91", b"\xa9", b"\xff", b"a", b"\xc3"]
+
+    @settings(max_examples=1000, deadline=None)
+    @given(st.lists(st.sampled_from(heads), min_size=1, max_size=14), STOPS)
+    def one_case(pieces: list[bytes], stops: list[str]) -> None:
+        ids = spell(tokenizer, b"".join(pieces))
+        check_case(tokenizer, ids, SamplingParams(stop=stops, max_tokens=len(ids)))
+        broken.append("\ufffd" in tokenizer.decode(ids))
+
+    one_case()
+    assert broken.count(True) > 300
+
+
+@given(ids=st.lists(st.integers(0, 511), min_size=1, max_size=30))
+def test_any_tokens_at_all_give_what_decode_gives(ids: list[int], tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=len(ids), ignore_eos=True)
+    checker = StopChecker(params, [EOS], tokenizer)
+    shown = ""
+    for token_id in ids:
+        checker.update(token_id)
+        shown += checker.take_text()
+    assert shown == checker.text == tokenizer.decode(ids)
+
+
+# -- the detokenizer ----------------------------------------------------------------------------
+
+
+class Watched:
+    """A tokenizer that notes how many ids it is asked to decode at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.sizes: list[int] = []
+
+    def decode(self, ids: list[int]) -> str:
+        self.sizes.append(len(ids))
+        return self.tokenizer.decode(ids)
+
+
+def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer: Tokenizer) -> None:
+    text = "The cat, 👩‍👩‍👧 and I met. " * 60
+    ids = tokenizer.encode(text).ids
+    watched = Watched(tokenizer)
+    detokenizer = Detokenizer(watched)  # type: ignore[arg-type]
+    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == text
+    assert len(ids) > 1000 and max(watched.sizes) <= 8  # two characters of at most four tokens
+    assert len(watched.sizes) <= 2 * len(ids) + 1
+
+
+def test_flush_says_nothing_when_nothing_is_open(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.flush() == ""
+    assert detokenizer.push(tokenizer.token_to_id("a")) == "a" and detokenizer.flush() == ""
+
+
+def test_spaces_survive_a_decoder_that_strips_the_first_one() -> None:
+    vocab = {"▁the": 0, "▁cat": 1, "s": 2, "?": 3}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    ids = [0, 1, 2, 1, 0]
+    detokenizer = Detokenizer(made)
+    assert "".join(map(detokenizer.push, ids)) == made.decode(ids) == "the cats cat the"
+
+
+def test_bytes_of_a_byte_fallback_vocabulary_become_a_character() -> None:
+    vocab = {"A": 0, "<0xE2>": 1, "<0x82>": 2, "<0xAC>": 3, "?": 4}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    detokenizer = Detokenizer(made)
+    said = [detokenizer.push(i) for i in [0, 1, 2, 3, 1, 2, 3, 0]]
+    assert said == ["A", "", "", "€", "", "", "€", "A"]

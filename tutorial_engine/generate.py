@@ -1,0 +1,195 @@
+"""Introduced in notebook 02. Prompts in, text out: the only loop without a scheduler.
+
+Prefill all prompts, then sample, ask whether to stop, and decode those left. Knows runners,
+samplers and stop checkers; knows no cache layout and no layer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from tqdm.auto import tqdm
+
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.runner import Runner, decode, make_runner, prefill
+from tutorial_engine.sampling import SampledToken, Sampler, SamplingParams, sample_batch
+from tutorial_engine.stopping import Finish, StopChecker
+
+__all__ = ["GenerationOutput", "StreamEvent", "decode", "generate", "prefill", "stream"]
+
+Prompt = str | Sequence[int]  # text needs a tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """What became of one prompt. `text` is empty without a tokenizer; a stop token is in the ids.
+
+    `finish_reason` is "stop" or "length"; `stop_reason` the stop id or string that ended it, if one
+    did. `tokens` has the log-probabilities, where they were asked for.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None
+    tokens: tuple[SampledToken, ...]
+
+
+class StreamEvent(NamedTuple):
+    """One new token of prompt number seq_id, and the text that is safe to show now (often "")."""
+
+    seq_id: int
+    token: SampledToken
+    text: str
+    finish: Finish | None
+
+
+class _Row(NamedTuple):
+    """One prompt on its way: who chooses its tokens and who says when to stop."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampler: Sampler
+    checker: StopChecker
+
+
+def stream(
+    model: Qwen3ForCausalLM | Runner,
+    prompts: str | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    use_cache: bool = True,
+    max_len: int | None = None,
+    chunk_size: int | None = None,
+) -> Iterator[StreamEvent]:
+    """As `generate`, token by token: yields an event for each token of each prompt as it comes.
+
+    The texts of a prompt's events, joined, are its output's text. Errors come at once.
+    """
+    runner, rows = _plan(model, prompts, params, tokenizer, use_cache, max_len)
+    return _loop(runner, rows, chunk_size)
+
+
+def generate(
+    model: Qwen3ForCausalLM | Runner,
+    prompts: str | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    use_cache: bool = True,
+    max_len: int | None = None,
+    chunk_size: int | None = None,
+    progress: bool = False,
+) -> list[GenerationOutput]:
+    """Continue every prompt (text, or token ids) until it stops → one output each, in order.
+
+    `params` is one for all or one each (greedy unless told otherwise); `max_len` limits prompt +
+    output; `progress` shows a bar. ValueError, before anything runs, for what cannot work.
+    """
+    runner, rows = _plan(model, prompts, params, tokenizer, use_cache, max_len)
+    events: list[list[StreamEvent]] = [[] for _ in rows]
+    total = sum(row.max_tokens for row in rows)
+    with tqdm(total=total, unit="token", desc="prefill", disable=not progress) as bar:
+        for event in _loop(runner, rows, chunk_size):
+            events[event.seq_id].append(event)
+            bar.set_description("decode", refresh=False)
+            bar.update()
+    return [_output(row, made) for row, made in zip(rows, events, strict=True)]
+
+
+@torch.inference_mode()
+def _loop(runner: Runner, rows: Sequence[_Row], chunk_size: int | None) -> Iterator[StreamEvent]:
+    """Prefill all, then decode those that are left. A row that has stopped costs nothing more."""
+    seq_ids: Sequence[int] = range(len(rows))
+    logits = runner.prefill([row.prompt for row in rows], seq_ids, chunk_size)  # [S, V]
+    while seq_ids:
+        sampled = sample_batch(logits, [rows[s].sampler for s in seq_ids])
+        left: dict[int, int] = {}  # seq_id -> its newest token, which has not been run yet
+        for seq_id, token in zip(seq_ids, sampled, strict=True):
+            checker = rows[seq_id].checker
+            finish = checker.update(token.token_id)  # the first token and the last one, too
+            if finish is None:
+                left[seq_id] = token.token_id
+            yield StreamEvent(seq_id, token, checker.take_text(), finish)
+        seq_ids = list(left)
+        if seq_ids:
+            logits = runner.decode(list(left.values()), seq_ids)
+
+
+def _plan(
+    model: Qwen3ForCausalLM | Runner,
+    prompts: str | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    tokenizer: Tokenizer | None,
+    use_cache: bool,
+    max_len: int | None,
+) -> tuple[Runner, list[_Row]]:
+    """Check everything that the caller gave, and make a cache that is as large as it can get."""
+    sequences = _token_ids(prompts, tokenizer)
+    if params is None or isinstance(params, SamplingParams):
+        one_each = [params or SamplingParams()] * len(sequences)
+    else:
+        one_each = list(params)
+    if len(one_each) != len(sequences):
+        raise ValueError(f"{len(sequences)} prompts but {len(one_each)} SamplingParams")
+    if isinstance(model, Qwen3ForCausalLM):
+        longest = max(
+            len(ids) + own.max_tokens for ids, own in zip(sequences, one_each, strict=True)
+        )
+        config = CacheConfig(max_seqs=len(sequences), max_len=max_len)  # refuses nonsense
+        limit = config.length_for(model.config)
+        runner: Runner = make_runner(model, use_cache, len(sequences), min(limit, longest))
+    else:
+        runner, limit = model, min(model.max_len, max_len or model.max_len)
+    rows = []
+    for i, (ids, own) in enumerate(zip(sequences, one_each, strict=True)):
+        if len(ids) >= limit:
+            raise ValueError(
+                f"prompt {i} has {len(ids)} tokens, but prompt and output together are limited to "
+                f"{limit}: shorten it, or raise max_len where the model allows more"
+            )
+        eos = runner.eos_token_ids
+        room = limit - len(ids)
+        checker = StopChecker(own, eos, tokenizer, max_new_tokens=room)
+        rows.append(_Row(tuple(ids), min(own.max_tokens, room), Sampler(own, eos), checker))
+    return runner, rows
+
+
+def _token_ids(prompts: str | Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if not prompts:
+        raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
+    sequences = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
+            prompt = tokenizer.encode(prompt).ids
+        elif isinstance(prompt, int):
+            raise ValueError(
+                f"prompt {i} is the number {prompt}: pass a list of token id lists, [[1, 2, 3]]"
+            )
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {i} is empty: a prompt needs at least one token")
+        sequences.append(list(prompt))
+    return sequences
+
+
+def _output(row: _Row, events: Sequence[StreamEvent]) -> GenerationOutput:
+    finish = events[-1].finish
+    assert finish is not None, "the loop ends when every row has a reason to"
+    return GenerationOutput(
+        prompt_token_ids=row.prompt,
+        token_ids=tuple(event.token.token_id for event in events),
+        text=row.checker.text,
+        finish_reason=finish.reason,
+        stop_reason=finish.stop_reason,
+        tokens=tuple(event.token for event in events),
+    )

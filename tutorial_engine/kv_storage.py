@@ -1,0 +1,104 @@
+"""Introduced in notebook 02. The shelves of a KV cache: tensors per layer, addressed by slot.
+
+Knows slots; knows no sequence, no position, no model. Every cache layout uses these same shelves
+with an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv key/value heads, D head_dim.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.batch import Batch, Slots
+from tutorial_engine.cache_config import KVCacheSpec, at_least_one
+
+
+class KVStorage:
+    """The shelves: per layer a K tensor and a V tensor, addressed by slot and by nothing else.
+
+    `k[layer]` is [H_kv, slots, D], or [slots, H_kv, D] with slots_first; `v` likewise with its own
+    D. Slots that were never written hold whatever was in the memory, and must never be read.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_slots: int,
+        device: torch.device | str = "cpu",
+        slots_first: bool = False,
+    ) -> None:
+        at_least_one("num_slots", num_slots)
+        self.spec, self.num_slots, self.slots_first = spec, num_slots, slots_first
+        self._slot_axis = 0 if slots_first else 1  # of one layer's shelf
+        axes = (num_slots, spec.num_kv_heads) if slots_first else (spec.num_kv_heads, num_slots)
+        self.k = torch.empty(
+            spec.num_layers, *axes, spec.k_head_dim, dtype=spec.dtype, device=device
+        )
+        self.v = torch.empty(
+            spec.num_layers, *axes, spec.v_head_dim, dtype=spec.dtype, device=device
+        )
+        # indexing a tensor makes a new view each time; a step needs every layer's
+        self._k_of, self._v_of = list(self.k), list(self.v)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shelves: bytes per token times slots."""
+        return self.spec.bytes_per_token * self.num_slots
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put k [T, H_kv, D] and v [T, H_kv, D_v] into the slots slot_mapping [T] of a layer."""
+        self._check(layer, slot_mapping, k, v)
+        if not self.slots_first:
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        self._k_of[layer].index_copy_(self._slot_axis, slot_mapping, k)
+        self._v_of[layer].index_copy_(self._slot_axis, slot_mapping, v)
+
+    def read(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
+        """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies."""
+        k, v = self._k_of[layer], self._v_of[layer]
+        if isinstance(slots, slice):
+            start, length = slots.start, slots.stop - slots.start
+            k = k.narrow(self._slot_axis, start, length)
+            v = v.narrow(self._slot_axis, start, length)
+        else:
+            k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
+        return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """Write the batch's K and V where it says, then give each sequence all of its own."""
+        if batch.slot_mapping is None:
+            raise ValueError("this batch has no slots: get it from cache.batch(sequences)")
+        self.write(layer, batch.slot_mapping, k, v)
+        return [self.read(layer, slots) for slots in batch.context_slots]
+
+    def by_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """The same memory in the classic shape, [layers, rows, H_kv, slots per row, D], K and V."""
+        if self.num_slots % num_rows:
+            raise ValueError(f"{self.num_slots} slots do not make {num_rows} equal rows")
+        axis = self._slot_axis + 1
+        k, v = (x.unflatten(axis, (num_rows, -1)) for x in (self.k, self.v))
+        # slots first: [L, rows, n, H_kv, D]; heads first: [L, H_kv, rows, n, D]
+        return (
+            (k.transpose(2, 3), v.transpose(2, 3))
+            if self.slots_first
+            else (
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+            )
+        )
+
+    def _check(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        spec, tokens = self.spec, slot_mapping.numel()
+        if not 0 <= layer < spec.num_layers:
+            raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
+        want_k = (tokens, spec.num_kv_heads, spec.k_head_dim)
+        want_v = (tokens, spec.num_kv_heads, spec.v_head_dim)
+        if k.shape != want_k or v.shape != want_v:
+            raise ValueError(
+                f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
+                f"k {list(k.shape)} and v {list(v.shape)}"
+            )
+        if k.dtype != spec.dtype:
+            raise ValueError(f"the storage holds {spec.dtype}, the keys are {k.dtype}")

@@ -1,0 +1,52 @@
+"""Introduced in notebook 02. The bug zoo of the cache: real one-line bugs around an address book.
+
+Each one runs without an error, and most leave the first new token right: see bugs.planted.
+"""
+
+import torch
+from torch import Tensor
+
+from tutorial_engine import attention, kv_cache
+from tutorial_engine.learn.bugs import Zoo
+
+_right_allocate = kv_cache.StaticKVCache.allocate
+
+
+def _one_position_late(
+    self: kv_cache.StaticKVCache, seq_id: int, num_tokens: int
+) -> kv_cache.Allocation:
+    room = _right_allocate(self, seq_id, num_tokens)
+    start = room.first_position
+    return room._replace(first_position=start + 1 if start else 0)
+
+
+def _one_slot_early(
+    self: kv_cache.StaticKVCache, seq_id: int, num_tokens: int
+) -> kv_cache.Allocation:
+    room = _right_allocate(self, seq_id, num_tokens)
+    back = 1 if room.first_position else 0
+    return room._replace(new_slots=[slot - back for slot in room.new_slots])
+
+
+def _reads_the_next_slot(
+    self: kv_cache.StaticKVCache, seq_id: int, num_tokens: int
+) -> kv_cache.Allocation:
+    room = _right_allocate(self, seq_id, num_tokens)
+    context = room.context_slots
+    assert isinstance(context, slice), "rows are slices"
+    longer = min(context.stop + (num_tokens == 1), self.storage.num_slots)
+    return room._replace(context_slots=slice(context.start, longer))
+
+
+def _upper_left_mask(
+    q_len: int, kv_len: int, window: int | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril()
+
+
+BUGS_02: Zoo = {
+    "decode starts one position late": (kv_cache.StaticKVCache, "allocate", _one_position_late),
+    "K and V written one slot early": (kv_cache.StaticKVCache, "allocate", _one_slot_early),
+    "one slot read too many": (kv_cache.StaticKVCache, "allocate", _reads_the_next_slot),
+    "a chunk masked from the upper left": (attention, "causal_mask", _upper_left_mask),
+}

@@ -1,0 +1,172 @@
+"""Introduced in notebook 02. Prefill and decode: new tokens in, logits out, cached or not.
+
+Knows the model, and caches only as TokenCache; knows no sampling and no text. A Runner is what
+`generate` drives; ours are here, transformers' is in peers.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.attention import AttentionBackend, SdpaAttention
+from tutorial_engine.batch import Batch
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.kv_cache import StaticKVCache, TokenCache
+from tutorial_engine.model import Qwen3ForCausalLM
+
+
+def forward(
+    model: Qwen3ForCausalLM,
+    cache: TokenCache,
+    sequences: Sequence[Sequence[int]],
+    seq_ids: Sequence[int] | None = None,
+    attention: AttentionBackend | None = None,
+) -> Tensor:
+    """One forward over each sequence's next tokens → hidden state of its last one, [S, hidden].
+
+    Prefill and decode are both this: they differ in how many tokens are new.
+    """
+    batch = cache.batch(sequences, seq_ids)
+    hidden = model(batch, attention or SdpaAttention(cache))
+    cache.commit(batch)
+    return hidden[list(batch.last_token_indices)]
+
+
+@torch.inference_mode()
+def prefill(
+    model: Qwen3ForCausalLM,
+    cache: TokenCache,
+    prompts: Sequence[Sequence[int]],
+    seq_ids: Sequence[int] | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Run whole prompts, filling the cache → logits of each one's last token, [S, V] fp32.
+
+    With a chunk_size at most so many tokens of each prompt go into one forward; the logits are the
+    same. ValueError, before anything runs, for a prompt that is empty or longer than the cache.
+    """
+    seq_ids = list(range(len(prompts)) if seq_ids is None else seq_ids)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    vocab_size = model.config.vocab_size
+    for i, prompt in enumerate(prompts):
+        bad = [token for token in prompt if isinstance(token, int) and token >= vocab_size]
+        if bad:
+            raise ValueError(f"prompt {i} has id {bad[0]}; ids run from 0 to {vocab_size - 1}")
+    cache.batch(prompts, seq_ids)  # all of it must fit before a part of it runs
+    last: dict[int, Tensor] = {}
+    longest = max(len(prompt) for prompt in prompts)
+    for start in range(0, longest, chunk_size or longest):
+        chunks = {
+            seq_id: prompt[start : start + (chunk_size or longest)]
+            for seq_id, prompt in zip(seq_ids, prompts, strict=True)
+            if start < len(prompt)
+        }
+        hidden = forward(model, cache, list(chunks.values()), list(chunks))
+        last.update(zip(chunks, hidden, strict=True))  # of its last chunk, in the end
+    return model.compute_logits(torch.stack([last[s] for s in seq_ids]))
+
+
+@torch.inference_mode()
+def decode(
+    model: Qwen3ForCausalLM,
+    cache: TokenCache,
+    tokens: Sequence[int],
+    seq_ids: Sequence[int] | None = None,
+    attention: AttentionBackend | None = None,
+) -> Tensor:
+    """Run ONE new token of each sequence against the cache → logits [S, V] fp32."""
+    hidden = forward(model, cache, [[token] for token in tokens], seq_ids, attention)
+    return model.compute_logits(hidden)
+
+
+class Runner(Protocol):
+    """Something that can prefill and decode: our model, or anybody's (peers.TransformersRunner)."""
+
+    max_len: int  # tokens that a sequence can have, prompt and output
+    eos_token_ids: tuple[int, ...]
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seq_ids: Sequence[int],
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Whole prompts → logits of each one's last token, [S, V] fp32."""
+        ...
+
+    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
+        """One new token each → logits [S, V] fp32."""
+        ...
+
+
+class CachedRunner:
+    """Our model with a cache: each token is run once."""
+
+    def __init__(self, model: Qwen3ForCausalLM, cache: TokenCache) -> None:
+        self.model, self.cache = model, cache
+        self.attention = SdpaAttention(cache)
+        limit = model.config.max_position_embeddings
+        self.max_len = limit if cache.max_len is None else min(limit, cache.max_len)
+        self.eos_token_ids = model.config.eos_token_ids
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seq_ids: Sequence[int],
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """As Runner.prefill."""
+        return prefill(self.model, self.cache, prompts, seq_ids, chunk_size)
+
+    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
+        """As Runner.decode."""
+        return decode(self.model, self.cache, tokens, seq_ids, self.attention)
+
+
+class RecomputeRunner:
+    """Our model without a cache: every step runs the whole sequence again. The oracle."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        self.model = model
+        self.max_len = model.config.max_position_embeddings
+        self.eos_token_ids = model.config.eos_token_ids
+        self.sequences: dict[int, list[int]] = {}
+        self.tokens_run = 0
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seq_ids: Sequence[int],
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """As Runner.prefill; chunks would save nothing here, so chunk_size is refused."""
+        if chunk_size is not None:
+            raise ValueError("chunked prefill needs a cache (use_cache=True)")
+        self.sequences.update(zip(seq_ids, (list(p) for p in prompts), strict=True))
+        return self._run(seq_ids)
+
+    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
+        """As Runner.decode, at the price of a prefill."""
+        for seq_id, token in zip(seq_ids, tokens, strict=True):
+            self.sequences[seq_id].append(token)
+        return self._run(seq_ids)
+
+    @torch.inference_mode()
+    def _run(self, seq_ids: Sequence[int]) -> Tensor:
+        batch = Batch.from_sequences([self.sequences[s] for s in seq_ids], device=self.model.device)
+        self.tokens_run += batch.num_tokens
+        hidden = self.model(batch)
+        return self.model.compute_logits(hidden[list(batch.last_token_indices)])
+
+
+def make_runner(
+    model: Qwen3ForCausalLM, use_cache: bool = True, num_seqs: int = 1, max_len: int | None = None
+) -> CachedRunner | RecomputeRunner:
+    """A runner for our model, with a static cache of num_seqs rows of max_len, or with none."""
+    if not use_cache:
+        return RecomputeRunner(model)
+    config = CacheConfig(max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device)
+    return CachedRunner(model, StaticKVCache.from_config(model.config, config))
