@@ -10,6 +10,11 @@ READY := $(VENV)/.ready
 NB ?=
 CHAPTERS := $(or $(NB),[0-9][0-9])_*.ipynb
 NOTEBOOKS := $(wildcard notebooks/$(CHAPTERS) notebooks/solutions/$(CHAPTERS))
+# `make bench SHAPE=qwen3-0.6b DTYPE=bfloat16 LENGTHS="128 512 2048"`; the rest goes in BENCH_ARGS.
+SHAPE ?= tiny
+DTYPE ?= float32
+LENGTHS ?= 128 512
+BENCH_ARGS ?=
 LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -58,7 +63,9 @@ html: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.html
 
 bench: $(READY)
-	$(BIN)/python -m tutorial_engine.bench --json bench.json
+	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
+	  --lengths $(LENGTHS) --json bench.json $(BENCH_ARGS)
+	$(BIN)/python -m tutorial_engine.viz.bench_plots bench.json bench.png
 
 tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train

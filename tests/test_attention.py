@@ -1,10 +1,12 @@
 """Who sees whom, the textbook attention, and its fast twin."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from tutorial_engine.attention import (
     AttentionBackend,
     NaiveAttention,
+    NoCache,
     SdpaAttention,
     causal_mask,
     naive_attention,
@@ -20,6 +23,12 @@ from tutorial_engine.batch import Batch
 
 BACKENDS = [NaiveAttention(), SdpaAttention()]
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def drawn(mask: Tensor) -> list[str]:
@@ -220,3 +229,121 @@ def test_shapes_that_do_not_fit_are_named(
 def test_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"mask must be \[4, 4\], got \[3, 4\]"):
         naive_attention(*random_qkv(4), causal_mask(3, 4))
+
+
+# -- with a cache -------------------------------------------------------------------------------
+
+CACHED = pytest.mark.parametrize("backend", [NaiveAttention, SdpaAttention])
+
+
+class Remembers:
+    """The least that a cache can be: per layer and sequence a list of what came."""
+
+    def __init__(self) -> None:
+        self.kv: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        news = zip(k.split(batch.query_lens), v.split(batch.query_lens), strict=True)
+        for s, new in enumerate(news):
+            old = self.kv.get((layer, s), (k[:0], v[:0]))
+            self.kv[layer, s] = torch.cat((old[0], new[0])), torch.cat((old[1], new[1]))
+        return [self.kv[layer, s] for s in range(batch.num_seqs)]
+
+
+@CACHED
+@settings(deadline=None, max_examples=15)
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=5),
+    seed=st.integers(0, 10**6),
+)
+def test_steps_with_a_cache_equal_the_whole_at_once(
+    backend: Callable[..., AttentionBackend], steps: list[tuple[int, int]], seed: int
+) -> None:
+    lengths = [sum(own) for own in zip(*steps, strict=True)]
+    q, k, v = random_qkv(sum(lengths), seed)
+    first, second = NaiveAttention().attend(0, q, k, v, batch_of(lengths)).split(lengths)
+    attention, at = backend(cache=Remembers()), (0, lengths[0])
+    for new in steps:
+        rows = [i for start, n in zip(at, new, strict=True) for i in range(start, start + n)]
+        out = attention.attend(0, q[rows], k[rows], v[rows], batch_of(list(new)))
+        want = torch.cat((first, second))[rows]
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=0)
+        at = (at[0] + new[0], at[1] + new[1])
+
+
+@CACHED
+def test_layers_ask_the_cache_apart(backend: Callable[..., AttentionBackend]) -> None:
+    attention = backend(cache=Remembers())
+    once = {layer: random_qkv(5, layer) for layer in (0, 1)}
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 5)):
+        for layer, qkv in once.items():
+            q, k, v = (x[rows] for x in qkv)
+            out = attention.attend(layer, q, k, v, batch_of([len(q)]))
+            want = naive_attention(*qkv, causal_mask(5, 5)).out[rows]
+            torch.testing.assert_close(out, want, atol=1e-5, rtol=0)
+
+
+@CACHED
+@pytest.mark.parametrize("v_dim", [3, 8, 11])
+@pytest.mark.parametrize("lengths", [[5], [5, 5], [2, 7]])
+def test_values_of_another_width_with_and_without_a_cache(
+    backend: Callable[..., AttentionBackend], v_dim: int, lengths: list[int]
+) -> None:
+    q, k, _ = random_qkv(sum(lengths))
+    v = torch.randn(sum(lengths), KV_HEADS, v_dim)
+    want = torch.cat(
+        [
+            naive_attention(*parts, causal_mask(n, n)).out
+            for n, *parts in zip(lengths, *(x.split(lengths) for x in (q, k, v)), strict=True)
+        ]
+    )
+    for attention in (backend(), backend(cache=Remembers())):
+        out = attention.attend(0, q, k, v, batch_of(lengths))
+        assert out.shape == (sum(lengths), HEADS, v_dim)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=0)
+
+
+def test_observer_sees_the_history_too() -> None:
+    q, k, v = random_qkv(6)
+    shapes: list[list[int]] = []
+    watching = NaiveAttention(lambda _, __, weights: shapes.append([*weights.shape]), Remembers())
+    for rows in (slice(0, 4), slice(4, 5), slice(5, 6)):
+        watching.attend(0, q[rows], k[rows], v[rows], batch_of([len(q[rows])]))
+    assert shapes == [[HEADS, 4, 4], [HEADS, 1, 5], [HEADS, 1, 6]]
+
+
+def test_no_cache_gives_back_what_is_new() -> None:
+    _, k, v = random_qkv(7)
+    for _ in range(2):
+        (k1, v1), (k2, v2) = NoCache().update(0, k, v, batch_of([3, 4]))
+        assert torch.equal(torch.cat((k1, k2)), k) and torch.equal(torch.cat((v1, v2)), v)
+        assert (len(k1), len(v2)) == (3, 4)
+
+
+@CACHED
+def test_empty_cache_is_still_a_cache(backend: Callable[..., AttentionBackend]) -> None:
+    class Countable(Remembers):
+        def __len__(self) -> int:
+            return len(self.kv)
+
+    cache = Countable()
+    assert not cache
+    backend(cache=cache).attend(0, *random_qkv(3), batch_of([3]))
+    assert cache, "it was asked"
+
+
+@CACHED
+@pytest.mark.parametrize("lengths", [[5, 7], [3, 4, 5]])
+def test_cache_that_forgets_a_sequence_is_noticed(
+    backend: Callable[..., AttentionBackend], lengths: list[int]
+) -> None:
+    class Forgetful(Remembers):
+        def update(
+            self, layer: int, k: Tensor, v: Tensor, batch: Batch
+        ) -> Sequence[tuple[Tensor, Tensor]]:
+            return super().update(layer, k, v, batch)[:-1]
+
+    with pytest.raises(ValueError):
+        backend(cache=Forgetful()).attend(0, *random_qkv(12), batch_of(lengths))

@@ -90,3 +90,41 @@ def test_parts_that_do_not_fit_are_refused(
         Batch(
             torch.zeros(shape, dtype=torch.long), torch.zeros(positions, dtype=torch.long), starts
         )
+
+
+# -- addresses in a cache -----------------------------------------------------------------------
+
+
+def test_batch_has_no_addresses_of_its_own() -> None:
+    batch = Batch.from_sequences([[1, 2], [3]])
+    assert (batch.seq_ids, batch.slot_mapping, batch.context_slots) == ((), None, ())
+
+
+def test_addresses_come_on_top_and_nothing_else_changes() -> None:
+    plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
+    slots = torch.tensor([14, 15, 30])
+    batch = plain.with_slots([7, 2], slots, [slice(10, 16), torch.tensor([30])])
+    assert batch.seq_ids == (7, 2) and batch.slot_mapping is slots
+    assert batch.context_slots[0] == slice(10, 16)
+    assert batch.input_ids is plain.input_ids and batch.positions is plain.positions
+    assert batch.seq_starts == plain.seq_starts == (0, 2, 3)
+    assert plain.slot_mapping is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "slots", "contexts", "named"),
+    [
+        (1, 3, 2, "3 slots, 1 ids, 2 contexts"),
+        (2, 2, 2, "2 slots, 2 ids, 2 contexts"),
+        (2, 4, 2, "4 slots, 2 ids, 2 contexts"),
+        (2, 3, 1, "3 slots, 2 ids, 1 contexts"),
+        (3, 3, 3, "3 slots, 3 ids, 3 contexts"),
+        (0, 0, 0, "0 slots, 0 ids, 0 contexts"),
+    ],
+)
+def test_addresses_that_do_not_fit_are_refused(
+    ids: int, slots: int, contexts: int, named: str
+) -> None:
+    batch = Batch.from_sequences([[1, 2], [3]])
+    with pytest.raises(ValueError, match=f"3 tokens of 2 sequences.*{named}"):
+        batch.with_slots(range(ids), torch.arange(slots), [slice(0, 1)] * contexts)

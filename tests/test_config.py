@@ -161,3 +161,64 @@ def test_file_that_is_no_config_is_named(tmp_path: Path, text: str, named: str) 
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"config\.json.*{named}"):
         ModelConfig.from_pretrained(tmp_path)
+
+
+# -- where a text may end -----------------------------------------------------------------------
+
+
+def write(folder: Path, eos: Any, for_generation: Any = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(changed(eos_token_id=eos)))
+    if for_generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(for_generation))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("eos", "for_generation", "ends"),
+    [
+        (151645, None, (151645,)),
+        ([3, 5], None, (3, 5)),
+        (0, None, (0,)),
+        (None, None, ()),
+        (7, {"eos_token_id": [151645, 151643]}, (151645, 151643)),
+        (7, {"eos_token_id": 9}, (9,)),
+        (7, {"eos_token_id": 0}, (0,)),
+        (None, {"eos_token_id": 9}, (9,)),
+        (7, {"eos_token_id": None}, (7,)),
+        (7, {"temperature": 0.6}, (7,)),
+        (7, {"eos_token_id": []}, (7,)),
+    ],
+)
+def test_ends_are_those_of_the_generation_config_before_the_configs(
+    tmp_path: Path, eos: Any, for_generation: Any, ends: tuple[int, ...]
+) -> None:
+    write(tmp_path, eos, for_generation)
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert ModelConfig.from_pretrained(path).eos_token_ids == ends
+
+
+def test_ends_are_transformers_ends(make_checkpoint: MakeCheckpoint) -> None:
+    folder = make_checkpoint(eos_token_id=[3, 5])
+    for eos in ([9, 4], 6):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+        theirs = checkpoints.load_reference(folder).generation_config.eos_token_id
+        ours = ModelConfig.from_pretrained(folder).eos_token_ids
+        assert list(ours) == (theirs if isinstance(theirs, list) else [theirs])
+
+
+@pytest.mark.parametrize("eos", ["</s>", True, -1, 1.5, [3, "4"], [[3]], {"id": 3}, [None]])
+def test_end_that_is_no_token_id_is_refused(tmp_path: Path, eos: Any) -> None:
+    with pytest.raises(ValueError, match="eos_token_id must be"):
+        ModelConfig.from_dict(changed(eos_token_id=eos))
+    with pytest.raises(ValueError, match="eos_token_id must be"):
+        ModelConfig.from_pretrained(write(tmp_path, 7, {"eos_token_id": eos}))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("{not json", "not valid JSON"), ("[1, 2]", "JSON object, got list")]
+)
+def test_generation_config_that_is_none_is_named(tmp_path: Path, text: str, named: str) -> None:
+    write(tmp_path, 7)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"generation_config\.json.*{named}"):
+        ModelConfig.from_pretrained(tmp_path)

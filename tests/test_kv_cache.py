@@ -162,6 +162,19 @@ def test_reset_forgets_one_row_or_all(slots_first: bool) -> None:
     assert cache.batch([[1]]).positions.tolist() == [0]
 
 
+def test_twin_forgets_one_sequence_or_all() -> None:
+    cache = GrowingKVCache()
+    step(cache, [3, 2, 8])
+    cache.reset(1)
+    assert cache.seq_lens == (3, 0, 8)
+    contexts = step(cache, [2, 1], seq_ids=[1, 0], seed=5)
+    assert [len(k) for k, _ in contexts[0]] == [2, 4]
+    assert torch.equal(contexts[0][0][0], random_kv(3, 50)[0][:2])
+    cache.reset()
+    assert cache.seq_lens == () and cache.batch([[1]]).positions.tolist() == [0]
+    assert len(step(cache, [1])[0][0][0]) == 1
+
+
 def test_rows_of_other_sequences_stay_bit_equal() -> None:
     cache = static()
     step(cache, [3, 4, 5])
@@ -277,7 +290,8 @@ def refused(cache: StaticKVCache, action: Callable[[], object], *named: str) -> 
         ([1, 1], [1, 1], ["once", "[1, 1]"]),
         ([1, 1], [0], ["2 sequences", "1 seq_ids"]),
         ([1], [0, 1], ["1 sequences", "2 seq_ids"]),
-        ([1, 1, 1, 1], None, ["no row 3"]),
+        ([1, 1, 1], [0, 1, 3], ["no row 3"]),
+        ([1, 1, 1, 1], None, ["row 2 holds 8 of 8"]),
         ([], [], ["at least one sequence"]),
         ([1, 0], [0, 1], ["sequence 1 is empty"]),
     ],

@@ -628,13 +628,14 @@ def test_empty_batch_is_an_empty_list() -> None:
     assert sample_batch(torch.zeros(0, 7), []) == []
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_logits_on_the_gpu_give_the_same_tokens() -> None:
-    rows = torch.randn(20, 500)
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_every_device_and_dtype_of_equal_logits_gives_the_same_tokens(device: str) -> None:
+    rows = torch.randn(20, 500).bfloat16().float()
     for params in (
         SamplingParams(),
         SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=3, logprobs=2),
         SamplingParams(min_tokens=16, seed=1),
     ):
         here = token_ids(Sampler(params, [0]), rows)
-        assert token_ids(Sampler(params, [0]), rows.cuda()) == here
+        moved = rows.to(device, torch.bfloat16)  # nothing is lost: the numbers fit
+        assert token_ids(Sampler(params, [0]), moved) == here

@@ -208,6 +208,12 @@ class GrowingKVCache:
         for seq_id, num_tokens in zip(batch.seq_ids, batch.query_lens, strict=True):
             self._lens[seq_id] = self._lens.get(seq_id, 0) + num_tokens
 
+    def reset(self, seq_id: int | None = None) -> None:
+        """As StaticKVCache.reset; here the memory is given back, too."""
+        gone = {s for _, s in self._kv} | self._lens.keys() if seq_id is None else {seq_id}
+        self._kv = {key: kv for key, kv in self._kv.items() if key[1] not in gone}
+        self._lens = {s: length for s, length in self._lens.items() if s not in gone}
+
     def stacked(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer as [sequences, H_kv, n, D]; ValueError when lengths differ."""
         if len(set(self.seq_lens)) != 1:

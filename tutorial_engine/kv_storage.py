@@ -1,7 +1,7 @@
 """Introduced in notebook 02. The shelves of a KV cache: tensors per layer, addressed by slot.
 
 Knows slots; knows no sequence, no position, no model. Every cache layout uses these same shelves
-with an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv key/value heads, D head_dim.
+and an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv K/V heads, D head_dim.
 """
 
 from collections.abc import Sequence

@@ -110,8 +110,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
-        x32 = total.float()
-        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        x32 = F.rms_norm(total.float(), self.weight.shape, eps=self.eps)
         normed = self.weight * x32.to(x.dtype)
         return normed if residual is None else (normed, total)
 

@@ -3,6 +3,7 @@
 Knows paths only as runners. Later notebooks add a Path; nothing else has to change.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,9 +44,14 @@ class LedgerRow(NamedTuple):
     is_reference: bool = False
 
     @property
+    def within(self) -> bool:
+        """Logits within the tolerance; never when one of them is NaN or infinite."""
+        return self.difference <= self.tolerance < math.inf
+
+    @property
     def ok(self) -> bool:
         """Logits within the tolerance, and all tokens equal."""
-        return self.difference <= self.tolerance and self.equal == self.steps
+        return self.within and self.equal == self.steps
 
 
 def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Path]:
@@ -115,9 +121,8 @@ def table(rows: Sequence[LedgerRow]) -> str:
     """The ledger as text: verdicts, integers and bounds, no digits that differ between machines."""
     lines = [f"{'path':<40}{'max |Δ logit|':<16}{'greedy tokens':<16}"]
     for row in rows:
-        within = row.difference <= row.tolerance
-        what = f"{'≤' if within else '>'} tolerance"
-        if within and row.is_reference:
+        what = "≤ tolerance" if row.within else "> tolerance"
+        if row.within and row.is_reference:
             what = "reference"
         lines.append(f"{row.path:<40}{what:<16}{row.equal} of {row.steps} {'✔' if row.ok else '✘'}")
     safe = "above" if rows[0].margin > SAFE_MARGIN else "BELOW"

@@ -15,6 +15,16 @@ from tutorial_engine.layers import INIT_STD, Linear, RMSNorm, SiluAndMul
 from tutorial_engine.rope import RopeAngles, RotaryEmbedding, apply_rope
 
 
+def check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """ValueError, naming the first, for a token id that is no row of the embedding."""
+    bad = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if len(bad):
+        raise ValueError(
+            f"token id {int(bad[0])} is outside the vocabulary: ids run from 0 to "
+            f"{vocab_size - 1}. Was the text tokenized for another model?"
+        )
+
+
 class Qwen3Attention(nn.Module):
     """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
 
@@ -103,13 +113,8 @@ class Qwen3Model(nn.Module):
         try:
             hidden = self.embed_tokens(batch.input_ids)  # [T, hidden]
         except IndexError:
-            ids, size = batch.input_ids, self.embed_tokens.num_embeddings
-            bad = ids[(ids < 0) | (ids >= size)][0]
-            raise ValueError(
-                f"token id {int(bad)} is outside the vocabulary: ids run from 0 "
-                f"to {size - 1}. Was the text tokenized for another "
-                "model?"
-            ) from None
+            check_ids(batch.input_ids, self.embed_tokens.num_embeddings)
+            raise
         angles = self.rotary_emb(batch.positions)
         residual = None
         for layer in self.layers:

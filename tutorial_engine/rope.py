@@ -61,5 +61,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim / 2] each
     cos, sin = cos[:, None, :], sin[:, None, :]  # the same for all heads
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    turned = (
+        torch.addcmul(first * cos, second, sin, value=-1),  # first · cos − second · sin
+        torch.addcmul(second * cos, first, sin),
+    )
+    return torch.cat(turned, dim=-1).to(x.dtype)

@@ -14,7 +14,7 @@ from tutorial_engine.attention import AttentionBackend, SdpaAttention
 from tutorial_engine.batch import Batch
 from tutorial_engine.cache_config import CacheConfig
 from tutorial_engine.kv_cache import StaticKVCache, TokenCache
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model import Qwen3ForCausalLM, check_ids
 
 
 def forward(
@@ -47,26 +47,22 @@ def prefill(
     With a chunk_size at most so many tokens of each prompt go into one forward; the logits are the
     same. ValueError, before anything runs, for a prompt that is empty or longer than the cache.
     """
-    seq_ids = list(range(len(prompts)) if seq_ids is None else seq_ids)
-    if chunk_size is not None and chunk_size < 1:
+    if chunk_size is None:
+        return model.compute_logits(forward(model, cache, prompts, seq_ids))
+    if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    vocab_size = model.config.vocab_size
-    for i, prompt in enumerate(prompts):
-        bad = [token for token in prompt if isinstance(token, int) and token >= vocab_size]
-        if bad:
-            raise ValueError(f"prompt {i} has id {bad[0]}; ids run from 0 to {vocab_size - 1}")
-    cache.batch(prompts, seq_ids)  # all of it must fit before a part of it runs
-    last: dict[int, Tensor] = {}
-    longest = max(len(prompt) for prompt in prompts)
-    for start in range(0, longest, chunk_size or longest):
+    whole = cache.batch(prompts, seq_ids)  # all of it must be possible before a part of it runs
+    check_ids(whole.input_ids, model.config.vocab_size)
+    last: dict[int, Tensor] = {}  # seq_id -> hidden state of the last token so far
+    for start in range(0, max(whole.query_lens), chunk_size):
         chunks = {
-            seq_id: prompt[start : start + (chunk_size or longest)]
-            for seq_id, prompt in zip(seq_ids, prompts, strict=True)
+            seq_id: prompt[start : start + chunk_size]
+            for seq_id, prompt in zip(whole.seq_ids, prompts, strict=True)
             if start < len(prompt)
         }
         hidden = forward(model, cache, list(chunks.values()), list(chunks))
-        last.update(zip(chunks, hidden, strict=True))  # of its last chunk, in the end
-    return model.compute_logits(torch.stack([last[s] for s in seq_ids]))
+        last.update(zip(chunks, hidden, strict=True))
+    return model.compute_logits(torch.stack([last[seq_id] for seq_id in whole.seq_ids]))
 
 
 @torch.inference_mode()

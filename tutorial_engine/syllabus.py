@@ -37,6 +37,7 @@ LESSONS = (
             Module("layers", "Linear (prepacked), RMSNorm, SiluAndMul"),
             Module("attention", "the causal rule, the textbook attention, its fast twin"),
             Module("model", "the Qwen3 decoder"),
+            Module("checkpoint_files", "where the files are, what tensors they hold"),
             Module("checkpoint", "Hugging Face files to a running model"),
             Module("tiny", "the trained tiny model: stories, training, checkpoint"),
             Module("doctor", "is this machine set up, and what to fix"),
@@ -50,6 +51,7 @@ LESSONS = (
             Module("kv_storage", "the shelves: K and V per layer, by slot"),
             Module("kv_cache", "the address book: a row per sequence; the torch.cat twin"),
             Module("runner", "prefill and decode: new tokens in, logits out"),
+            Module("sampling_params", "what a request asks for"),
             Module("sampling", "temperature, top-k, top-p, min-p, seeds, logprobs"),
             Module("stopping", "stop tokens, stop strings across tokens, length"),
             Module("generate", "prompts in, text out: the loop"),
@@ -80,4 +82,4 @@ def tree() -> str:
 
 
 def _line(module: Module) -> str:
-    return f"  {module.name:<12}{module.what}"
+    return f"  {module.name:<17}{module.what}"

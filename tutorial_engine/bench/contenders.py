@@ -15,7 +15,7 @@ from tutorial_engine.bench.measure import Generated
 from tutorial_engine.generate import stream
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.runner import make_runner
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.sampling_params import SamplingParams
 
 INSTALL = "python -m pip install -e '.[notebooks]'"
 
@@ -62,9 +62,8 @@ class Transformers:
     def last_logits(self, ids: Sequence[int]) -> Tensor:
         """As Contender.last_logits."""
         prompt, settings = self._prepare(ids, 1)
-        out = self.model.generate(
-            prompt, output_logits=True, return_dict_in_generate=True, **settings
-        )
+        settings["generation_config"].update(output_logits=True, return_dict_in_generate=True)
+        out = self.model.generate(prompt, **settings)
         return out.logits[0].float()
 
     def _prepare(self, ids: Sequence[int], new_tokens: int) -> tuple[Tensor, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Introduced in notebook 02. llama.cpp as a contender, where its Python packages are installed.
 
-Writes our weights as a GGUF file and drives llama.cpp's C interface: one prompt, then token by token.
-Knows both formats' names. `llama_cpp` and `gguf` are optional, and imported inside functions.
+Writes our weights as a GGUF file and drives llama.cpp's C interface: a prompt, then token by token.
+Knows both formats' names; knows no text. `llama_cpp` and `gguf` are imported inside functions.
 """
 
 import ctypes
@@ -106,11 +106,11 @@ def gguf_tensors(model: Qwen3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
 class LlamaCpp:
     """llama.cpp on the CPU with as many threads as torch has; close() gives its memory back.
 
-    Its cache holds fp32 for fp32 weights, and else fp16, its default. Flash attention, batch sizes and
-    repacking are left to llama.cpp. ValueError when it cannot load the file.
+    Its cache holds fp32 for fp32 weights, and else fp16, its default. flash=False forbids the flash
+    attention that llama.cpp prefers, which rounds more. ValueError when it cannot load the file.
     """
 
-    def __init__(self, file: Path, dtype: torch.dtype, max_len: int) -> None:
+    def __init__(self, file: Path, dtype: torch.dtype, max_len: int, flash: bool = True) -> None:
         self._lib = lib = importlib.import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)  # kept: C calls it
         lib.llama_log_set(self._log, ctypes.c_void_p())
@@ -126,13 +126,16 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = torch.get_num_threads()
         kind = "F32" if dtype == torch.float32 else "F16"
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{kind}")
+        if not flash:
+            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             self.close()
             raise ValueError(f"llama.cpp cannot make a context of {max_len} tokens")
         vocab = lib.llama_model_get_vocab(self._model)
         self._vocab_size = lib.llama_vocab_n_tokens(vocab)
-        self.told = f"{TYPES[dtype]} weights, {kind} K/V, {params.n_threads} threads"
+        attention = "flash attention" if flash else "plain attention"
+        self.told = f"{TYPES[dtype]} weights, {kind} K/V, {attention}, {params.n_threads} threads"
 
     def generate(self, ids: Sequence[int], new_tokens: int) -> Generated:
         """As Contender.generate."""
@@ -155,12 +158,10 @@ class LlamaCpp:
 
     def close(self) -> None:
         """Free the context and the model."""
-        if self._context_made():
+        if self._context:
             self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
-
-    def _context_made(self) -> bool:
-        return bool(getattr(self, "_context", None))
+        self._context = self._model = None
 
     def _forget(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
@@ -175,4 +176,5 @@ class LlamaCpp:
             raise ValueError(f"llama.cpp gave status {status} for {len(ids)} tokens")
         pointer = self._lib.llama_get_logits_ith(self._context, -1)
         kind = ctypes.c_float * self._vocab_size
-        return torch.frombuffer(kind.from_address(ctypes.addressof(pointer.contents)), dtype=torch.float32)
+        numbers = kind.from_address(ctypes.addressof(pointer.contents))
+        return torch.frombuffer(numbers, dtype=torch.float32)

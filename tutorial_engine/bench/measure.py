@@ -1,6 +1,6 @@
 """Introduced in notebook 02. The fair race: interleaved rounds, medians, checked answers.
 
-Knows contenders only by what they are asked: prompt in, tokens and their times out. Knows no engine.
+Knows contenders only by what they are asked: prompt in, tokens and times out. Knows no engine.
 """
 
 import random
@@ -53,9 +53,7 @@ class Workload(NamedTuple):
         """A prompt of `length` random ids, the same in every run. ValueError for under 2 tokens."""
         if new_tokens < 2:
             raise ValueError(f"--new-tokens must be at least 2 to time a decode, got {new_tokens}")
-        return cls(
-            tuple(random.Random(length).choices(range(vocab_size), k=length)), new_tokens
-        )
+        return cls(tuple(random.Random(length).choices(range(vocab_size), k=length)), new_tokens)
 
 
 class Row(NamedTuple):
@@ -113,8 +111,8 @@ def measure(
 ) -> Measurement:
     """Warm up and check once each, then `rounds` rounds in which each runs once, in turn first.
 
-    What slows the machine for a while so slows all of them. An optional contender that cannot run is
-    left out, with the reason. ValueError when one did not do the work that was asked for.
+    What slows the machine for a while so slows all of them. An optional contender that cannot run
+    is left out, with the reason. ValueError when one did not do the work that was asked for.
     """
     check = _check(contenders, workload, optional)
     names = [name for name in contenders if name not in check.failed]

@@ -32,7 +32,7 @@ class Roofline(NamedTuple):
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte at which both limits meet: below it the memory decides, above the cores."""
+        """FLOPs per byte where both limits meet: below it the memory decides, above the cores."""
         return self.peak_flops / self.bandwidth
 
 
@@ -57,7 +57,7 @@ def forward_bytes(
 ) -> int:
     """Bytes that one forward moves to and from memory at the least.
 
-    Every weight once, num_tokens rows of the embedding, the cached K and V of context_len tokens read,
+    Every weight once, num_tokens rows of the embedding, K and V of context_len cached tokens read,
     those of the new ones written. Activations stay in the processor's caches and are left out.
     """
     _check(num_tokens, context_len)
@@ -120,7 +120,7 @@ def bandwidth_probe(num_bytes: int = BUFFER_BYTES) -> Callable[[], float]:
 
 
 def flops_probe(dtype: torch.dtype = torch.float32) -> Callable[[], float]:
-    """A function that runs one large matmul → FLOP/s. ValueError for a dtype too slow to measure."""
+    """A function that runs one large matmul → FLOP/s. ValueError for a dtype it is too slow in."""
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
     rows, columns, out = MATMUL

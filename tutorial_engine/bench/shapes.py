@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What is raced on: the shipped model, or random weights of a real shape.
+"""Introduced in notebook 02. The weights of the race: the shipped ones, or random in a real shape.
 
 Speed does not depend on what the weights say. Knows files; runs nothing.
 """

@@ -3,11 +3,14 @@
 Draws what cache_steps recorded of the engine; knows no batch of several requests.
 """
 
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 import matplotlib
 from matplotlib.colors import to_hex
+from PIL import ImageFont
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -104,9 +107,9 @@ class CacheExplorer(Explorer):
         run, longest = self.run, max(len(forward.ids) for forward in self.run.steps)
         pitch = min(40.0, (WIDTH - LEFT - 10) / run.num_slots)
         row = min(20.0, max(11.5, 150 / longest))  # the longest forward gets about 150 pixels
-        lying = all(len(label) * 6.9 < pitch for label, _, _ in run.tokens)
-        letters = max(len(_short(label, 10)) for label, _, _ in run.tokens)
-        top = 92.0 if lying else 82 + 7.2 * letters
+        longest_label = max(_width(_fit(label, 10.5, 70), 10.5) for label, _, _ in run.tokens)
+        lying = longest_label < pitch - 1
+        top = 92.0 if lying else 84 + longest_label
         floor = top + READS + max(row * longest, 34) + 30
         scene = Scene(WIDTH, floor + 140, tip_at=(10, floor + 132))
         scene.hint = "hover over a slot, a row or a bar to read its numbers"
@@ -168,7 +171,7 @@ class CacheExplorer(Explorer):
                 scene.text(f"token{slot}", x, top - 8, label, 10.5, **MIDDLE, **look)
             else:
                 turn = f"rotate(-90 {x + 4:.1f} {top - 6:.1f})"
-                words = _short(label, 10)
+                words = _fit(label, 10.5, 70)
                 scene.text(f"token{slot}", x + 4, top - 6, words, 10.5, transform=turn, **look)
         if new:
             box = (LEFT + new[0] * pitch, top, len(new) * pitch, 2 * BAND)
@@ -209,10 +212,10 @@ class CacheExplorer(Explorer):
         size = min(11.0, row * 0.85)
         for i, (token, position) in enumerate(zip(forward.ids, forward.positions, strict=True)):
             y, base = top + i * row, top + i * row + row / 2 + size * 0.36
-            reads, label, box = int(mask[i].sum()), self.run.labels[token], (10, top + i * row)
-            chip = (*box, LEFT - 44, row - 1.5)
+            reads, label = int(mask[i].sum()), self.run.labels[token]
+            chip = (10, y + 0.75, LEFT - 44, row - 1.5)
             scene.rect(f"run{i}", chip, "#e5f0f8", stroke=BLUE, rx=3)
-            scene.text(f"run{i}.token", 16, base, _short(label, 11), size)
+            scene.text(f"run{i}.token", 16, base, _fit(label, size, LEFT - 58), size)
             scene.text(f"run{i}.at", LEFT - 8, base, str(position), size, **RIGHT, **FAINT)
             tip = f"query “{label}” at position {position} reads slots 0 to {reads - 1}"
             scene.rect(f"reads{i}", (LEFT, y, reads * pitch, row), MAY_READ, tip, stroke=RULE)
@@ -243,7 +246,9 @@ class CacheExplorer(Explorer):
         for rank, (token, p) in enumerate(best):
             y, label, look = top + 8 + 17 * rank, self.run.labels[token], FAINT if rank else BOLD
             tip = f"next “{label}” (id {token}): probability {p:.4f}"
-            scene.text(f"best{rank}", LEFT - 8, y + 12, _short(label, 14), 11, **RIGHT, **look)
+            scene.text(
+                f"best{rank}", LEFT - 8, y + 12, _fit(label, 11, LEFT - 18), 11, **RIGHT, **look
+            )
             scene.rect(f"track{rank}", (LEFT, y + 2, 200, 12), "#e3e8ec", tip)
             ink = "#8fb8d6" if rank else BLUE
             scene.rect(f"bar{rank}", (LEFT, y + 2, max(200 * p, 0.5), 12), ink, **DEAF)
@@ -269,5 +274,21 @@ class CacheExplorer(Explorer):
             scene.text(f"sum{i}.n", left + width * part + 8, y + 12, said, 11)
 
 
-def _short(label: str, most: int) -> str:
-    return label if len(label) <= most else label[: most - 1] + "…"
+@cache
+def _font() -> ImageFont.FreeTypeFont:
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return ImageFont.truetype(str(fonts / "DejaVuSans-Bold.ttf"), 100)
+
+
+@lru_cache(10_000)
+def _width(label: str, size: float) -> float:
+    """Pixels that a label takes at most: it may be bold."""
+    return _font().getlength(label) * size / 100
+
+
+def _fit(label: str, size: float, most: float) -> str:
+    """The label, or as much of its beginning as fits into that many pixels."""
+    cut = label
+    while _width(cut, size) > most:
+        cut = cut.removesuffix("…")[:-1] + "…"
+    return cut

@@ -1,0 +1,267 @@
+"""Transformers under our loop, and our cache under transformers' own generate()."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import (
+    fp32_tolerance,
+    largest_difference,
+    load_reference,
+    random_sequences,
+    reference_logits,
+    save_random,
+)
+from engines import VOCAB, one_thread, poison
+from test_kv_storage import memory
+from torch import Tensor
+
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.kv_cache import StaticKVCache
+from tutorial_engine.peers import OurCache, TransformersRunner
+
+NEW = 10
+PROMPTS = random_sequences([7, 3, 12], VOCAB)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module", params=[{}, {"num_key_value_heads": 1}, {"head_dim": 24}])
+def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("peer")
+    return load_reference(save_random(folder, seed=3, **request.param))
+
+
+@pytest.fixture(scope="module")
+def one_peer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_reference(save_random(tmp_path_factory.mktemp("peer"), seed=4))
+
+
+def our_cache(peer: Any, rows: int = 1, max_len: int = 32, slots_first: bool = False) -> OurCache:
+    config = CacheConfig(max_seqs=rows, max_len=max_len, slots_first=slots_first)
+    cache = StaticKVCache.from_config(ModelConfig.from_dict(peer.config.to_dict()), config)
+    poison(cache)
+    return OurCache(cache)
+
+
+def free_run(peer: Any, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    """transformers' own greedy generate() → the new tokens [B, NEW]."""
+    mask = torch.ones_like(ids) if mask is None else mask
+    made = peer.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0, **options
+    )
+    return made[:, ids.shape[1] :]
+
+
+def two_rows() -> Tensor:
+    return torch.tensor(random_sequences([8, 8], VOCAB, seed=5))
+
+
+# -- our cache under transformers ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots_first", [False, True])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_generate_of_transformers_gives_the_same_with_our_cache(
+    peer: Any, prompt: list[int], slots_first: bool
+) -> None:
+    ids = torch.tensor([prompt])
+    want = free_run(peer, ids)
+    cache = our_cache(peer, slots_first=slots_first)
+    assert torch.equal(free_run(peer, ids, past_key_values=cache), want)
+    assert cache.get_seq_length() == len(prompt) + NEW - 1, "the last token was never run"
+    assert want.unique().numel() >= 4
+
+
+def test_two_rows_of_one_length_give_the_same(peer: Any) -> None:
+    want = free_run(peer, two_rows())
+    assert torch.equal(free_run(peer, two_rows(), past_key_values=our_cache(peer, 2)), want)
+    assert not torch.equal(want[0], want[1])
+
+
+def test_rows_padded_on_the_left_give_the_same(peer: Any) -> None:
+    ids = two_rows()
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    want = free_run(peer, ids, mask)
+    got = free_run(peer, ids, mask, past_key_values=our_cache(peer, 2))
+    assert torch.equal(got, want)
+
+
+def test_attention_kernels_of_transformers_all_take_our_cache(one_peer: Any) -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    want = free_run(one_peer, ids)
+    for kernel in ("sdpa", "eager"):  # the last one stays
+        one_peer.set_attn_implementation(kernel)
+        assert torch.equal(free_run(one_peer, ids, past_key_values=our_cache(one_peer)), want)
+
+
+def test_logits_equal_those_without_a_cache(peer: Any) -> None:
+    ids = torch.tensor([PROMPTS[2]])
+    cache, parts = our_cache(peer), []
+    for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
+        out = peer(ids[:, start:stop], past_key_values=cache, use_cache=True)
+        parts.append(out.logits[0])
+        assert cache.cache.seq_lens == (stop,)
+    want = reference_logits(peer, [PROMPTS[2]])
+    assert largest_difference(torch.cat(parts), want) <= fp32_tolerance(want)
+
+
+def test_lengths_as_transformers_asks_for_them(one_peer: Any) -> None:
+    cache = our_cache(one_peer, max_len=32)
+    assert (cache.get_seq_length(), cache.get_max_length()) == (0, 32)
+    one_peer(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [3, 3, 3]
+    assert cache.layers[0].get_mask_sizes(4) == (7, 0)
+
+
+@pytest.mark.parametrize(("have", "given"), [(1, 2), (2, 1)])
+def test_other_number_of_rows_is_refused_and_nothing_written(
+    one_peer: Any, have: int, given: int
+) -> None:
+    cache = our_cache(one_peer, have)
+    before = memory(cache.cache.storage)
+    with pytest.raises(ValueError, match=f"{have} rows.*{given}"):
+        free_run(one_peer, two_rows()[:given], past_key_values=cache)
+    assert memory(cache.cache.storage) == before and cache.cache.seq_lens == (0,) * have
+    ids = two_rows()[:have]
+    assert torch.equal(free_run(one_peer, ids, past_key_values=cache), free_run(one_peer, ids))
+
+
+def test_overflow_is_refused_and_the_cache_works_after_a_reset(one_peer: Any) -> None:
+    cache = our_cache(one_peer, max_len=16)  # 7 + 10 − 1 tokens just fit, 12 + 10 − 1 do not
+    long, short = torch.tensor([PROMPTS[2]]), torch.tensor([PROMPTS[0]])
+    with pytest.raises(ValueError, match="row 0 holds 16 of 16 tokens; 1 more"):
+        free_run(one_peer, long, past_key_values=cache)
+    assert cache.cache.seq_lens == (16,)
+    cache.reset()
+    assert torch.equal(free_run(one_peer, short, past_key_values=cache), free_run(one_peer, short))
+    assert cache.cache.seq_lens == (16,)
+
+
+def test_prompt_that_does_not_fit_writes_nothing(one_peer: Any) -> None:
+    cache = our_cache(one_peer, max_len=11)
+    before = memory(cache.cache.storage)
+    with pytest.raises(ValueError, match="row 0 holds 0 of 11 tokens; 12 more"):
+        one_peer(torch.tensor([PROMPTS[2]]), past_key_values=cache)
+    assert memory(cache.cache.storage) == before and cache.cache.seq_lens == (0,)
+
+
+def test_rows_of_unequal_length_are_refused(one_peer: Any) -> None:
+    cache = our_cache(one_peer, 2)
+    cache.cache.commit(cache.cache.batch([[1, 2]], [1]))
+    with pytest.raises(ValueError, match=r"together.*\(0, 2\)"):
+        one_peer(two_rows(), past_key_values=cache)
+
+
+def test_model_of_another_dtype_is_refused(one_peer: Any) -> None:
+    cache = our_cache(one_peer)
+    shape = (1, 2, 3, 16)
+    with pytest.raises(ValueError, match=r"float32.*bfloat16"):
+        cache.write(0, torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16())
+
+
+def test_forward_that_fails_half_way_leaves_no_trace(one_peer: Any) -> None:
+    clean, dirty = our_cache(one_peer), our_cache(one_peer)
+    ids = torch.tensor([PROMPTS[0]])
+    for cache in (clean, dirty):
+        one_peer(ids, past_key_values=cache)
+    handle = one_peer.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one_peer(torch.tensor([[5, 6]]), past_key_values=dirty)
+    handle.remove()
+    assert dirty.cache.seq_lens == clean.cache.seq_lens
+    want, got = (one_peer(torch.tensor([[9]]), past_key_values=c).logits for c in (clean, dirty))
+    assert torch.equal(want, got)
+
+
+# -- transformers under our loop ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3, 99])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_runner_gives_transformers_logits(
+    peer: Any, use_cache: bool, chunk_size: int | None
+) -> None:
+    runner = TransformersRunner(peer, use_cache=use_cache)
+    got = runner.prefill(PROMPTS, [0, 1, 2], chunk_size)
+    assert got.shape == (3, VOCAB) and got.dtype == torch.float32
+    then = runner.decode([4, 5], [2, 0])
+    longer = [[*PROMPTS[2], 4], [*PROMPTS[0], 5]]
+    for logits, sequences in ((got, PROMPTS), (then, longer)):
+        want = torch.stack([reference_logits(peer, [ids])[-1] for ids in sequences])
+        assert largest_difference(logits, want) <= fp32_tolerance(want)
+
+
+def test_runner_starts_afresh_at_each_prefill(one_peer: Any) -> None:
+    runner = TransformersRunner(one_peer)
+    first = runner.prefill(PROMPTS, [0, 1, 2])
+    runner.decode([1, 2, 3], [0, 1, 2])
+    assert torch.equal(runner.prefill(PROMPTS, [0, 1, 2]), first)
+
+
+@pytest.mark.parametrize("eos", [None, 5, [5, 7]])
+def test_runner_takes_the_ends_of_the_generation_config(one_peer: Any, eos: Any) -> None:
+    model = SimpleNamespace(
+        config=one_peer.config,
+        generation_config=SimpleNamespace(eos_token_id=eos),
+        get_input_embeddings=one_peer.get_input_embeddings,
+    )
+    want = {"None": (), "5": (5,), "[5, 7]": (5, 7)}[str(eos)]
+    assert TransformersRunner(model).eos_token_ids == want
+
+
+def test_runner_is_as_long_as_the_model(one_peer: Any) -> None:
+    assert TransformersRunner(one_peer).max_len == one_peer.config.max_position_embeddings == 512
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("bad", [[3, VOCAB], [VOCAB, 3], [3, -1]])
+def test_refused_token_leaves_no_trace(one_peer: Any, bad: list[int], use_cache: bool) -> None:
+    clean, dirty = (TransformersRunner(one_peer, use_cache=use_cache) for _ in range(2))
+    for runner in (clean, dirty):
+        runner.prefill(PROMPTS[:2], [0, 1])
+    with pytest.raises(ValueError, match=r"token id (97|-1) .*0 to 96"):
+        dirty.decode(bad, [0, 1])
+    assert torch.equal(dirty.decode([1, 2], [0, 1]), clean.decode([1, 2], [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "chunk_size", "named"),
+    [
+        ([[1], [2, 3, VOCAB]], None, "id 97"),
+        ([[1, 2, -3]], 2, "id -3"),
+        ([[1], []], None, "no token"),
+        ([[1]], 0, "chunk_size.*0"),
+        ([[1, 2]], -1, "chunk_size.*-1"),
+    ],
+)
+def test_bad_prompts_are_refused(
+    one_peer: Any, prompts: list[list[int]], chunk_size: int | None, named: str
+) -> None:
+    runner = TransformersRunner(one_peer)
+    with pytest.raises(ValueError, match=named):
+        runner.prefill(prompts, range(len(prompts)), chunk_size)
+    assert runner.prefill([[1, 2]], [0], 1).isfinite().all()
+
+
+def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> None:
+    made: list[OurCache] = []
+
+    def make_cache() -> OurCache:
+        made.append(our_cache(one_peer))
+        return made[-1]
+
+    for use_cache, count in ((True, 3), (False, 3)):
+        runner = TransformersRunner(one_peer, make_cache, use_cache)
+        runner.prefill(PROMPTS, [0, 1, 2])
+        runner.decode([1], [1])
+        assert len(made) == count
+    assert [c.get_seq_length() for c in made] == [7, 4, 12]

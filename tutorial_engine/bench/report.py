@@ -1,0 +1,140 @@
+"""Introduced in notebook 02. What was measured, as a text table and as JSON.
+
+Knows the rows and the machine; measures nothing and draws nothing (viz.bench_plots does).
+"""
+
+import platform
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+
+from tutorial_engine.bench.measure import PEER, Measurement, Row
+from tutorial_engine.bench.roofline import (
+    Roofline,
+    decode_floor,
+    forward_bytes,
+    forward_flops,
+    weight_bytes,
+)
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.doctor import installed_version, processor_name
+
+OURS = "ours"
+LLAMA = "llama.cpp"
+
+
+class Floor(NamedTuple):
+    """What no engine beats on this machine in one phase, in seconds, and how near each came.
+
+    Prefill: all operations at the speed of one large matmul. Decode: all weights read once at full
+    speed; `with_cache` counts the K and V, read beside them. `times` are ratios to `seconds`.
+    Weights that fit into the processor's caches, as a tiny model's, could be read faster.
+    """
+
+    phase: str
+    context: int
+    seconds: float
+    with_cache: float
+    weight_bytes: int
+    times: dict[str, float]
+
+
+def floors(config: ModelConfig, itemsize: int, measured: Measurement) -> list[Floor]:
+    """The floors of both phases, from the roofline of the same rounds; none without a roofline."""
+    limits, weights = measured.roofline, weight_bytes(config, itemsize)
+    if limits is None:
+        return []
+    context = measured.decode.context
+    compute = forward_flops(config, context) / limits.peak_flops
+    read = decode_floor(weights, limits.bandwidth)
+    moved = decode_floor(forward_bytes(config, 1, context, itemsize), limits.bandwidth)
+    return [
+        _floor(measured.prefill, compute, compute, weights),
+        _floor(measured.decode, read, moved, weights),
+    ]
+
+
+def _floor(row: Row, seconds: float, with_cache: float, weights: int) -> Floor:
+    times = {name: took / seconds for name, took in row.seconds.items()}
+    return Floor(row.phase, row.context, seconds, with_cache, weights, times)
+
+
+def machine(dtype: str) -> dict[str, Any]:
+    """What a figure means nothing without: processor, threads, versions."""
+    return {
+        "processor": processor_name(),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": installed_version("transformers"),
+        "llama-cpp-python": installed_version("llama-cpp-python"),
+    }
+
+
+def table(config: ModelConfig, itemsize: int, measured: Measurement) -> str:
+    """All about one context: a line per contender, the floors, and what failed."""
+    check, names = measured.check, list(measured.decode.seconds)
+    rows, found = (measured.prefill, measured.decode), floors(config, itemsize, measured)
+    titles = [
+        f"×{PEER[:6]}.",
+        f"×{LLAMA[:5]}." if LLAMA in names else "",
+        "÷floor" if found else "",
+    ]
+    first = f"context {check.context}: prefill"
+    text = [_line(first, ["tokens/s", *titles], ["decode ms", *titles], "same tokens, |Δ logit|")]
+    for name in names:
+        prefill, decode = (_ratios(row, floor, name) for row, floor in zip_longest(rows, found))
+        speeds = (
+            f"{rows[0].tokens_per_second[name]:.0f}",
+            f"{rows[1].seconds[name] * 1000:.2f}",
+        )
+        same = f"{check.tokens_equal[name]} of {check.new_tokens}, "
+        same += f"{check.logit_difference[name]:.0e}"
+        text.append(_line(name, [speeds[0], *prefill], [speeds[1], *decode], same))
+    text += [f"{name} could not run: {why}" for name, why in check.failed.items()]
+    return "\n".join(text + _floor_lines(found, measured.roofline))
+
+
+def _line(name: str, prefill: Sequence[str], decode: Sequence[str], same: str) -> str:
+    halves = ("".join(f"{cell:>9}" for cell in half) for half in (prefill, decode))
+    return f"{name:<23}" + "  ".join(halves) + f"   {same}"
+
+
+def _ratios(row: Row, floor: Floor | None, name: str) -> list[str]:
+    """How many times the peer's speed, llama.cpp's speed, the floor's time."""
+    mine = row.seconds[name]
+    return [
+        f"{row.ratio[name]:.2f}×",
+        f"{row.seconds[LLAMA] / mine:.2f}×" if LLAMA in row.seconds else "",
+        f"{floor.times[name]:.2f}×" if floor else "",
+    ]
+
+
+def _floor_lines(found: Sequence[Floor], limits: Roofline | None) -> list[str]:
+    if limits is None:
+        return []
+    prefill, decode = found
+    return [
+        f"floor of prefill: {prefill.context / prefill.seconds:.0f} tokens/s, a large matmul's "
+        f"{limits.peak_flops / 1e9:.0f} GFLOP/s",
+        f"floor of decode: {decode.seconds * 1000:.3g} ms, {decode.weight_bytes / 1e9:.3g} GB of "
+        f"weights at {limits.bandwidth / 1e9:.1f} GB/s (with K and V "
+        f"{decode.with_cache * 1000:.3g} ms)",
+    ]
+
+
+def figures(
+    config: ModelConfig, itemsize: int, measured: Sequence[Measurement]
+) -> dict[str, list[dict[str, Any]]]:
+    """Everything that was measured, as plain lists and dicts."""
+    return {
+        "rows": [row._asdict() for m in measured for row in (m.prefill, m.decode)],
+        "checks": [m.check._asdict() for m in measured],
+        "floors": [floor._asdict() for m in measured for floor in floors(config, itemsize, m)],
+        "rooflines": [
+            {"context": m.decode.context, **m.roofline._asdict()} for m in measured if m.roofline
+        ],
+    }

@@ -1,0 +1,80 @@
+"""Introduced in notebook 02. What a request asks for: how its tokens are chosen and when it ends.
+
+Knows names and ranges; knows no logits, no text and no model.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# field: (whole numbers only?, least, most, hint)
+RANGES = {
+    "temperature": (False, 0, 1e6, "0 is greedy"),
+    "top_k": (True, -math.inf, math.inf, "0 is off"),
+    "top_p": (False, 0, 1, "1 is off; for greedy use temperature=0"),
+    "min_p": (False, 0, 1, "0 is off"),
+    "seed": (True, 0, 2**64 - 1, "None is another one each time"),
+    "max_tokens": (True, 1, math.inf, "one is sampled at least"),
+    "min_tokens": (True, 0, math.inf, "0 is off"),
+    "logprobs": (True, 0, math.inf, "None is off"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends; ValueError names what does not fit.
+
+    temperature 0 is greedy, and the default: the same text comes out on every machine. top_k ≤ 0
+    or ≥ V is off. max_tokens and min_tokens count sampled tokens. `stop` is one string or several;
+    it and stop_token_ids are tuples afterwards. logprobs=N asks for the N best and the sampled one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in RANGES:
+            self._check_range(name)
+        if 0 < self.temperature < 1e-6:
+            raise ValueError(f"temperature {self.temperature} overflows fp32; for greedy use 0")
+        if self.top_p == 0:
+            raise ValueError("top_p 0 would keep no token; for greedy use temperature=0")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}")
+        for flag in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, flag), bool):
+                raise ValueError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
+        stop, ids = [self.stop] if isinstance(self.stop, str) else self.stop, self.stop_token_ids
+        if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
+            raise ValueError(f"stop must be strings that are not empty, got {self.stop!r}")
+        if any("\ufffd" in s for s in stop):
+            raise ValueError(f"stop {self.stop!r} holds U+FFFD, which stands for bytes, not text")
+        if not isinstance(ids, list | tuple) or not all(_is_whole(i) and i >= 0 for i in ids):
+            raise ValueError(f"stop_token_ids must be whole numbers from 0 up, got {ids!r}")
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    def _check_range(self, name: str) -> None:
+        """ValueError unless the field holds a number, or a None, that RANGES allows."""
+        (whole, least, most, hint), value = RANGES[name], getattr(self, name)
+        if value is None and name in ("seed", "logprobs"):
+            return
+        if not (_is_whole(value) or (isinstance(value, float) and not whole)):
+            kind = "a whole number" if whole else "a number"
+            raise ValueError(f"{name} must be {kind} ({hint}), got {value!r}")
+        if not least <= value <= most:  # NaN is not either
+            raise ValueError(f"{name} must be from {least} to {most} ({hint}), got {value!r}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
