@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_bars_do_not_cover_each_other(axes: list[Axes]) -> None:
         sides = sorted(
             (bar.get_x(), bar.get_x() + bar.get_width()) for bars in ax.containers for bar in bars
         )
-        assert all(one[1] <= two[0] for one, two in zip(sides, sides[1:], strict=False))
+        assert all(one[1] <= two[0] for one, two in pairwise(sides))
 
 
 def test_caption_is_computed_from_the_figures() -> None:
