@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,7 +41,9 @@ def small_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No llama.cpp, even where it is installed, and a small buffer for the bandwidth."""
     for package in llama_cpp.PACKAGES:
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(command, "bandwidth_probe", lambda: roofline.bandwidth_probe(2**22))
+    monkeypatch.setattr(
+        command, "roofline_probe", partial(roofline.roofline_probe, num_bytes=2**22)
+    )
 
 
 def prompt_of(length: int, vocab_size: int = 512) -> list[int]:
@@ -403,6 +406,15 @@ def test_llama_cpp_races_where_it_is_installed(
     assert llama.params.n_ctx == llama.params.n_batch == 11
     assert llama.params.n_threads == llama.params.n_threads_batch == torch.get_num_threads()
     assert made[0].file.name == "model-float32.part" and not made[0].file.exists()
+
+
+def test_llama_cpp_that_cannot_load_the_weights_does_not_end_the_race(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_gguf(monkeypatch)
+    monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama(loads=False))
+    assert command.main([*QUICK, "--lengths", "4"]) == 0
+    assert "llama.cpp: skipped: llama.cpp cannot load" in capsys.readouterr().out
 
 
 def test_llama_cpp_forgets_between_runs_and_says_when_it_cannot(

@@ -376,6 +376,8 @@ def test_progress_shows_a_bar_and_changes_nothing(
     shown = capsys.readouterr().err
     assert got == want
     assert "14/14" in shown and "token" in shown and "decode" in shown
+    generate(engine, PROMPTS[:2], FREELY, max_len=9, progress=True)  # room for 2 and for 8
+    assert "10/10" in capsys.readouterr().err
 
 
 # -- seeds --------------------------------------------------------------------------------------

@@ -170,6 +170,13 @@ def test_this_machine_is_measured_within_seconds() -> None:
     assert 1e8 < limits.bandwidth < 1e13 and 1e8 < limits.peak_flops < 1e16
 
 
+def test_probe_gives_the_best_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, sums = iter([1.0, 5.0, 2.0, 3.0]), iter([10.0, 20.0, 70.0, 30.0])
+    monkeypatch.setattr(roofline, "bandwidth_probe", lambda size: lambda: next(reads))
+    monkeypatch.setattr(roofline, "flops_probe", lambda dtype: lambda: next(sums))
+    assert roofline.roofline_probe(passes=3)() == Roofline(bandwidth=5.0, peak_flops=70.0)
+
+
 def test_dtypes_that_a_processor_cannot_multiply_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got torch\.float16"):
         measure_peak_flops(torch.float16)

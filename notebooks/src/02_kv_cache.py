@@ -205,9 +205,9 @@ for _ in range(2):
 # %%
 predictions.ask(
     "mask",
-    "12 tokens are cached and one more runs (decode). How many entries has its causal mask, and how "
+    "7 tokens are cached and one more runs (decode). How many entries has its causal mask, and how "
     "many are forbidden?",
-    ["169, of which 78", "13, of which 12", "13, of which none"],
+    ["64, of which 28", "8, of which 7", "8, of which none"],
 )
 
 # %% tags=["figure-phases"]
@@ -215,9 +215,9 @@ from tutorial_engine.attention import causal_mask
 from tutorial_engine.viz.plots import mask_picture
 
 masks = {
-    "prefill: 10 queries": causal_mask(10, 10),
-    "decode: 1 query": causal_mask(1, 13),
-    "chunk: 3 queries after 7": causal_mask(3, 10),
+    "prefill: 7 queries": causal_mask(7, 7),
+    "decode: 1 query": causal_mask(1, 8),
+    "chunk: 3 queries after 4": causal_mask(3, 7),
 }
 row = masks["decode: 1 query"]
 none = int((~row).sum()) == 0
@@ -406,7 +406,7 @@ for a, b in zip(together, alone, strict=True):
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 
 explorer = CacheExplorer(model, tokenizer, PROMPTS[0], new_tokens=8, layer=3)
-explorer.set(step=4)
+explorer.set(step=5)
 explorer
 
 # %% [markdown]
@@ -419,14 +419,9 @@ explorer
 from tutorial_engine.cache_config import KVCacheSpec
 
 
-def spec(layers, kv_heads, head_dim):
-    return KVCacheSpec(
-        num_layers=layers,
-        num_kv_heads=kv_heads,
-        k_head_dim=head_dim,
-        v_head_dim=head_dim,
-        dtype=torch.bfloat16,
-    )
+def spec(layers, kv_heads, dim):
+    sizes = {"num_kv_heads": kv_heads, "k_head_dim": dim, "v_head_dim": dim}
+    return KVCacheSpec(num_layers=layers, dtype=torch.bfloat16, **sizes)
 
 
 # name: (layers, query heads, K/V heads, head_dim), from the released config.json files
@@ -515,8 +510,8 @@ predictions.ask(
 )
 
 # %%
-import statistics
 import time
+from statistics import median
 
 
 @torch.inference_mode()
@@ -526,9 +521,10 @@ def median_seconds(run, repeat=9):
         began = time.perf_counter()
         run()
         times.append(time.perf_counter() - began)
-    return statistics.median(times[2:])
+    return median(times[2:])
 
 
+# %%
 def both_ways(n):
     """Seconds for the n-th token: decoded with the cache, and by running all n."""
     cache = StaticKVCache.from_config(c, CacheConfig(max_len=n))
@@ -625,6 +621,7 @@ def flops_and_bytes(rows, new, old):
     return rows * forward_flops(four_layers, new, old), weights + rows * own_bytes
 
 
+# %%
 cases = {
     "decode, 1 sequence": (1, 1, 64),
     "decode, 8 sequences": (8, 1, 64),
@@ -694,7 +691,7 @@ from tutorial_engine.sampling import apply_temperature
 from tutorial_engine.viz.sampling_plots import temperature_picture
 
 cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
-logits = prefill(model, cache, [tokenizer.encode("Once upon a time Anna had a").ids])[0]
+logits = prefill(model, cache, [tokenizer.encode("Anna was").ids])[0]
 best = logits.argsort(descending=True)[:12].tolist()
 labels = token_labels(tokenizer, best)
 heat = {t: apply_temperature(logits, t).softmax(-1)[best].tolist() for t in (0.5, 1.0, 2.0)}
@@ -751,15 +748,16 @@ check_top_p(keep_top_p)
 from tutorial_engine.sampling import filter_logits
 from tutorial_engine.viz.sampling_plots import filters_picture
 
-combined = SamplingParams(temperature=1.0, top_k=8, top_p=0.8, min_p=0.05)
+combined = SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.05)
 kept = {
-    "top_k = 8": top_k(logits, 8),
-    "top_p = 0.8": top_p(logits, 0.8),
+    "top_k = 4": top_k(logits, 4),
+    "top_p = 0.9": top_p(logits, 0.9),
     "min_p = 0.05": min_p(logits, 0.05),
     "all three": filter_logits(logits, combined),
 }
-kept = {name: cut.isfinite()[best].tolist() for name, cut in kept.items()}
-filters_picture(labels, logits.softmax(-1)[best].tolist(), kept)
+kept = {name: cut.isfinite().tolist() for name, cut in kept.items()}
+vocabulary = token_labels(tokenizer, list(range(c.vocab_size)))
+filters_picture(vocabulary, logits.softmax(-1).tolist(), kept)
 
 # %% [markdown]
 # **The seed mistake.** Each request has one generator, seeded *once*. Seeding it again before every draw

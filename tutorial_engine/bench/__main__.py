@@ -16,7 +16,7 @@ import torch
 from tutorial_engine.bench import llama_cpp, report
 from tutorial_engine.bench.contenders import Ours, Transformers, load_transformers
 from tutorial_engine.bench.measure import PEER, Contender, Measurement, Workload, measure
-from tutorial_engine.bench.roofline import Roofline, bandwidth_probe, flops_probe
+from tutorial_engine.bench.roofline import roofline_probe
 from tutorial_engine.bench.shapes import SHAPES, Folders, checkpoint_folders
 from tutorial_engine.checkpoint import load_model
 from tutorial_engine.config import ModelConfig
@@ -65,19 +65,22 @@ def load_session(args: argparse.Namespace, folders: Folders, stack: ExitStack) -
 def load_llamas(
     args: argparse.Namespace, folders: Folders, stack: ExitStack
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """llama.cpp, with --all also without flash attention; where it is absent, only a note."""
+    """llama.cpp, with --all also without flash attention; where it cannot run, only a note."""
     missing = llama_cpp.why_not()
     if missing:
         return {}, {LLAMA: missing}
     contenders: dict[str, Contender] = {}
     notes = {}
-    file = folders.converted / f"model-{args.dtype}.gguf"
-    llama_cpp.write_gguf(folders.weights, file, DTYPES[args.dtype])
-    for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
-        max_len = max(args.lengths) + args.new_tokens
-        llama = llama_cpp.LlamaCpp(file, DTYPES[args.dtype], max_len, flash=name == LLAMA)
-        stack.callback(llama.close)
-        contenders[name], notes[name] = llama, llama.told
+    file, dtype = folders.converted / f"model-{args.dtype}.gguf", DTYPES[args.dtype]
+    max_len = max(args.lengths) + args.new_tokens
+    try:
+        llama_cpp.write_gguf(folders.weights, file, dtype)
+        for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
+            llama = llama_cpp.LlamaCpp(file, dtype, max_len, flash=name == LLAMA)
+            stack.callback(llama.close)
+            contenders[name], notes[name] = llama, llama.told
+    except ValueError as error:
+        return {}, {LLAMA: f"skipped: {error}"}
     return contenders, notes
 
 
@@ -99,16 +102,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         check_lengths(args.lengths, args.new_tokens, config)
         contenders, notes = load_session(args, folders, stack)
         dtype = DTYPES[args.dtype]
-        bandwidth, flops = bandwidth_probe(), flops_probe(dtype)
+        probe = roofline_probe(dtype)
         names = list(contenders)
         print("\n".join(f"  {name}: {note}" for name, note in notes.items()))
         done: list[Measurement] = []
         for length in sorted(set(args.lengths)):  # rising: a static cache may be kept and grow
             workload = Workload.of_length(length, config.vocab_size, args.new_tokens)
             optional = set(names) - {PEER, OURS, PLAIN}
-            measured = measure(
-                contenders, workload, args.rounds, optional, lambda: Roofline(bandwidth(), flops())
-            )
+            measured = measure(contenders, workload, args.rounds, optional, probe)
             print("\n" + report.table(config, dtype.itemsize, measured), flush=True)
             done.append(measured)
     return {"contenders": notes, **report.figures(config, dtype.itemsize, done)}

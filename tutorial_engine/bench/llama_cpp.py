@@ -47,7 +47,7 @@ def write_gguf(folder: Path, file: Path, dtype: torch.dtype) -> None:
     model = load_model(folder, dtype=dtype, prepack=False)
     config = model.config
     if config.attention_bias:
-        raise ValueError("llama.cpp's qwen3 has no attention_bias: bench without llama.cpp")
+        raise ValueError("llama.cpp's qwen3 has no attention_bias: race a model without")
     unfinished = file.with_suffix(".part")
     writer = gguf.GGUFWriter(unfinished, "qwen3")
     writer.add_context_length(config.max_position_embeddings)

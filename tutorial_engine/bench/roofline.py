@@ -103,6 +103,14 @@ def measure_peak_flops(dtype: torch.dtype = torch.float32, passes: int = 5) -> f
     return _best(flops_probe(dtype), passes)
 
 
+def roofline_probe(
+    dtype: torch.dtype = torch.float32, num_bytes: int = BUFFER_BYTES, passes: int = 3
+) -> Callable[[], Roofline]:
+    """A function that measures both limits, the best of some passes each; it keeps its buffers."""
+    bandwidth, flops = bandwidth_probe(num_bytes), flops_probe(dtype)
+    return lambda: Roofline(_best(bandwidth, passes), _best(flops, passes))
+
+
 def bandwidth_probe(num_bytes: int = BUFFER_BYTES) -> Callable[[], float]:
     """A function that reads a buffer of fp32 numbers once per way we know → bytes/s of the fastest.
 
