@@ -114,7 +114,7 @@ class NaiveAttention:
         self, observe: WeightsObserver | None = None, cache: KVCache | None = None
     ) -> None:
         self.observe = observe
-        self.cache = cache or NoCache()
+        self.cache = NoCache() if cache is None else cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
@@ -146,8 +146,9 @@ class SdpaAttention:
         lengths = batch.query_lens
         if self.cache is None and len(set(lengths)) == 1:
             return _sdpa(q, k, v, batch.num_seqs)
-        contexts = (self.cache or NoCache()).update(layer, k, v, batch)
-        if len(contexts) == 1:
+        cache = NoCache() if self.cache is None else self.cache
+        contexts = cache.update(layer, k, v, batch)
+        if batch.num_seqs == len(contexts) == 1:
             return _sdpa(q, *contexts[0])
         return torch.cat(
             [_sdpa(q_s, *kv) for q_s, kv in zip(q.split(lengths), contexts, strict=True)]

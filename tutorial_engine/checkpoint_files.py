@@ -32,7 +32,7 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
     try:
         return Path(
             snapshot_download(
-                name, allow_patterns=["*.json", "*.safetensors"], ignore_patterns=["*/*"]
+                name, allow_patterns=["*.json", "*.jinja", "*.safetensors"], ignore_patterns=["*/*"]
             )
         )
     except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"

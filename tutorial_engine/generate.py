@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.cache_config import CacheConfig, at_least_one
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.runner import Runner, decode, make_runner, prefill
 from tutorial_engine.sampling import SampledToken, Sampler, SamplingParams, sample_batch
@@ -72,6 +72,7 @@ def stream(
     The texts of a prompt's events, joined, are its output's text. Errors come at once.
     """
     runner, rows = _plan(model, prompts, params, tokenizer, use_cache, max_len)
+    _check(runner, rows, chunk_size)
     return _loop(runner, rows, chunk_size)
 
 
@@ -92,6 +93,7 @@ def generate(
     output; `progress` shows a bar. ValueError, before anything runs, for what cannot work.
     """
     runner, rows = _plan(model, prompts, params, tokenizer, use_cache, max_len)
+    _check(runner, rows, chunk_size)
     events: list[list[StreamEvent]] = [[] for _ in rows]
     total = sum(row.max_tokens for row in rows)
     with tqdm(total=total, unit="token", desc="prefill", disable=not progress) as bar:
@@ -129,7 +131,7 @@ def _plan(
     use_cache: bool,
     max_len: int | None,
 ) -> tuple[Runner, list[_Row]]:
-    """Check everything that the caller gave, and make a cache that is as large as it can get."""
+    """A row per prompt and a runner with room for all. ValueError for a prompt that is too long."""
     sequences = _token_ids(prompts, tokenizer)
     if params is None or isinstance(params, SamplingParams):
         one_each = [params or SamplingParams()] * len(sequences)
@@ -160,11 +162,27 @@ def _plan(
     return runner, rows
 
 
+def _check(runner: Runner, rows: Sequence[_Row], chunk_size: int | None) -> None:
+    """ValueError for ids that are none of the vocabulary's, and chunks that cannot be."""
+    for i, row in enumerate(rows):
+        for token in row.prompt:
+            whole = isinstance(token, int) and not isinstance(token, bool)
+            if not whole or not 0 <= token < runner.vocab_size:
+                raise ValueError(
+                    f"prompt {i} holds {token!r}; token ids are whole numbers from 0 to "
+                    f"{runner.vocab_size - 1}. Was the text tokenized for another model?"
+                )
+    if chunk_size is not None:
+        at_least_one("chunk_size", chunk_size)
+        if not runner.can_chunk:
+            raise ValueError("chunked prefill needs a cache (use_cache=True)")
+
+
 def _token_ids(prompts: str | Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
     """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
     if isinstance(prompts, str):
         prompts = [prompts]
-    if not prompts:
+    if prompts is None or len(prompts) == 0:
         raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
     sequences = []
     for i, prompt in enumerate(prompts):

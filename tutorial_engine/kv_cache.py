@@ -50,6 +50,10 @@ class TokenCache(Protocol):
         """The forward over this batch is done: its tokens count from now on."""
         ...
 
+    def reset(self, seq_id: int | None = None) -> None:
+        """Forget one sequence, or all."""
+        ...
+
     def update(
         self, layer: int, k: Tensor, v: Tensor, batch: Batch
     ) -> Sequence[tuple[Tensor, Tensor]]:
@@ -224,6 +228,8 @@ class GrowingKVCache:
 
 
 def _once_each(sequences: Sequence[Sequence[int]], seq_ids: Sequence[int]) -> None:
+    if any(isinstance(sequence, int) for sequence in sequences):
+        raise ValueError("give a list of token id lists, one per sequence: [[1, 2, 3]]")
     if len(seq_ids) != len(sequences):
         raise ValueError(f"{len(sequences)} sequences but {len(seq_ids)} seq_ids")
     if len(set(seq_ids)) != len(seq_ids):

@@ -75,6 +75,7 @@ class KVStorage:
 
     def by_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """The same memory in the classic shape, [layers, rows, H_kv, slots per row, D], K and V."""
+        at_least_one("num_rows", num_rows)
         if self.num_slots % num_rows:
             raise ValueError(f"{self.num_slots} slots do not make {num_rows} equal rows")
         axis = self._slot_axis + 1
@@ -100,5 +101,5 @@ class KVStorage:
                 f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
                 f"k {list(k.shape)} and v {list(v.shape)}"
             )
-        if k.dtype != spec.dtype:
-            raise ValueError(f"the storage holds {spec.dtype}, the keys are {k.dtype}")
+        if k.dtype != spec.dtype or v.dtype != spec.dtype:
+            raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")

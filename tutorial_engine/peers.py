@@ -30,6 +30,7 @@ class TransformersRunner:
         self, model: Any, make_cache: MakeCache | None = None, use_cache: bool = True
     ) -> None:
         self.model, self.make_cache, self.use_cache = model, make_cache, use_cache
+        self.can_chunk = use_cache
         self.max_len = int(model.config.max_position_embeddings)
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         eos = model.generation_config.eos_token_id

@@ -26,7 +26,8 @@ def forward(
 ) -> Tensor:
     """One forward over each sequence's next tokens → hidden state of its last one, [S, hidden].
 
-    Prefill and decode are both this: they differ in how many tokens are new.
+    Prefill and decode are both this: they differ in how many tokens are new. A backend of your own
+    must be made with this cache.
     """
     batch = cache.batch(sequences, seq_ids)
     hidden = model(batch, attention or SdpaAttention(cache))
@@ -81,8 +82,10 @@ def decode(
 class Runner(Protocol):
     """Something that can prefill and decode: our model, or anybody's (peers.TransformersRunner)."""
 
+    vocab_size: int
     max_len: int  # tokens that a sequence can have, prompt and output
     eos_token_ids: tuple[int, ...]
+    can_chunk: bool  # whether prefill takes a chunk_size
 
     def prefill(
         self,
@@ -104,6 +107,7 @@ class CachedRunner:
     def __init__(self, model: Qwen3ForCausalLM, cache: TokenCache) -> None:
         self.model, self.cache = model, cache
         self.attention = SdpaAttention(cache)
+        self.vocab_size, self.can_chunk = model.config.vocab_size, True
         limit = model.config.max_position_embeddings
         self.max_len = limit if cache.max_len is None else min(limit, cache.max_len)
         self.eos_token_ids = model.config.eos_token_ids
@@ -114,7 +118,9 @@ class CachedRunner:
         seq_ids: Sequence[int],
         chunk_size: int | None = None,
     ) -> Tensor:
-        """As Runner.prefill."""
+        """As Runner.prefill; whatever the cache held for these sequences is forgotten."""
+        for seq_id in seq_ids:
+            self.cache.reset(seq_id)
         return prefill(self.model, self.cache, prompts, seq_ids, chunk_size)
 
     def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
@@ -127,6 +133,7 @@ class RecomputeRunner:
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         self.model = model
+        self.vocab_size, self.can_chunk = model.config.vocab_size, False
         self.max_len = model.config.max_position_embeddings
         self.eos_token_ids = model.config.eos_token_ids
         self.sequences: dict[int, list[int]] = {}
@@ -141,20 +148,19 @@ class RecomputeRunner:
         """As Runner.prefill; chunks would save nothing here, so chunk_size is refused."""
         if chunk_size is not None:
             raise ValueError("chunked prefill needs a cache (use_cache=True)")
-        self.sequences.update(zip(seq_ids, (list(p) for p in prompts), strict=True))
-        return self._run(seq_ids)
+        return self._run({s: list(prompt) for s, prompt in zip(seq_ids, prompts, strict=True)})
 
     def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
         """As Runner.decode, at the price of a prefill."""
-        for seq_id, token in zip(seq_ids, tokens, strict=True):
-            self.sequences[seq_id].append(token)
-        return self._run(seq_ids)
+        pairs = zip(seq_ids, tokens, strict=True)
+        return self._run({s: [*self.sequences[s], token] for s, token in pairs})
 
     @torch.inference_mode()
-    def _run(self, seq_ids: Sequence[int]) -> Tensor:
-        batch = Batch.from_sequences([self.sequences[s] for s in seq_ids], device=self.model.device)
-        self.tokens_run += batch.num_tokens
+    def _run(self, sequences: dict[int, list[int]]) -> Tensor:
+        batch = Batch.from_sequences(list(sequences.values()), device=self.model.device)
         hidden = self.model(batch)
+        self.sequences.update(sequences)  # only now: a refused token leaves no trace
+        self.tokens_run += batch.num_tokens
         return self.model.compute_logits(hidden[list(batch.last_token_indices)])
 
 

@@ -131,6 +131,7 @@ def fill_picture(rows: Sequence[tuple[str, int, int]]) -> Picture:
             ax.text(slots + most / 80, y, f"{used} of {slots}", va="center", fontsize=9.5)
         ax.set_yticks(range(len(rows)), [title for title, _, _ in rows], color=INK)
         ax.set(xlim=(0, 1.16 * most), ylim=(len(rows) - 0.4, -0.6), xlabel="slot of the row")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines["left"].set_visible(False)
         ax.tick_params(left=False)
         used, slots = sum(row[1] for row in rows), sum(row[2] for row in rows)

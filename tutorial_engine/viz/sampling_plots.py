@@ -129,7 +129,7 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
         return finish(
             figure,
             f"Seeded once: {_different(good)}; seeded again before each draw: {_different(bad)}, "
-            f"beginning with “{bad[0]}”.",
+            f"beginning with “{bad[0]}”. Hatched: the same as the draw before.",
         )
 
 
