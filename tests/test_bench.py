@@ -378,10 +378,11 @@ class FakeLlama(ModuleType):
         self.runner = make_runner(self.model, max_len=self.params.n_ctx)
 
     def llama_decode(self, context: int, ids: list[int]) -> int:
-        if self.runner.cache.seq_lens[0] + len(ids) > self.params.n_ctx:  # type: ignore
+        cached = self.runner.cache.seq_lens[0]  # type: ignore[union-attr]
+        if cached + len(ids) > self.params.n_ctx:
             return 1
-        logits = self.runner.prefill([ids], [0])[0]
-        self.logits = (ctypes.c_float * 512)(*logits.tolist())
+        logits = self.runner.prefill([ids], [0]) if cached == 0 else self.runner.decode(ids, [0])
+        self.logits = (ctypes.c_float * 512)(*logits[0].tolist())
         return 0
 
     def llama_get_logits_ith(self, context: int, row: int) -> Any:

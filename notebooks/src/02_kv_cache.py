@@ -882,8 +882,7 @@ print("more than 20 times beyond:", row.difference > 20 * row.tolerance)
 # %% [markdown]
 # ## 15 · A real model
 #
-# Everything above runs with any dense Qwen3. With its weights at hand (they are downloaded once), in a
-# chat model's own format of messages:
+# All of this runs with any dense Qwen3, downloaded once, in its own chat format:
 #
 # ```python
 # name = "Qwen/Qwen3-0.6B"

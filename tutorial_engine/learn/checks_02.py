@@ -1,6 +1,7 @@
 """Introduced in notebook 02. The checks of notebook 02: each knows the usual mistakes by name."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,10 +102,12 @@ def check_slots(function: Callable[[list[int], list[int], int], list[int]]) -> V
 def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelConfig) -> Verdict:
     """Check a learner's function(config, budget_bytes, max_len) → whole rows that fit, in bf16."""
 
+    wide = replace(config, num_attention_heads=4 * config.num_key_value_heads)  # a group of 4
+
     def run() -> Verdict:
-        per_token = KVCacheSpec.from_model(config, torch.bfloat16).bytes_per_token
+        per_token = KVCacheSpec.from_model(wide, torch.bfloat16).bytes_per_token
         for budget, max_len in ((10 * 2**30, 4096), (2**30, 1000), (per_token * 64 - 1, 64)):
-            got, want = function(config, budget, max_len), budget // (per_token * max_len)
+            got, want = function(wide, budget, max_len), budget // (per_token * max_len)
             bad = not_done("rows_that_fit", got)
             if bad is not None:
                 return bad
@@ -115,7 +118,7 @@ def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelCon
                 budget // (per_token // config.num_hidden_layers * max_len): "forgot the layers",
                 budget // (per_token * 2 * max_len): "bf16 has 2 bytes a number, not 4",
                 budget // (per_token // 2 * max_len): "K and V, so twice",
-                budget // (per_token * config.group_size * max_len): "K/V heads, not query heads",
+                budget // (per_token * wide.group_size * max_len): "K/V heads, not query heads",
             }
             why = known.get(int(got), f"expected {want} whole rows")
             return Verdict(False, f"{where}: got {got}; {why}")
