@@ -2,31 +2,32 @@
 
 tutorial_engine/
   -- 01_attention_rope: one sequence, no cache
-  config           the numbers of a config.json that fix every shape
-  batch            the tokens of one forward, end to end, no padding
-  rope             positions turn pairs of a head
-  layers           Linear (prepacked), RMSNorm, SiluAndMul
-  attention        the causal rule, the textbook attention, its fast twin
-  model            the Qwen3 decoder
-  checkpoint_files where the files are, what tensors they hold
-  checkpoint       Hugging Face files to a running model
-  tiny             the trained tiny model: stories, training, checkpoint
-  doctor           is this machine set up, and what to fix
+  config             the numbers of a config.json that fix every shape
+  batch              the tokens of one forward, end to end, no padding
+  rope               positions turn pairs of a head
+  layers             Linear (prepacked), RMSNorm, SiluAndMul
+  attention          the causal rule, the textbook attention, its fast twin
+  model              the Qwen3 decoder
+  checkpoint_files   where the files are, what tensors they hold
+  checkpoint         Hugging Face files to a running model
+  tiny               the trained tiny model: stories, training, checkpoint
+  doctor             is this machine set up, and what to fix
   -- 02_kv_cache: prefill and decode
-  cache_config     what a token costs, how long a cache is
-  kv_storage       the shelves: K and V per layer, by slot
-  kv_cache         the address book: a row per sequence; the torch.cat twin
-  runner           prefill and decode: new tokens in, logits out
-  sampling_params  what a request asks for
-  sampling         temperature, top-k, top-p, min-p, seeds, logprobs
-  stopping         stop tokens, stop strings across tokens, length
-  generate         prompts in, text out: the loop
-  chat             messages to a prompt, by the checkpoint's own template
-  peers            transformers under our loop, our cache under transformers
-  ledger           every path against every other, number by number
-  bench            our speed as a ratio to others', and the machine's roofline
+  cache_config       what a token costs, how long a cache is
+  kv_storage         the shelves: K and V per layer, by slot
+  kv_cache           the address book: a row per sequence; the torch.cat twin
+  blocked_attention  prefill attention in blocks, for CPUs
+  runner             prefill and decode: new tokens in, logits out
+  sampling_params    what a request asks for
+  sampling           temperature, top-k, top-p, min-p, seeds, logprobs
+  stopping           stop tokens, stop strings across tokens, length
+  generate           prompts in, text out: the loop
+  chat               messages to a prompt, by the checkpoint's own template
+  peers              transformers under our loop, our cache under transformers
+  ledger             every path against every other, number by number
+  bench              our speed as a ratio to others', and the machine's roofline
   -- seeing and doing
-  syllabus         this table
-  viz              pictures: style, plots, scenes, explorers
-  learn            predictions, checks, exercises; how notebooks are built
+  syllabus           this table
+  viz                pictures: style, plots, scenes, explorers
+  learn              predictions, checks, exercises; how notebooks are built
 """

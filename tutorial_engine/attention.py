@@ -149,10 +149,26 @@ class SdpaAttention:
         cache = NoCache() if self.cache is None else self.cache
         contexts = cache.update(layer, k, v, batch)
         if batch.num_seqs == len(contexts) == 1:
-            return _sdpa(q, *contexts[0])
-        return torch.cat(
-            [_sdpa(q_s, *kv) for q_s, kv in zip(q.split(lengths), contexts, strict=True)]
-        )
+            return self.one_sequence(q, *contexts[0])
+        parts = zip(q.split(lengths), contexts, strict=True)
+        return torch.cat([self.one_sequence(q_s, *kv) for q_s, kv in parts])
+
+    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
+        return _one_query(q, k, v) if len(q) == 1 else _sdpa(q, k, v)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """SDPA for one new token, q [1, H, D]: the query heads of a group are the rows of its K/V head.
+
+    So each K/V head is read once for the group, not once for each of its query heads; and the
+    newest token sees every key, so there is no mask.
+    """
+    grouped = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, group, D]
+    out = F.scaled_dot_product_attention(
+        grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+    )  # [1, H_kv, group, D_v]
+    return out.view(1, q.shape[1], -1)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
@@ -160,10 +176,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
     # [S * L, heads, D] -> [S, heads, L, D], views only
     q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
     q_len, kv_len = q.shape[2], k.shape[2]
-    # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len;
-    # one query may see every key, and needs no mask at all
-    mask = causal_mask(q_len, kv_len, device=q.device) if 1 < q_len < kv_len else None
+    # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len
+    mask = causal_mask(q_len, kv_len, device=q.device) if q_len < kv_len else None
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=1 < q_len == kv_len, enable_gqa=True
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )
     return out.transpose(1, 2).flatten(0, 1)

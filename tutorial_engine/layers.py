@@ -110,8 +110,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
-        x32 = F.rms_norm(total.float(), self.weight.shape, eps=self.eps)
-        normed = self.weight * x32.to(x.dtype)
+        x32 = total.float()
+        length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+        mean_square = length.square().mul_(1 / x.shape[-1])  # a fraction of the cost of mean(x²)
+        x32 = x32 * mean_square.add_(self.eps).rsqrt_()
+        normed = x32.to(x.dtype) * self.weight
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tutorial_engine.attention import AttentionBackend, SdpaAttention
+from tutorial_engine.attention import AttentionBackend
 from tutorial_engine.batch import Batch
+from tutorial_engine.blocked_attention import fast_attention
 from tutorial_engine.cache_config import CacheConfig
 from tutorial_engine.kv_cache import StaticKVCache, TokenCache
 from tutorial_engine.model import Qwen3ForCausalLM, check_ids
@@ -30,8 +31,10 @@ def forward(
     must be made with this cache.
     """
     batch = cache.batch(sequences, seq_ids)
-    hidden = model(batch, attention or SdpaAttention(cache))
+    hidden = model(batch, attention or fast_attention(model.device, cache))
     cache.commit(batch)
+    if batch.num_tokens == batch.num_seqs:  # decode: every token is a last one
+        return hidden
     return hidden[list(batch.last_token_indices)]
 
 
@@ -106,7 +109,7 @@ class CachedRunner:
 
     def __init__(self, model: Qwen3ForCausalLM, cache: TokenCache) -> None:
         self.model, self.cache = model, cache
-        self.attention = SdpaAttention(cache)
+        self.attention = fast_attention(model.device, cache)
         self.vocab_size, self.can_chunk = model.config.vocab_size, True
         limit = model.config.max_position_embeddings
         self.max_len = limit if cache.max_len is None else min(limit, cache.max_len)

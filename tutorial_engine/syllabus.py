@@ -50,6 +50,7 @@ LESSONS = (
             Module("cache_config", "what a token costs, how long a cache is"),
             Module("kv_storage", "the shelves: K and V per layer, by slot"),
             Module("kv_cache", "the address book: a row per sequence; the torch.cat twin"),
+            Module("blocked_attention", "prefill attention in blocks, for CPUs"),
             Module("runner", "prefill and decode: new tokens in, logits out"),
             Module("sampling_params", "what a request asks for"),
             Module("sampling", "temperature, top-k, top-p, min-p, seeds, logprobs"),
@@ -82,4 +83,4 @@ def tree() -> str:
 
 
 def _line(module: Module) -> str:
-    return f"  {module.name:<17}{module.what}"
+    return f"  {module.name:<19}{module.what}"

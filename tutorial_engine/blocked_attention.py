@@ -1,0 +1,53 @@
+"""Introduced in notebook 02. Attention for prefill on a CPU: blocks of queries, plain matmuls.
+
+Each block attends to the keys up to its own last one, so the half that the causal mask forbids is
+hardly computed. Knows queries, keys and values; knows no weights, model or cache layout.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.attention import KVCache, SdpaAttention
+
+BLOCK = {torch.float32: 64, torch.bfloat16: 128}  # queries; measured
+
+
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None) -> Tensor:
+    """Causal attention of the last queries q [q, H, D] to k [kv, H_kv, D], v [kv, H_kv, D_v].
+
+    Returns [q, H, D_v]. The query heads of a group are rows of one matmul with their K/V head, so
+    nothing is repeated. Softmax in fp32. The idea of tiles: FlashAttention (Dao et al. 2022), here
+    along the queries only.
+    """
+    (q_len, heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
+    block = block or BLOCK.get(q.dtype, 64)
+    group = heads // kv_heads
+    q = (q * (1.0 / math.sqrt(head_dim))).view(q_len, kv_heads, group, head_dim)
+    q, keys, values = q.permute(1, 2, 0, 3), k.permute(1, 2, 0), v.transpose(0, 1)
+    out = v.new_empty(q_len, heads, v.shape[-1])
+    later = q.new_full((block, block), -math.inf).triu(1)  # within a block: keys of later queries
+    for start in range(0, q_len, block):
+        rows = min(block, q_len - start)
+        end = kv_len - q_len + start + rows  # keys that the last query of the block may see
+        mine = q[:, :, start : start + rows].reshape(kv_heads, group * rows, head_dim)
+        scores = torch.bmm(mine, keys[:, :, :end]).view(kv_heads, group, rows, end)
+        scores[..., end - rows :] += later[:rows, :rows]
+        weights = scores.softmax(-1).view(kv_heads, group * rows, end)
+        mixed = torch.bmm(weights, values[:, :end]).view(kv_heads, group, rows, -1)
+        out[start : start + rows] = mixed.permute(2, 0, 1, 3).reshape(rows, heads, -1)
+    return out
+
+
+class BlockedAttention(SdpaAttention):
+    """SDPA for one query, blocks for more: faster than SDPA on CPUs. For inference only."""
+
+    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As SdpaAttention.one_sequence."""
+        return super().one_sequence(q, k, v) if len(q) == 1 else blocked_attention(q, k, v)
+
+
+def fast_attention(device: torch.device, cache: KVCache) -> SdpaAttention:
+    """The fastest backend that we have for a device."""
+    return BlockedAttention(cache) if device.type == "cpu" else SdpaAttention(cache)
