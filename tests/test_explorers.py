@@ -21,6 +21,7 @@ from tutorial_engine.viz.attention_explorer import (
     AttentionExplorer,
     attention_weights,
 )
+from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.scene import Scene
@@ -45,8 +46,15 @@ def attention(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> AttentionExplore
     return AttentionExplorer(model, tokenizer, PROMPT)
 
 
-@pytest.fixture(params=["attention", "rope"])
-def explorer(request: pytest.FixtureRequest, attention: AttentionExplorer) -> Explorer:
+@pytest.fixture(params=["attention", "rope", "cache"])
+def explorer(
+    request: pytest.FixtureRequest,
+    attention: AttentionExplorer,
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+) -> Explorer:
+    if request.param == "cache":
+        return CacheExplorer(model, tokenizer, PROMPT, new_tokens=4)
     return attention if request.param == "attention" else RopeExplorer()
 
 
