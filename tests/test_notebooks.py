@@ -284,6 +284,7 @@ def test_open_exercises_are_open_and_solved_ones_right(name: str, solved: bool) 
     exercises = len(exercise_ids(name))
     other = len(re.findall("^✔ ", "\n".join(o.text for o in outputs(built(name, True))), re.M))
     assert "✘" not in said
+    assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
     assert said.count("☐") == marks[0] == (0 if solved else exercises)
     assert marks[1] == other - (0 if solved else exercises)
 

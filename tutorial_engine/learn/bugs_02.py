@@ -3,10 +3,10 @@
 Each one runs without an error, and most leave the first new token right: see bugs.planted.
 """
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine import attention, kv_cache
+from tutorial_engine import blocked_attention, kv_cache
 from tutorial_engine.learn.bugs import Zoo
 
 _right_allocate = kv_cache.StaticKVCache.allocate
@@ -38,15 +38,16 @@ def _reads_the_next_slot(
     return room._replace(context_slots=slice(context.start, longer))
 
 
-def _upper_left_mask(
-    q_len: int, kv_len: int, window: int | None = None, device: torch.device | str = "cpu"
-) -> Tensor:
-    return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril()
+def _is_causal(q: Tensor, k: Tensor, v: Tensor, block: int | None = None) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, tokens, D]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(
+        0, 1
+    )
 
 
 BUGS_02: Zoo = {
     "decode starts one position late": (kv_cache.StaticKVCache, "allocate", _one_position_late),
     "K and V written one slot early": (kv_cache.StaticKVCache, "allocate", _one_slot_early),
     "one slot read too many": (kv_cache.StaticKVCache, "allocate", _reads_the_next_slot),
-    "a chunk masked from the upper left": (attention, "causal_mask", _upper_left_mask),
+    "a chunk masked from the upper left": (blocked_attention, "blocked_attention", _is_causal),
 }
