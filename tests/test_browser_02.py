@@ -66,10 +66,12 @@ def test_chunks_make_more_prefill_steps(view: Locator) -> None:
 
 
 def test_hovering_over_a_slot_tells_its_token(view: Locator, page: Page) -> None:
-    tip = view.locator(".te-tip text").filter(has_text="position 0").first
+    view.get_by_role("button", name="▶", exact=True).click()
+    expect(view.locator(".te-caption")).to_contain_text("Step 1 of 8")
+    slot = view.locator("g.te-hot").filter(has=page.locator('[id="K0"]'))
+    tip = slot.locator(".te-tip text")
     expect(tip).to_be_hidden()
-    cell = view.locator("g.te-hot").filter(has=tip).locator("rect").first
-    cell.hover(force=True)
+    slot.locator('[id="K0"]').hover(force=True)
     expect(tip).to_be_visible()
     expect(tip).to_contain_text("Once")
 

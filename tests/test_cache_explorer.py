@@ -197,14 +197,14 @@ def test_tips_hold_the_recorded_lengths(explorer: CacheExplorer) -> None:
     labels = token_labels(explorer.tokenizer, explorer.tokenizer.encode(PROMPT).ids)
     turn(explorer, layer=2, head=1, step=3)
     step = explorer.run.steps[2]
-    said = [tip for tip in tips(explorer) if " length of K" in tip]
+    said = [tip for tip in tips(explorer) if " norm of K" in tip]
     assert len(said) == 2 * step.used  # one on K, one on V
     for slot in range(step.used):
         k, v = step.keys[2, 1, slot], step.values[2, 1, slot]
         wrote = "step 1 (prefill)" if slot < 10 else f"step {slot - 8} (decode)"
         for tip in said[2 * slot : 2 * slot + 2]:
             assert tip.startswith(f"slot {slot}: “") and f"at position {slot}," in tip
-            assert f"length of K {k:.2f}, of V {v:.2f}, written in {wrote}" in tip
+            assert f"norm of K {k:.2f}, of V {v:.2f}, written in {wrote}" in tip
             assert slot >= len(labels) or f"“{labels[slot]}”" in tip
 
 

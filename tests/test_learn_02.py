@@ -121,7 +121,7 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_slots, lambda cached, new, m: slots([0] * len(new), new, m), "overwritten"),
     (check_slots, lambda cached, new, m: [s + 1 for s in slots(cached, new, m)], "one too far"),
     (check_slots, lambda cached, new, m: slots(cached, new, 8), "expected"),
-    (fit, lambda c, b, m: rows(c, b, m, 2), "twice"),
+    (fit, lambda c, b, m: rows(c, b, m, 2), "factor of 2 is missing"),
     (fit, lambda c, b, m: rows(c, b, m, 8), "2 bytes"),
     (fit, lambda c, b, m: b // (4 * c.num_key_value_heads * c.head_dim * m), "layers"),
     (fit, lambda c, b, m: rows(c, b, m) // c.group_size, "query heads"),
@@ -131,6 +131,10 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_top_p, lambda probs, p: probs, "bool tensor"),
     (check_floor, lambda f, b, peak, width: f / peak + b / width, "not the sum"),
     (check_floor, lambda f, b, peak, width: min(f / peak, b / width), "slower"),
+    (check_floor, lambda f, b, peak, width: f / peak, "slower"),
+    (check_floor, lambda f, b, peak, width: b / width, "slower"),
+    (check_top_p, lambda probs, p: nucleus(probs, p + 1e-6), "keeps 3 tokens, expected 2"),
+    (fit, lambda c, b, m: b // (4 * c.num_hidden_layers * c.hidden_size * m), "expected"),
 ]
 
 

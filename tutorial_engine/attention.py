@@ -144,7 +144,7 @@ class SdpaAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
         lengths = batch.query_lens
-        if self.cache is None and len(set(lengths)) == 1:
+        if self.cache is None and batch.num_seqs > 1 and len(set(lengths)) == 1:
             return _sdpa(q, k, v, batch.num_seqs)
         cache = NoCache() if self.cache is None else self.cache
         contexts = cache.update(layer, k, v, batch)
@@ -168,7 +168,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = F.scaled_dot_product_attention(
         grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     )  # [1, H_kv, group, D_v]
-    return out.view(1, q.shape[1], -1)
+    return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
@@ -177,7 +177,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
     q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
     q_len, kv_len = q.shape[2], k.shape[2]
     # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len
-    mask = causal_mask(q_len, kv_len, device=q.device) if q_len < kv_len else None
+    mask = causal_mask(q_len, kv_len, device=q.device) if q_len != kv_len else None
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )

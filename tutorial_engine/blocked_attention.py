@@ -18,11 +18,13 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
     """Causal attention of the last queries q [q, H, D] to k [kv, H_kv, D], v [kv, H_kv, D_v].
 
     Returns [q, H, D_v]. The query heads of a group are rows of one matmul with their K/V head, so
-    nothing is repeated. Softmax in fp32. The idea of tiles: FlashAttention (Dao et al. 2022), here
-    along the queries only.
+    nothing is repeated. In bf16 the scores are rounded before the softmax, as in transformers'
+    eager attention. The idea of tiles: FlashAttention (Dao et al. 2022), here of queries only.
     """
     (q_len, heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
-    block = block or BLOCK.get(q.dtype, 64)
+    if kv_len < q_len:
+        raise ValueError(f"{q_len} queries cannot be the last of {kv_len} keys")
+    block = BLOCK.get(q.dtype, 64) if block is None else block
     group = heads // kv_heads
     q = (q * (1.0 / math.sqrt(head_dim))).view(q_len, kv_heads, group, head_dim)
     q, keys, values = q.permute(1, 2, 0, 3), k.permute(1, 2, 0), v.transpose(0, 1)

@@ -38,6 +38,12 @@ class GenerationOutput:
     stop_reason: int | str | None
     tokens: tuple[SampledToken, ...]
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the raw log-probabilities; None where they were not asked for."""
+        logprobs = [token.logprob for token in self.tokens if token.logprob is not None]
+        return sum(logprobs) if logprobs else None
+
 
 class StreamEvent(NamedTuple):
     """One new token of prompt number seq_id, and the text that is safe to show now (often "")."""
@@ -69,7 +75,8 @@ def stream(
 ) -> Iterator[StreamEvent]:
     """As `generate`, token by token: yields an event for each token of each prompt as it comes.
 
-    The texts of a prompt's events, joined, are its output's text. Errors come at once.
+    The texts of a prompt's events, joined, are its output's text. Errors come at once. Streams of
+    one Runner share its cache: finish one before you begin the next.
     """
     runner, rows = _plan(model, prompts, params, tokenizer, use_cache, max_len)
     _check(runner, rows, chunk_size)
@@ -146,6 +153,8 @@ def _plan(
         config = CacheConfig(max_seqs=len(sequences), max_len=max_len)  # refuses nonsense
         limit = config.length_for(model.config)
         runner: Runner = make_runner(model, use_cache, len(sequences), min(limit, longest))
+    elif not use_cache:
+        raise ValueError("use_cache=False is for a model; this Runner decides by itself")
     else:
         runner, limit = model, min(model.max_len, max_len or model.max_len)
     rows = []

@@ -94,7 +94,7 @@ class StaticKVCache:
 
     @property
     def num_bytes(self) -> int:
-        """2 · layers · rows · kv_heads · max_len · head_dim · itemsize, used or not."""
+        """Bytes per token · rows · max_len, used or not."""
         return self.storage.num_bytes
 
     def allocate(self, seq_id: int, num_tokens: int) -> Allocation:

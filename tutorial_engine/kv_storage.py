@@ -31,12 +31,11 @@ class KVStorage:
         self.spec, self.num_slots, self.slots_first = spec, num_slots, slots_first
         self._slot_axis = 0 if slots_first else 1  # of one layer's shelf
         axes = (num_slots, spec.num_kv_heads) if slots_first else (spec.num_kv_heads, num_slots)
-        self.k = torch.empty(
-            spec.num_layers, *axes, spec.k_head_dim, dtype=spec.dtype, device=device
-        )
-        self.v = torch.empty(
-            spec.num_layers, *axes, spec.v_head_dim, dtype=spec.dtype, device=device
-        )
+        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+            self.k, self.v = (
+                torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
+                for dim in (spec.k_head_dim, spec.v_head_dim)
+            )
         # indexing a tensor makes a new view each time; a step needs every layer's
         self._k_of, self._v_of = list(self.k), list(self.v)
 

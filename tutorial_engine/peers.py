@@ -152,6 +152,14 @@ class OurCache(Cache):
         all_k, all_v = self.cache.rows()
         return all_k[layer, :, :, :end], all_v[layer, :, :, :end]
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: ValueError."""
+        raise ValueError("OurCache cannot be cropped; use transformers' DynamicCache for that")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Refused: ValueError."""
+        raise ValueError("OurCache cannot be reordered (beams); use transformers' DynamicCache")
+
     def reset(self) -> None:
         """Forget all rows."""
         self.cache.reset()

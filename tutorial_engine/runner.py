@@ -13,11 +13,12 @@ from torch import Tensor
 from tutorial_engine.attention import AttentionBackend
 from tutorial_engine.batch import Batch
 from tutorial_engine.blocked_attention import fast_attention
-from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.cache_config import CacheConfig, at_least_one
 from tutorial_engine.kv_cache import StaticKVCache, TokenCache
 from tutorial_engine.model import Qwen3ForCausalLM, check_ids
 
 
+@torch.inference_mode()
 def forward(
     model: Qwen3ForCausalLM,
     cache: TokenCache,
@@ -31,6 +32,9 @@ def forward(
     must be made with this cache.
     """
     batch = cache.batch(sequences, seq_ids)
+    largest = max(max(sequence) for sequence in sequences)
+    if largest >= model.config.vocab_size:  # on a GPU the embedding itself would kill the process
+        check_ids(torch.tensor([largest]), model.config.vocab_size)
     hidden = model(batch, attention or fast_attention(model.device, cache))
     cache.commit(batch)
     if batch.num_tokens == batch.num_seqs:  # decode: every token is a last one
@@ -45,16 +49,17 @@ def prefill(
     prompts: Sequence[Sequence[int]],
     seq_ids: Sequence[int] | None = None,
     chunk_size: int | None = None,
+    attention: AttentionBackend | None = None,
 ) -> Tensor:
     """Run whole prompts, filling the cache → logits of each one's last token, [S, V] fp32.
 
-    With a chunk_size at most so many tokens of each prompt go into one forward; the logits are the
-    same. ValueError, before anything runs, for a prompt that is empty or longer than the cache.
+    With a chunk_size at most so many tokens of each prompt go into one forward; the logits agree up
+    to rounding. They are inference tensors: clone() before you write to them. ValueError, before
+    anything runs, for a prompt that is empty or longer than the cache.
     """
     if chunk_size is None:
-        return model.compute_logits(forward(model, cache, prompts, seq_ids))
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        return model.compute_logits(forward(model, cache, prompts, seq_ids, attention))
+    at_least_one("chunk_size", chunk_size)
     whole = cache.batch(prompts, seq_ids)  # all of it must be possible before a part of it runs
     check_ids(whole.input_ids, model.config.vocab_size)
     last: dict[int, Tensor] = {}  # seq_id -> hidden state of the last token so far
@@ -64,7 +69,7 @@ def prefill(
             for seq_id, prompt in zip(whole.seq_ids, prompts, strict=True)
             if start < len(prompt)
         }
-        hidden = forward(model, cache, list(chunks.values()), list(chunks))
+        hidden = forward(model, cache, list(chunks.values()), list(chunks), attention)
         last.update(zip(chunks, hidden, strict=True))
     return model.compute_logits(torch.stack([last[seq_id] for seq_id in whole.seq_ids]))
 
@@ -124,7 +129,7 @@ class CachedRunner:
         """As Runner.prefill; whatever the cache held for these sequences is forgotten."""
         for seq_id in seq_ids:
             self.cache.reset(seq_id)
-        return prefill(self.model, self.cache, prompts, seq_ids, chunk_size)
+        return prefill(self.model, self.cache, prompts, seq_ids, chunk_size, self.attention)
 
     def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
         """As Runner.decode."""
@@ -156,6 +161,9 @@ class RecomputeRunner:
     def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
         """As Runner.decode, at the price of a prefill."""
         pairs = zip(seq_ids, tokens, strict=True)
+        unknown = [s for s in seq_ids if s not in self.sequences]
+        if unknown:
+            raise ValueError(f"sequence {unknown[0]} was never prefilled")
         return self._run({s: [*self.sequences[s], token] for s, token in pairs})
 
     @torch.inference_mode()

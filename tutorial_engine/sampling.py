@@ -170,7 +170,7 @@ def sample_batch(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledTok
         shape = list(logits.shape)
         raise ValueError(f"{len(samplers)} samplers take logits [{len(samplers)}, V], got {shape}")
     best, ids = logits.max(-1)
-    largest, token_ids = torch.stack([best.double(), ids.double()]).tolist()  # one transfer
+    largest, token_ids = torch.stack([best.float(), ids.float()]).tolist()  # one transfer
     for row, value in enumerate(largest):
         if not math.isfinite(value):  # NaN and +inf win every max; −inf: all of them are
             raise ValueError(
@@ -181,6 +181,7 @@ def sample_batch(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledTok
         for sampler in samplers:
             sampler.num_sampled += 1
         return [SampledToken(int(i)) for i in token_ids]
+    logits = logits.float().cpu()  # where the generators are, and some devices know no float64
     prepared = [sampler._prepare(row) for row, sampler in zip(logits, samplers, strict=True)]
     rows = zip(logits, samplers, prepared, strict=True)
     return [sampler._choose(row, prepared) for row, sampler, prepared in rows]

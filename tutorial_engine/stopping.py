@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 

@@ -29,11 +29,13 @@ print([len(ids) for ids in prompts], "tokens")
 # ## 1 · What recomputing costs
 #
 # **Objective:** count. `generate` is the loop of notebook 01: run, take the likeliest token, append,
-# again. A hook counts the tokens that go through the layers, with the cache and without.
+# again. A *hook*, a function that PyTorch calls before a module runs, counts the tokens.
 
 # %%
 counted = []
-model.model.register_forward_pre_hook(lambda module, args: counted.append(args[0].num_tokens))
+if "hook" in globals():
+    hook.remove()  # this cell was run before
+hook = model.model.register_forward_pre_hook(lambda _, args: counted.append(args[0].num_tokens))
 
 
 def count_tokens(use_cache):
@@ -50,7 +52,7 @@ print(slow.text)
 # %%
 predictions.ask(
     "saved",
-    "10 prompt tokens, 24 new ones, each token run only once. How many tokens run in all?",
+    "10 prompt tokens; no token runs twice. How many must run to choose 24 new ones?",
     ["24", "33", "34", "516"],
 )
 
@@ -71,11 +73,11 @@ from tutorial_engine.viz.cache_plots import work_picture
 flops_without = [forward_flops(c, n, 0) for n in without]
 cached = [0, *range(len(prompts[0]), len(prompts[0]) + 23)]  # tokens that were there already
 flops_with = [forward_flops(c, n, old) for n, old in zip(with_cache, cached, strict=True)]
-print(f"{sum(flops_without) // sum(flops_with)} times the arithmetic")
+print(f"{sum(flops_without) / sum(flops_with):.1f} times the arithmetic")
 work_picture(without, with_cache, flops_without, flops_with)
 
 # %% [markdown]
-# ## 2 · Old keys never change
+# ## 2 · What becomes of old keys
 #
 # **Objective:** see why keeping them is allowed. A *catcher* sits where the attention asks for keys
 # and values, and remembers the keys of every layer.
@@ -314,7 +316,7 @@ predictions.ask(
     "token ...",
     [
         "is wrong in all three",
-        "is right in all three, and some go wrong later",
+        "is right in all three, and some texts go wrong later",
         "is right in all three, and nothing ever goes wrong: only distances count",
     ],
 )
@@ -327,13 +329,13 @@ greedy = SamplingParams(max_tokens=24)
 right = generate(model, prompts, greedy, tokenizer=tokenizer)
 with planted("decode starts one position late", BUGS_02):
     late = generate(model, prompts, greedy, tokenizer=tokenizer)
-for a, b in zip(right, late, strict=True):
-    pairs = zip(a.token_ids, b.token_ids, strict=True)
-    print("wrong from new token", next((i for i, (x, y) in enumerate(pairs) if x != y), "none"))
 all_three, some, never = predictions.questions["late"].options
 first_right = all(a.token_ids[0] == b.token_ids[0] for a, b in zip(right, late, strict=True))
 truth = never if all(a == b for a, b in zip(right, late, strict=True)) else some
 predictions.reveal("late", truth if first_right else all_three)
+for a, b in zip(right, late, strict=True):
+    pairs = zip(a.token_ids, b.token_ids, strict=True)
+    print("first wrong new token:", next((i for i, (x, y) in enumerate(pairs) if x != y), "none"))
 
 # %% tags=["figure-late"]
 from tutorial_engine.viz.cache_plots import positions_picture
@@ -344,7 +346,7 @@ positions_picture(range(start, start + 18), range(start + 1, start + 19), *label
 
 # %% [markdown]
 # The first new token comes from the prefill, which is right. Later ones have a gap before them: their
-# distance to the whole prompt is off by one. Nothing crashes, it still reads like a story, and one of
+# distance to the whole prompt is off by one (the picture shows the second prompt). Nothing crashes, it still reads like a story, and one of
 # three texts did not change at all. Looking at text proves nothing; compare *logits*.
 
 
@@ -413,7 +415,8 @@ explorer
 # ## 9 · What it costs in bytes
 #
 # **Objective:** compute the price of a token for real models. K and V, in every layer, for every *K/V*
-# head: this is what grouped-query attention (GQA) was invented for.
+# head. Grouped-query attention (GQA) was invented to have fewer of these than query heads; with as
+# many, it is called multi-head attention (MHA).
 
 # %%
 from tutorial_engine.cache_config import KVCacheSpec
@@ -448,8 +451,8 @@ rows = [
 bytes_picture(rows)
 
 # %% [markdown]
-# Large models are split over GPUs by heads (*tensor parallel*, tp). Each rank keeps its own heads' K and
-# V: Llama-2-7B at tp 4 has 8 of 32 heads on each. PyTorch's meta device shows the shapes of such a cache
+# Large models are split over GPUs by heads (*tensor parallel*, tp). Each GPU (*rank*) keeps its own heads' K
+# and V: Llama-2-7B at tp 4 has 8 of 32 heads on each. PyTorch's meta device shows the shapes of such a cache
 # without its memory:
 
 # %%
@@ -498,8 +501,7 @@ check_fit(rows_that_fit, qwen3_06b)
 # %% [markdown]
 # ## 10 · What it saves in time
 #
-# **Objective:** measure it here, and find where the cache does *not* pay. Time per token with and
-# without the cache, as the text grows.
+# **Objective:** measure it here: time per token with and without the cache, as the text grows.
 
 # %%
 predictions.ask(
@@ -557,7 +559,7 @@ latency_picture(measured, virtual)
 # %% [markdown]
 # On the left, a clock that counts one unit per token run. On the right, this machine: for a few tokens a
 # forward of this tiny model is nearly all overhead, so eight cost hardly more than one; the cache wins
-# later. A large model is different, as section 11 shows.
+# later. Section 11 says why a few rows more cost so little.
 
 # %% [markdown]
 # Users feel two times. **TTFT**, time to first token: the prefill. **TPOT**, time per output token: the
@@ -582,10 +584,16 @@ for n in (10, 100, 900):
         print(f"prompt {n:3}, {cached}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
+# TTFT is a little longer with the cache, which has to be written; without it, every later token costs
+# another TTFT.
+
+# %% [markdown]
 # ## 11 · Why decode is slow: the roofline
 #
 # **Objective:** say what bounds each phase. A forward must do its arithmetic (FLOPs) *and* read its
-# weights and cache from memory (bytes). The slower of the two is the least time it can take.
+# weights and cache from memory (bytes). The slower of the two is the least time it can take. Drawn over
+# FLOPs per byte that is a *roof*: its slope is the memory's bandwidth, its flat part the peak of the
+# arithmetic, and they meet at the *ridge*.
 
 # %% [markdown]
 # ### Exercise 4: the least time (5 minutes)
@@ -610,7 +618,6 @@ check_floor(least_seconds)
 # %% [markdown]
 # FLOPs per byte is the *arithmetic intensity*. The tiny model fits into the processor's own caches, so
 # we take four of the 28 layers of Qwen3-0.6B, with random weights: 252 MB that must come from memory.
-# Weights are read once per forward, whoever shares them.
 
 # %%
 from dataclasses import replace
@@ -644,7 +651,7 @@ for name, case in cases.items():
 predictions.ask(
     "batch",
     "Decode for 8 sequences at once, one new token each. Compared with one sequence, the time ...",
-    ["is 8 times as long", "grows much less: the weights are read once for all"],
+    ["is 8 times as long", "grows much less"],
 )
 
 # %%
@@ -801,14 +808,14 @@ told = SamplingParams(temperature=1.5, seed=7, max_tokens=5, logprobs=3)
 for token in generate(model, prompts[:1], told, tokenizer=tokenizer)[0].tokens:
     others = token_labels(tokenizer, [i for i, _ in token.top_logprobs])
     chosen = token_labels(tokenizer, [token.token_id])[0]
-    print(f"{chosen:8} rank {token.rank:3}, likeliest: {' '.join(others)}")
+    print(f"{chosen:6} logprob {token.logprob:5.1f}, rank {token.rank:2}; best: {' '.join(others)}")
 
 # %% [markdown]
 # ## 13 · Stopping
 #
 # **Objective:** stop at a text, not at a token. Generation ends at an end-of-text token, a stop id, a
 # stop string, or the length. A stop string may begin in one token and end in another, so the text is
-# searched, and its last characters are held back until they are safe.
+# searched, and as many characters as could begin a stop string, its length less one, are held back.
 
 # %%
 until = SamplingParams(max_tokens=24, stop="coat.")
@@ -870,8 +877,9 @@ expected = theirs.generate(
 print("our generate = theirs:", expected[0, 10:].tolist() == list(fast.token_ids))
 
 # %% [markdown]
-# **bf16 is another matter.** It keeps 8 bits of each number instead of 24. Feed it the same tokens: its
-# logits are off by far more than the tolerance, and where two tokens are close it picks the other one.
+# **bf16 is another matter.** It keeps 8 significant bits of each number instead of 24. Feed it the same
+# tokens: its logits are off by far more than the tolerance, so where two tokens are close it may pick
+# the other one.
 # Compare speed in bf16, tokens in fp32.
 
 # %%
@@ -896,7 +904,7 @@ print("more than 20 times beyond:", row.difference > 20 * row.tolerance)
 # model, tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
 # chat = load_chat_template(name)  # from tutorial_engine.chat
 # prompt = chat.render([{"role": "user", "content": "What is a KV cache?"}])
-# generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer, progress=True)
+# print(generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer)[0].text)
 # ```
 
 # %% tags=["nbval-ignore-output"]

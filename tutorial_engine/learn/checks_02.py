@@ -102,7 +102,8 @@ def check_slots(function: Callable[[list[int], list[int], int], list[int]]) -> V
 def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelConfig) -> Verdict:
     """Check a learner's function(config, budget_bytes, max_len) → whole rows that fit, in bf16."""
 
-    wide = replace(config, num_attention_heads=4 * config.num_key_value_heads)  # a group of 4
+    heads = 4 * config.num_key_value_heads  # groups of 4, and a hidden size of its own
+    wide = replace(config, num_attention_heads=heads, hidden_size=3 * config.hidden_size)
 
     def run() -> Verdict:
         per_token = KVCacheSpec.from_model(wide, torch.bfloat16).bytes_per_token
@@ -111,13 +112,13 @@ def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelCon
             bad = not_done("rows_that_fit", got)
             if bad is not None:
                 return bad
-            where = f"{budget:,} bytes, rows of {max_len}"
+            where = f"{budget:,} bytes, rows of {max_len}, {heads} query heads"
             if got == want and isinstance(got, int):
                 continue
             known = {
                 budget // (per_token // config.num_hidden_layers * max_len): "forgot the layers",
                 budget // (per_token * 2 * max_len): "bf16 has 2 bytes a number, not 4",
-                budget // (per_token // 2 * max_len): "K and V, so twice",
+                budget // (per_token // 2 * max_len): "a factor of 2 is missing (K and V, 2 bytes)",
                 budget // (per_token * wide.group_size * max_len): "K/V heads, not query heads",
             }
             why = known.get(int(got), f"expected {want} whole rows")
@@ -134,7 +135,13 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         draw = torch.Generator().manual_seed(2)
         spread = torch.rand(12, generator=draw).pow(3)
         sorted_ones = torch.tensor([0.5, 0.3, 0.125, 0.05, 0.025])
-        for probs, p in ((sorted_ones, 0.7), (sorted_ones.flip(0), 0.9), (spread, 0.6)):
+        halves = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])  # exact: two reach 0.75
+        for probs, p in (
+            (halves, 0.75),
+            (sorted_ones, 0.7),
+            (sorted_ones.flip(0), 0.9),
+            (spread, 0.6),
+        ):
             probs = probs / probs.sum()
             got, want = function(probs.clone(), p), top_p(probs.log(), p).isfinite()
             bad = not_done("keep_top_p", got)
@@ -154,7 +161,7 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
             return Verdict(
                 False, f"{which}: keeps {int(got.sum())} tokens, expected {int(want.sum())}"
             )
-        return Verdict(True, "keep_top_p: three distributions, sorted and not")
+        return Verdict(True, "keep_top_p: four distributions, sorted and not")
 
     return guarded("keep_top_p", run)
 
@@ -163,7 +170,7 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
     """Check a learner's function(flops, num_bytes, peak, bandwidth) → seconds at the very least."""
 
     def run() -> Verdict:
-        for flops, num_bytes, peak, bandwidth in ((8e9, 1e9, 4e11, 5e10), (8e12, 1e9, 4e11, 5e10)):
+        for flops, num_bytes, peak, bandwidth in ((1e9, 1e9, 4e11, 5e10), (8e12, 1e9, 4e11, 5e10)):
             got = function(flops, num_bytes, peak, bandwidth)
             bad = not_done("least_seconds", got)
             if bad is not None:
@@ -173,12 +180,12 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
                 continue
             known = {
                 compute + memory: "they overlap: not the sum",
-                min(compute, memory): "the slower",
+                min(compute, memory): "the slower of the two decides",
             }
-            why = next(
-                (why for value, why in known.items() if abs(got - value) < 1e-9), "look again"
-            )
-            return Verdict(False, f"{flops:g} FLOPs and {num_bytes:g} bytes: {got:g} s; {why}")
+            near = [why for value, why in known.items() if abs(got - value) < 1e-9]
+            why = near[0] if near else "the slower of the two decides"
+            case = f"{flops:g} FLOPs at {peak:g}/s, {num_bytes:g} bytes at {bandwidth:g}/s"
+            return Verdict(False, f"{case}: got {got:g} s; {why}")
         return Verdict(True, "least_seconds: once memory decides, once arithmetic")
 
     return guarded("least_seconds", run)

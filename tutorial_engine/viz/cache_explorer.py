@@ -135,7 +135,7 @@ class CacheExplorer(Explorer):
         scene.text("where", 10, 40, where, 12, **FAINT)
         for i, (name, (low, high)) in enumerate(zip("KV", self._ranges, strict=True)):
             x, y = 708.0, 20.0 + 20 * i
-            words = f"length of {name}: {low:.1f}"
+            words = f"norm of {name}: {low:.1f}"
             scene.text(f"{name}.low", x, y, words, 11, **FAINT, **RIGHT)
             for j in range(11):
                 scene.rect(f"{name}.{j}", (x + 8 + 11 * j, y - 10, 11, 12), to_hex(COLORS(j / 10)))
@@ -184,7 +184,7 @@ class CacheExplorer(Explorer):
         (x, y), (label, position, wrote) = corner, self.run.tokens[slot]
         k, v = (float(norms[slot]) for norms in self.norms(step))
         tip = (
-            f"slot {slot}: “{label}” at position {position}, length of K {k:.2f}, of V {v:.2f}, "
+            f"slot {slot}: “{label}” at position {position}, norm of K {k:.2f}, of V {v:.2f}, "
             f"written in step {wrote} ({self.run.steps[wrote - 1].kind})"
         )
         for band, (value, (low, high)) in enumerate(zip((k, v), self._ranges, strict=True)):

@@ -61,8 +61,8 @@ def filters_picture(
         _tokens_below(axes[-1], [labels[i] for i in order])
         return finish(
             figure,
-            f"Of {tokens(len(labels))} and their probability {', '.join(parts)}; what is kept is "
-            "divided by its sum, so that it adds up to 1 again.",
+            f"Of {tokens(len(labels))} {', '.join(parts)}. In brackets what they held together; "
+            "the bars are divided by that, so that they add up to 1 again.",
         )
 
 
