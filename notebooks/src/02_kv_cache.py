@@ -34,7 +34,7 @@ print([len(ids) for ids in prompts], "tokens")
 # %%
 counted = []
 if "hook" in globals():
-    hook.remove()  # this cell was run before
+    hook.remove()  # noqa: F821  (this cell was run before)
 hook = model.model.register_forward_pre_hook(lambda _, args: counted.append(args[0].num_tokens))
 
 
@@ -434,7 +434,7 @@ models = {
     "Qwen3-0.6B": (28, 16, 8, 128),
     "Qwen3-4B": (36, 32, 8, 128),
 }
-for name, (layers, heads, kv_heads, dim) in models.items():
+for name, (layers, _, kv_heads, dim) in models.items():
     print(f"{name:12} {spec(layers, kv_heads, dim).bytes_per_token:9,} bytes a token in 16 bits")
 
 # %% tags=["figure-bytes"]
@@ -591,9 +591,7 @@ for n in (10, 100, 900):
 # ## 11 · Why decode is slow: the roofline
 #
 # **Objective:** say what bounds each phase. A forward must do its arithmetic (FLOPs) *and* read its
-# weights and cache from memory (bytes). The slower of the two is the least time it can take. Drawn over
-# FLOPs per byte that is a *roof*: its slope is the memory's bandwidth, its flat part the peak of the
-# arithmetic, and they meet at the *ridge*.
+# weights and cache from memory (bytes). The slower of the two is the least time it can take.
 
 # %% [markdown]
 # ### Exercise 4: the least time (5 minutes)
@@ -646,6 +644,10 @@ for name, case in cases.items():
     print(
         f"{name:20} {flops / 1e6:9,.0f} MFLOP, {moved / 1e6:4.0f} MB: {flops / moved:6.1f} per byte"
     )
+
+# %% [markdown]
+# Drawn over FLOPs per byte, the limit is a *roof*: the slope is the memory's bandwidth, the flat part the
+# peak of the arithmetic, and they meet at the *ridge*.
 
 # %%
 predictions.ask(

@@ -202,6 +202,8 @@ def _names(
         taken.append(box)
         side = "right" if dx < 0 else "center" if dx == 0 else "left"
         look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 9.5}
+        if abs(dx) + abs(dy) > 24:  # far off: a line leads back
+            look["arrowprops"] = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.8}
         ax.annotate(name, (x, y), (dx, dy), textcoords="offset points", **look)
 
 
