@@ -34,7 +34,7 @@ print([len(ids) for ids in prompts], "tokens")
 # %%
 counted = []
 if "hook" in globals():
-    hook.remove()  # noqa: F821  (this cell was run before)
+    hook.remove()  # this cell was run before
 hook = model.model.register_forward_pre_hook(lambda _, args: counted.append(args[0].num_tokens))
 
 
@@ -817,7 +817,7 @@ for token in generate(model, prompts[:1], told, tokenizer=tokenizer)[0].tokens:
 #
 # **Objective:** stop at a text, not at a token. Generation ends at an end-of-text token, a stop id, a
 # stop string, or the length. A stop string may begin in one token and end in another, so the text is
-# searched, and as many characters as could begin a stop string, its length less one, are held back.
+# searched, and its last characters, the length of a stop string less one, are held back.
 
 # %%
 until = SamplingParams(max_tokens=24, stop="coat.")
