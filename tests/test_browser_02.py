@@ -59,10 +59,10 @@ def test_chunks_make_more_prefill_steps(view: Locator) -> None:
     chunk = view.get_by_label("chunk")
     chunk.fill("4")
     chunk.press("Enter")
-    expect(caption).to_contain_text("of 10")  # 4 + 4 + 2 tokens, then 7 decodes
+    expect(caption).to_contain_text("Step 0 of 10")  # 4 + 4 + 2 tokens, 7 decodes
     chunk.fill("0")
     chunk.press("Enter")
-    expect(caption).to_contain_text("of 8")
+    expect(caption).to_contain_text("Step 0 of 8")
 
 
 def test_hovering_over_a_slot_tells_its_token(view: Locator, page: Page) -> None:
