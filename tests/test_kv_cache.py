@@ -370,8 +370,12 @@ def test_impossible_length_is_an_invariant_broken() -> None:
     cache = static()
     batch = cache.batch([[0] * 5])
     cache.commit(batch)
-    with pytest.raises(AssertionError, match="row 0 has 10 of 8"):
+    with pytest.raises(ValueError, match="row 0, which holds 5"):
         cache.commit(batch)  # twice the same forward
+    cache.check_integrity()
+    cache._lens[0] = 10  # what only a bug of ours could do
+    with pytest.raises(AssertionError, match="row 0 has 10 of 8"):
+        cache.check_integrity()
 
 
 # -- the naive twin -----------------------------------------------------------------------------
@@ -411,3 +415,17 @@ def test_twin_refuses_to_stack_unequal_lengths() -> None:
 def test_twin_refuses_a_sequence_twice() -> None:
     with pytest.raises(ValueError, match=r"once.*\[1, 1\]"):
         GrowingKVCache().batch([[1], [2]], [1, 1])
+
+
+def test_a_batch_is_committed_once() -> None:
+    cache = StaticKVCache(KVStorage(SPEC, num_slots=32), num_rows=2, max_len=16)
+    batch = cache.batch([[1, 2, 3], [4]])
+    cache.commit(batch)
+    with pytest.raises(ValueError, match=r"position 0 of row 0, which holds 3"):
+        cache.commit(batch)
+    assert cache.seq_lens == (3, 1)
+    stale, fresh = cache.batch([[5]], [1]), cache.batch([[6], [7]])
+    cache.commit(stale)
+    with pytest.raises(ValueError, match="row 1"):
+        cache.commit(fresh)  # row 0 alone would fit: all or nothing
+    assert cache.seq_lens == (3, 2)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from tutorial_engine.viz.tokens import SPACE, escape, token_label, token_labels, visible
+from tutorial_engine.viz.tokens import SPACE, cut_label, escape, token_label, token_labels, visible
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -109,3 +109,9 @@ def test_escaped_text_is_always_wellformed_xml(text: str) -> None:
     shown = element.text or ""
     for old, new in zip(text, shown, strict=True):
         assert new == old or (new == "�" and unicodedata.category(old) in ("Cc", "Cs", "Cn"))
+
+
+def test_long_labels_are_cut_and_say_so() -> None:
+    assert cut_label("·kite") == "·kite"
+    assert cut_label("x" * 10) == "x" * 10
+    assert cut_label("x" * 11) == "x" * 9 + "…"

@@ -1,8 +1,8 @@
 """Introduced in notebook 02. Keys and values of the past, so that every token is run only once.
 
 A cache is shelves (KVStorage) and an address book. Here are the simplest book, one row of slots per
-sequence, and the naive twin that has neither and concatenates. Knows no model and no attention.
-Shapes: T tokens, H_kv key/value heads, D head_dim.
+sequence, and the naive twin that has neither and concatenates. Knows no model, and of attention
+only what it asks a cache for. Shapes: T tokens, H_kv key/value heads, D head_dim.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tutorial_engine.attention import KVCache
 from tutorial_engine.batch import Batch, Slots
 from tutorial_engine.cache_config import CacheConfig, KVCacheSpec, at_least_one
 from tutorial_engine.config import ModelConfig
@@ -29,7 +30,7 @@ class Allocation(NamedTuple):
     context_slots: Slots
 
 
-class TokenCache(Protocol):
+class TokenCache(KVCache, Protocol):
     """What `prefill` and `decode` need of a cache, whatever its layout."""
 
     @property
@@ -52,12 +53,6 @@ class TokenCache(Protocol):
 
     def reset(self, seq_id: int | None = None) -> None:
         """Forget one sequence, or all."""
-        ...
-
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Sequence[tuple[Tensor, Tensor]]:
-        """As attention.KVCache.update."""
         ...
 
 
@@ -135,7 +130,20 @@ class StaticKVCache:
         return self.storage.update(layer, k, v, batch)
 
     def commit(self, batch: Batch) -> None:
-        """The forward is done: its tokens count from now on. Once per forward, not per layer."""
+        """The forward is done: its tokens count from now on. Once per forward, not per layer.
+
+        ValueError, and nothing counted, for a batch that does not begin where its rows end.
+        """
+        for seq_id, num_tokens, slots in zip(
+            batch.seq_ids, batch.query_lens, batch.context_slots, strict=True
+        ):
+            assert isinstance(slots, slice), "rows are slices"
+            start = slots.stop - slots.start - num_tokens
+            if start != self._lens[seq_id]:
+                raise ValueError(
+                    f"this batch begins at position {start} of row {seq_id}, which holds "
+                    f"{self._lens[seq_id]} tokens: was it committed already?"
+                )
         for seq_id, num_tokens in zip(batch.seq_ids, batch.query_lens, strict=True):
             self._lens[seq_id] += num_tokens
         self.check_integrity()

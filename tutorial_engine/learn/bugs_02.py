@@ -3,10 +3,14 @@
 Each one runs without an error, and most leave the first new token right: see bugs.planted.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from tutorial_engine import blocked_attention, kv_cache
+from tutorial_engine.batch import Batch
 from tutorial_engine.learn.bugs import Zoo
 
 _right_allocate = kv_cache.StaticKVCache.allocate
@@ -29,13 +33,16 @@ def _one_slot_early(
 
 
 def _reads_the_next_slot(
-    self: kv_cache.StaticKVCache, seq_id: int, num_tokens: int
-) -> kv_cache.Allocation:
-    room = _right_allocate(self, seq_id, num_tokens)
-    context = room.context_slots
-    assert isinstance(context, slice), "rows are slices"
-    longer = min(context.stop + (num_tokens == 1), self.storage.num_slots)
-    return room._replace(context_slots=slice(context.start, longer))
+    self: kv_cache.StaticKVCache, layer: int, k: Tensor, v: Tensor, batch: Batch
+) -> Sequence[tuple[Tensor, Tensor]]:
+    if batch.num_tokens > batch.num_seqs:  # a prefill, which is right
+        return self.storage.update(layer, k, v, batch)
+    longer = [
+        slice(slots.start, min(slots.stop + 1, self.storage.num_slots))
+        for slots in batch.context_slots
+        if isinstance(slots, slice)
+    ]
+    return self.storage.update(layer, k, v, replace(batch, context_slots=tuple(longer)))
 
 
 def _is_causal(q: Tensor, k: Tensor, v: Tensor, block: int | None = None) -> Tensor:
@@ -48,6 +55,6 @@ def _is_causal(q: Tensor, k: Tensor, v: Tensor, block: int | None = None) -> Ten
 BUGS_02: Zoo = {
     "decode starts one position late": (kv_cache.StaticKVCache, "allocate", _one_position_late),
     "K and V written one slot early": (kv_cache.StaticKVCache, "allocate", _one_slot_early),
-    "one slot read too many": (kv_cache.StaticKVCache, "allocate", _reads_the_next_slot),
+    "one slot read too many": (kv_cache.StaticKVCache, "update", _reads_the_next_slot),
     "a chunk masked from the upper left": (blocked_attention, "blocked_attention", _is_causal),
 }

@@ -23,6 +23,7 @@ from tutorial_engine.viz.style import (
     house_style,
     new_figure,
 )
+from tutorial_engine.viz.tokens import cut_label
 
 HATCH: dict[str, Any] = {"facecolor": "white", "hatch": "////"}
 MIDDLE: dict[str, Any] = {"ha": "center", "va": "center"}
@@ -161,7 +162,7 @@ def positions_picture(
     differ = [a != b for a, b in zip(labels_right, labels_wrong, strict=True)]
     off = [i for i, (a, b) in enumerate(zip(right, wrong, strict=True)) if a != b]
     wide = 1 + max(_places(positions)[-1] for positions in (right, wrong))
-    longest = max(len(_short(label)) for label in (*labels_right, *labels_wrong))
+    longest = max(len(cut_label(label)) for label in (*labels_right, *labels_wrong))
     tall = 0.55 if longest <= LYING else 0.22 * longest
     with house_style():
         figure = new_figure(max(0.5 * wide + 1.2, 6.5), 0.5 * (2 * tall + 3.05) + 0.5)
@@ -217,7 +218,7 @@ def _strip(
             Rectangle((x + 0.05, y), 0.9, tall, facecolor=fill, edgecolor=edge, linewidth=wide)
         )
         turn = 0 if tall < 0.6 else 90
-        ax.text(x + 0.5, y + tall / 2, _short(labels[i]), rotation=turn, fontsize=9, **MIDDLE)
+        ax.text(x + 0.5, y + tall / 2, cut_label(labels[i]), rotation=turn, fontsize=9, **MIDDLE)
         jump = position - before - 1
         look: dict[str, Any] = {"color": RED if jump else QUIET, "fontsize": 9, **MIDDLE}
         ax.text(x + 0.5, y + tall + 0.3, str(position), **look)
@@ -230,7 +231,3 @@ def _strip(
         elif jump < 0:
             ax.text(x + 0.5, y + tall + 0.75, "again", **look)
         before = position
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= 10 else label[:9] + "…"

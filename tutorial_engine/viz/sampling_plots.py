@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from tutorial_engine.viz.cache_steps import percent, tokens
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, finish, house_style, new_figure
+from tutorial_engine.viz.tokens import cut_label
 
 SHOWN = 12  # tokens with a bar
 ACROSS = 32  # draws side by side
@@ -103,7 +104,7 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
     """
     if not good or not bad or max(len(good), len(bad)) > ACROSS:
         raise ValueError(f"give 1 to {ACROSS} draws in each, got {len(good)} and {len(bad)}")
-    wide, longest = max(len(good), len(bad)), max(len(_cut(x)) for x in (*good, *bad))
+    wide, longest = max(len(good), len(bad)), max(len(cut_label(x)) for x in (*good, *bad))
     turn, tall = (0, 0.6) if longest <= 5 else (90, 0.22 * longest)
     with house_style():
         figure = new_figure(max(0.5 * wide + 0.5, 6.5), 0.5 * (2 * tall + 3.1) + 0.5)
@@ -121,7 +122,7 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
                 ax.add_patch(Rectangle((x + 0.05, y), 0.9, tall, **look))
                 paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if same else None
                 ax.text(
-                    x + 0.5, y + tall / 2, _cut(label), ha="center", va="center", fontsize=9,
+                    x + 0.5, y + tall / 2, cut_label(label), ha="center", va="center", fontsize=9,
                     rotation=turn, bbox=paper,
                 )  # fmt: skip
         ax.set(xlim=(-0.1, max(wide, 12.5)), ylim=(2 * tall + 1.4, -0.9), aspect="equal")
@@ -156,7 +157,3 @@ def _tokens_below(ax: Axes, labels: Sequence[str]) -> None:
 def _different(draws: Sequence[str]) -> str:
     n = len(set(draws))
     return f"{n} different in {len(draws)} draw{'s' * (len(draws) != 1)}"
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= 10 else label[:9] + "…"

@@ -51,6 +51,11 @@ def token_labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [token_label(tokenizer, i) for i in ids]
 
 
+def cut_label(label: str, most: int = 10) -> str:
+    """A label that fits: at most so many characters, the last of them … where it was longer."""
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
 def visible(text: str) -> str:
     """Blanks, line breaks and control characters as something that can be seen."""
     text = text.replace(" ", SPACE).replace("\n", "↵").replace("\t", "⇥")
