@@ -14,6 +14,8 @@ NOTEBOOKS := $(wildcard notebooks/$(CHAPTERS) notebooks/solutions/$(CHAPTERS))
 SHAPE ?= tiny
 DTYPE ?= float32
 LENGTHS ?= 128 512
+# How many ragged requests at once; empty: 64 for tiny, else 16; 0: none.
+REQUESTS ?=
 BENCH_ARGS ?=
 LAB_DIR ?= notebooks
 LAB_ARGS ?=
@@ -64,7 +66,7 @@ html: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
-	  --lengths $(LENGTHS) --json bench.json $(BENCH_ARGS)
+	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
 	$(BIN)/python -m tutorial_engine.viz.bench_plots bench.json bench.png
 
 tiny: $(READY)

@@ -32,7 +32,14 @@ from tutorial_engine.generate import generate
 from tutorial_engine.runner import make_runner
 from tutorial_engine.sampling_params import SamplingParams
 
-QUICK = ["--rounds", "1", "--new-tokens", "3"]
+QUICK = [
+    "--rounds",
+    "1",
+    "--new-tokens",
+    "3",
+    "--requests",
+    "0",
+]  # of the ragged: test_bench_serving
 THEIRS = {"transformers", "transformers eager", "transformers static"}
 
 
@@ -63,6 +70,7 @@ def test_figures_are_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert machine["processor"] and machine["dtype"] == "float32"
     assert settings == {
         **{"shape": "tiny", "lengths": [8, 24], "new_tokens": 3, "rounds": 1},
+        **{"serving_rounds": 3},
         **{"peer": "transformers", "ours": "ours"},
     }
     phases = [(row["phase"], row["context"]) for row in figures["rows"]]
@@ -157,7 +165,8 @@ def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert command.main([*QUICK, "--lengths", "4", "1022"]) == 1
     said = capsys.readouterr().err
     assert "from 1 to 1021 tokens (and 3 new ones), got [1022]" in said
-    for wrong in (["--rounds", "0"], ["--new-tokens", "1"]):
+    wrongs = (["--rounds", "0"], ["--new-tokens", "1"], ["--serving-rounds", "0"])
+    for wrong in (*wrongs, ["--requests", "-1"]):
         with pytest.raises(SystemExit):
             command.main(wrong)
         assert f"{wrong[0]} must be at least" in capsys.readouterr().err

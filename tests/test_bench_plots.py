@@ -43,9 +43,19 @@ def figures(floors: bool = True) -> dict[str, Any]:
     }
 
 
+def with_serving() -> dict[str, Any]:
+    speeds = {
+        **{"transformers": 15.0, "transformers continuous": 9.0, "llama.cpp": 20.0},
+        **{"ours, slots first": 63.0, "ours": 60.0},
+    }
+    made = figures()
+    made["settings"]["serving_rounds"] = 3
+    return {**made, "serving": {"num_requests": 16, "wanted_per_second": speeds}}
+
+
 @pytest.fixture
 def axes(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """The two panels, caught before they become bytes."""
+    """The panels, caught before they become bytes."""
     caught: list[Axes] = []
     real = bench_plots.finish
 
@@ -116,6 +126,27 @@ def test_whoever_did_not_run_has_no_bar(axes: list[Axes]) -> None:
     caption = bench_picture(fewer).caption
     assert "llama.cpp" not in caption
     assert [len(bars.patches) for bars in axes[0].containers] == [2, 1, 2]
+
+
+def test_servers_have_a_panel_of_their_own(axes: list[Axes]) -> None:
+    made = with_serving()
+    caption = bench_picture(made).caption
+    assert len(axes) == 3
+    speeds = made["serving"]["wanted_per_second"]
+    assert [bars.patches[0].get_height() for bars in axes[2].containers] == list(speeds.values())
+    named = [label.get_text().replace("\n", " ") for label in axes[2].get_xticklabels()]
+    assert named == list(speeds)
+    looks = [bars.patches[0] for bars in axes[2].containers]
+    assert len({bar.get_hatch() for bar in looks}) == len(looks)
+    assert looks[-1].get_hatch() is None, "ours is the solid one"
+    decode = {bars.get_label(): bars.patches[0].get_hatch() for bars in axes[0].containers}
+    assert [decode[name] for name in ("transformers", "llama.cpp", "ours")] == [
+        looks[i].get_hatch() for i in (0, 2, 4)
+    ], "who is in several panels looks the same in all"
+    assert "; 16 ragged requests at once get 60 wanted tokens/s (medians of 3 rounds)" in caption
+    assert "4.00× as many as from transformers, 3.00× as many as from llama.cpp." in caption
+    axes.clear()
+    assert "ragged" not in bench_picture(figures()).caption and len(axes) == 2
 
 
 def test_picture_is_deterministic_and_as_wide_as_a_readme(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.style import new_figure
 from tutorial_engine.viz.tokens import token_labels
 
@@ -46,7 +47,7 @@ def attention(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> AttentionExplore
     return AttentionExplorer(model, tokenizer, PROMPT)
 
 
-@pytest.fixture(params=["attention", "rope", "cache"])
+@pytest.fixture(params=["attention", "rope", "cache", "scheduler"])
 def explorer(
     request: pytest.FixtureRequest,
     attention: AttentionExplorer,
@@ -55,6 +56,8 @@ def explorer(
 ) -> Explorer:
     if request.param == "cache":
         return CacheExplorer(model, tokenizer, PROMPT, new_tokens=4)
+    if request.param == "scheduler":
+        return SchedulerExplorer(model, tokenizer, [PROMPT, "One day"], new_tokens=3)
     return attention if request.param == "attention" else RopeExplorer()
 
 

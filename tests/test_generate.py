@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.checkpoint import TINY, load_model
 from tutorial_engine.generate import GenerationOutput, StreamEvent, generate, stream
 from tutorial_engine.kv_cache import GrowingKVCache
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, our_paths, run_path
+from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, our_paths
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.peers import TransformersRunner
 from tutorial_engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
@@ -44,7 +44,7 @@ def ids_of(outputs: Sequence[GenerationOutput]) -> list[list[int]]:
 
 def smallest_margin(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], steps: int) -> float:
     """top1 − top2 along the greedy path of the oracle."""
-    best = run_path(our_paths(model)[REFERENCE], prompts, steps).topk(2).values
+    best = our_paths(model)[REFERENCE].run(prompts, steps).topk(2).values
     return (best[..., 0] - best[..., 1]).min().item()
 
 

@@ -104,8 +104,10 @@ def test_module_says_which_notebook_introduces_it(file: Path) -> None:
     assert found, f"the docstring begins {docstring[:40]!r}"
     number = int(found[1])
     name = name_of(file)
-    if name in LESSON_OF:
+    if name in LESSON_OF and file.parent == PACKAGE:
         assert number == LESSON_OF[name]
+    elif name in LESSON_OF:  # a package may grow in later notebooks
+        assert number >= LESSON_OF[name]
     assert number in {lesson.number for lesson in LESSONS}
     in_its_name = re.search(r"_(\d\d)\.py$", file.name)  # checks_01.py
     assert in_its_name is None or int(in_its_name[1]) == number

@@ -29,7 +29,6 @@ from tutorial_engine.ledger import (
     Path,
     ledger,
     our_paths,
-    run_path,
     table,
 )
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -131,7 +130,7 @@ def test_every_path_gives_the_same(tmp_path: Folder, shape: str, seed: int) -> N
     """Logits to 1e-4 of the largest; tokens wherever the best is more than 1e-3 ahead."""
     model, theirs = pair(tmp_path, seed, shape)
     paths, prompts = every_path(model, theirs), random_prompts(seed)
-    want = run_path(paths[REFERENCE], prompts, STEPS)  # [S, steps, V]
+    want = paths[REFERENCE].run(prompts, STEPS)  # [S, steps, V]
     tokens, best = want.argmax(-1), want.topk(2).values
     safe = best[..., 0] - best[..., 1] > SAFE_MARGIN
     assert tokens.unique().numel() >= 6, "a model that repeats itself proves nothing"
@@ -139,7 +138,7 @@ def test_every_path_gives_the_same(tmp_path: Folder, shape: str, seed: int) -> N
     tolerance = 1e-4 * max(1.0, want.abs().max().item())
     wrong = {}
     for name, path in paths.items():
-        got = run_path(path, prompts, STEPS, tokens)
+        got = path.run(prompts, STEPS, tokens)
         difference = largest_difference(got, want)
         equal = torch.equal(got.argmax(-1)[safe], tokens[safe])
         if not difference <= tolerance or not equal:  # NaN is in no order
@@ -248,14 +247,14 @@ def test_skipped_position_is_caught(together: bool) -> None:
 def test_skipped_position_leaves_the_first_token_right_and_changes_the_rest() -> None:
     model, prompts = random_model(), random_sequences([5] * 16, VOCAB)
     right, wrong = our_paths(model)[REFERENCE], Path(skipping(model), together=True)
-    want = run_path(right, prompts, STEPS)
-    got = run_path(wrong, prompts, STEPS, want.argmax(-1))
+    want = right.run(prompts, STEPS)
+    got = wrong.run(prompts, STEPS, want.argmax(-1))
     difference = (got - want).abs().amax(dim=(0, 2))  # of each step
     tolerance = 1e-4 * want.abs().max()
     assert difference[0] <= tolerance
     assert (difference[1:] > 100 * tolerance).all()
     # left to itself: the first token of every sequence is right, and most go astray after it
-    free = run_path(wrong, prompts, STEPS).argmax(-1)
+    free = wrong.run(prompts, STEPS).argmax(-1)
     assert torch.equal(free[:, 0], want.argmax(-1)[:, 0])
     assert (free != want.argmax(-1)).any(dim=1).sum() >= 8
 
@@ -406,8 +405,8 @@ def test_path_alone_gets_a_fresh_runner_for_each_prompt() -> None:
         made.append(rows)
         return Scripted(scripted_logits()[:rows])
 
-    assert run_path(Path(make_runner), [[1], [2], [3]], 3).shape == (3, 3, 5)
-    assert run_path(Path(make_runner, together=True), [[1], [2]], 2).shape == (2, 2, 5)
+    assert Path(make_runner).run([[1], [2], [3]], 3).shape == (3, 3, 5)
+    assert Path(make_runner, together=True).run([[1], [2]], 2).shape == (2, 2, 5)
     assert made == [1, 1, 1, 2]
 
 
@@ -420,7 +419,7 @@ def test_chunk_size_reaches_the_runner() -> None:
             return super().prefill(prompts, seq_ids)
 
     for chunk_size in (None, 7):
-        run_path(Path(lambda _: Noting(scripted_logits()), True, chunk_size), [[1], [2]], 1)
+        Path(lambda _: Noting(scripted_logits()), True, chunk_size).run([[1], [2]], 1)
     assert seen == [None, 7]
 
 

@@ -17,6 +17,7 @@ tutorial_engine/
   kv_storage         the shelves: K and V per layer, by slot
   kv_cache           the address book: a row per sequence; the torch.cat twin
   blocked_attention  prefill attention in blocks, for CPUs
+  prompts            texts and token ids that may be handed in, checked
   runner             prefill and decode: new tokens in, logits out
   sampling_params    what a request asks for
   sampling           temperature, top-k, top-p, min-p, seeds, logprobs
@@ -26,6 +27,23 @@ tutorial_engine/
   peers              transformers under our loop, our cache under transformers
   ledger             every path against every other, number by number
   bench              our speed as a ratio to others', and the machine's roofline
+  -- 03_scheduler: many requests
+  clock              the machine's time, or a made one with stated prices
+  metrics            queue time, TTFT, TPOT, ITL, throughput
+  trace              what the engine did, event by event; JSON
+  replay             from a trace back to the state at any step
+  request            one request and where it stands
+  kv_manager         what a scheduler asks of memory; a row per request
+  step_plan          the limits of a step, and who got what
+  scheduler          who runs how many tokens: one rule, no phases
+  policies           three older ways, for comparison
+  model_runner       a plan to logits: one forward per step
+  intake             what is handed in becomes a request, or an error
+  delivery           who gets what a step brought, once
+  interrupts         Ctrl-C never in the middle of bookkeeping
+  engine             add_request, step, generate, stream, abort
+  workload           requests that come over time
+  engine_paths       the engine's rows of the equality ledger
   -- seeing and doing
   syllabus           this table
   viz                pictures: style, plots, scenes, explorers

@@ -155,7 +155,7 @@ class SdpaAttention:
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
-        return _one_query(q, k, v) if len(q) == 1 else _sdpa(q, k, v)
+        return _one_query(q, k, v) if q.shape[0] == 1 else _sdpa(q, k, v)
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     grouped = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, group, D]
     out = F.scaled_dot_product_attention(
-        grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+        grouped, k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
     )  # [1, H_kv, group, D_v]
     return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
 

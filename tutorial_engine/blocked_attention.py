@@ -47,7 +47,7 @@ class BlockedAttention(SdpaAttention):
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As SdpaAttention.one_sequence."""
-        return super().one_sequence(q, k, v) if len(q) == 1 else blocked_attention(q, k, v)
+        return super().one_sequence(q, k, v) if q.shape[0] == 1 else blocked_attention(q, k, v)
 
 
 def fast_attention(device: torch.device, cache: KVCache) -> SdpaAttention:

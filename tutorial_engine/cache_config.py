@@ -89,3 +89,8 @@ class CacheConfig:
         """Tokens per row: max_len, but no more than the model has positions."""
         limit = config.max_position_embeddings
         return min(self.max_len, limit) if self.max_len else limit
+
+    def num_bytes(self, config: ModelConfig) -> int:
+        """Bytes of all rows, used or not."""
+        spec = KVCacheSpec.from_model(config, self.dtype, self.tp_size)
+        return spec.bytes_per_token * self.max_seqs * self.length_for(config)

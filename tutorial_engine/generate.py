@@ -14,13 +14,12 @@ from tqdm.auto import tqdm
 
 from tutorial_engine.cache_config import CacheConfig, at_least_one
 from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.prompts import Prompt, check_token_ids, prompt_token_ids
 from tutorial_engine.runner import Runner, decode, make_runner, prefill
 from tutorial_engine.sampling import SampledToken, Sampler, SamplingParams, sample_batch
 from tutorial_engine.stopping import Finish, StopChecker
 
 __all__ = ["GenerationOutput", "StreamEvent", "decode", "generate", "prefill", "stream"]
-
-Prompt = str | Sequence[int]  # text needs a tokenizer
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _plan(
     max_len: int | None,
 ) -> tuple[Runner, list[_Row]]:
     """A row per prompt and a runner with room for all. ValueError for a prompt that is too long."""
-    sequences = _token_ids(prompts, tokenizer)
+    sequences = prompt_token_ids(prompts, tokenizer)
     if params is None or isinstance(params, SamplingParams):
         one_each = [params or SamplingParams()] * len(sequences)
     else:
@@ -174,39 +173,11 @@ def _plan(
 def _check(runner: Runner, rows: Sequence[_Row], chunk_size: int | None) -> None:
     """ValueError for ids that are none of the vocabulary's, and chunks that cannot be."""
     for i, row in enumerate(rows):
-        for token in row.prompt:
-            whole = isinstance(token, int) and not isinstance(token, bool)
-            if not whole or not 0 <= token < runner.vocab_size:
-                raise ValueError(
-                    f"prompt {i} holds {token!r}; token ids are whole numbers from 0 to "
-                    f"{runner.vocab_size - 1}. Was the text tokenized for another model?"
-                )
+        check_token_ids(f"prompt {i}", row.prompt, runner.vocab_size)
     if chunk_size is not None:
         at_least_one("chunk_size", chunk_size)
         if not runner.can_chunk:
             raise ValueError("chunked prefill needs a cache (use_cache=True)")
-
-
-def _token_ids(prompts: str | Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if prompts is None or len(prompts) == 0:
-        raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
-    sequences = []
-    for i, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
-            prompt = tokenizer.encode(prompt).ids
-        elif isinstance(prompt, int):
-            raise ValueError(
-                f"prompt {i} is the number {prompt}: pass a list of token id lists, [[1, 2, 3]]"
-            )
-        if len(prompt) == 0:
-            raise ValueError(f"prompt {i} is empty: a prompt needs at least one token")
-        sequences.append(list(prompt))
-    return sequences
 
 
 def _output(row: _Row, events: Sequence[StreamEvent]) -> GenerationOutput:

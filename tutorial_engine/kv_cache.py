@@ -145,8 +145,12 @@ class StaticKVCache:
                     f"{self._lens[seq_id]} tokens: was it committed already?"
                 )
         for seq_id, num_tokens in zip(batch.seq_ids, batch.query_lens, strict=True):
-            self._lens[seq_id] += num_tokens
-        self.check_integrity()
+            self.advance(seq_id, num_tokens)
+
+    def advance(self, seq_id: int, num_tokens: int) -> None:
+        """The next num_tokens of one row are written: they count from now on."""
+        self._lens[seq_id] += num_tokens
+        assert 0 <= self._lens[seq_id] <= self.max_len, f"row {seq_id} is fuller than full"
 
     def reset(self, seq_id: int | None = None) -> None:
         """Forget one row, or all. What the slots hold stays there, and is never read."""

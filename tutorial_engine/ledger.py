@@ -6,7 +6,7 @@ Knows paths only as runners. Later notebooks add a Path; nothing else has to cha
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,13 +19,40 @@ REFERENCE = "no cache"
 SAFE_MARGIN = 1e-3  # top1 − top2 above this: rounding cannot swap two tokens
 
 
+class AnyPath(Protocol):
+    """One way to the same tokens."""
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        """Logits of every step, [S, num_tokens, V]; fed with tokens [S, num_tokens], or its own."""
+        ...
+
+
 @dataclass(frozen=True)
 class Path:
-    """One way to the same tokens: a fresh runner for n sequences, and how the prompts go in."""
+    """A path through a runner: a fresh one for n sequences, and how the prompts go in."""
 
     make_runner: Callable[[int], Runner]
     together: bool = False  # all prompts in one batch, or each alone
     chunk_size: int | None = None
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        """As AnyPath.run."""
+        if not self.together and len(prompts) > 1:
+            alone = [
+                self.run([prompt], num_tokens, None if tokens is None else tokens[s : s + 1])
+                for s, prompt in enumerate(prompts)
+            ]
+            return torch.cat(alone)
+        runner, seq_ids = self.make_runner(len(prompts)), list(range(len(prompts)))
+        steps = [runner.prefill(prompts, seq_ids, self.chunk_size)]
+        for step in range(num_tokens - 1):
+            forced = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
+            steps.append(runner.decode(forced.tolist(), seq_ids))
+        return torch.stack(steps, dim=1)
 
 
 class LedgerRow(NamedTuple):
@@ -71,7 +98,7 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Path]:
 
 
 def ledger(
-    paths: Mapping[str, Path],
+    paths: Mapping[str, AnyPath],
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     reference: str = REFERENCE,
@@ -84,37 +111,19 @@ def ledger(
     """
     if reference not in paths:
         raise ValueError(f"no path {reference!r}; there are {sorted(paths)}")
-    want = run_path(paths[reference], prompts, num_tokens)
+    want = paths[reference].run(prompts, num_tokens)
     tokens = want.argmax(-1)  # [S, steps]
     best = want.topk(2).values
     margin = float((best[..., 0] - best[..., 1]).min())
     tolerance = 1e-4 * max(1.0, float(want.abs().max()))
     rows = []
     for name, path in paths.items():
-        got = run_path(path, prompts, num_tokens, tokens)
+        got = path.run(prompts, num_tokens, tokens)
         difference = float((got - want).abs().max())
         equal = int((got.argmax(-1) == tokens).sum())
         of_all = (difference, tolerance, equal, tokens.numel(), margin)
         rows.append(LedgerRow(name, *of_all, is_reference=name == reference))
     return rows
-
-
-def run_path(
-    path: Path, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
-) -> Tensor:
-    """Logits of every step, [S, num_tokens, V]; fed with `tokens` [S, num_tokens], else its own."""
-    if not path.together and len(prompts) > 1:
-        alone = [
-            run_path(path, [prompt], num_tokens, None if tokens is None else tokens[s : s + 1])
-            for s, prompt in enumerate(prompts)
-        ]
-        return torch.cat(alone)
-    runner, seq_ids = path.make_runner(len(prompts)), list(range(len(prompts)))
-    steps = [runner.prefill(prompts, seq_ids, path.chunk_size)]
-    for step in range(num_tokens - 1):
-        forced = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
-        steps.append(runner.decode(forced.tolist(), seq_ids))
-    return torch.stack(steps, dim=1)
 
 
 def table(rows: Sequence[LedgerRow]) -> str:

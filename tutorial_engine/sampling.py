@@ -160,6 +160,22 @@ class Sampler:
         return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
 
 
+def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken | Exception]:
+    """As sample_batch, but a row that fails has its exception as result, and the others go on."""
+    if samplers and all(sampler._is_plain() for sampler in samplers):
+        try:
+            return list(sample_batch(logits, samplers))
+        except ValueError:
+            pass  # it named one bad row; perhaps not the only one
+    results: list[SampledToken | Exception] = []
+    for row, sampler in zip(logits, samplers, strict=True):
+        try:
+            results.append(sampler.sample(row))
+        except Exception as fault:
+            results.append(fault)
+    return results
+
+
 def sample_batch(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken]:
     """Row s of logits [S, V] through samplers[s], as if each were alone; all rows or none.
 

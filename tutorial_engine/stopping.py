@@ -10,13 +10,16 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 REPLACEMENT = "\ufffd"  # what decoders show for bytes that are no character, or not yet one
 
 
 class Finish(NamedTuple):
-    """Why a request ended: "stop" by EOS (None), a stop id or a stop string; or "length" (None)."""
+    """Why a request ended: "stop" by EOS (None), a stop id or a stop string; or "length" (None).
+
+    In an engine (notebook 03) also "abort" and "error".
+    """
 
     reason: FinishReason
     stop_reason: int | str | None = None
@@ -123,6 +126,12 @@ class StopChecker:
             self._safe.append(self._tail + self._detokenizer.flush())
             self._tail = ""
         return self.finish
+
+    def end(self, finish: Finish) -> None:
+        """End it from outside, without another token: what was held back is text now."""
+        self.finish = finish
+        self._safe.append(self._tail)
+        self._tail = ""
 
     def _stop_token(self, token_id: int) -> Finish | None:
         """Does this token end the request by itself?"""

@@ -2,5 +2,6 @@
 
 Knows how to time engines fairly: one process, the same weights, interleaved rounds, medians,
 checked answers, and beside them the machine's own limits. The order to read: roofline, measure,
-contenders, llama_cpp, shapes, report, __main__. It knows one request at a time, and no quality.
+contenders, llama_cpp, shapes; of many requests at once serving, servers, llama_server,
+scheduler_cost; report, __main__. It knows no quality.
 """

@@ -110,7 +110,14 @@ class LlamaCpp:
     attention that llama.cpp prefers, which rounds more. ValueError when it cannot load the file.
     """
 
-    def __init__(self, file: Path, dtype: torch.dtype, max_len: int, flash: bool = True) -> None:
+    def __init__(
+        self,
+        file: Path,
+        dtype: torch.dtype,
+        max_len: int,
+        flash: bool = True,
+        num_seqs: int = 1,
+    ) -> None:
         self._lib = lib = importlib.import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)  # kept: C calls it
         lib.llama_log_set(self._log, ctypes.c_void_p())
@@ -121,8 +128,9 @@ class LlamaCpp:
         if not self._model:
             raise ValueError(f"llama.cpp cannot load {file}: delete it, to have it written again")
         params = lib.llama_context_default_params()
-        params.n_ctx = params.n_batch = max_len
-        params.n_ubatch = min(max_len, MICRO_BATCH)
+        params.n_seq_max, params.n_ctx = num_seqs, max_len * num_seqs
+        params.n_batch = max_len if num_seqs == 1 else max(MICRO_BATCH, num_seqs)
+        params.n_ubatch = min(params.n_batch, MICRO_BATCH)
         params.n_threads = params.n_threads_batch = torch.get_num_threads()
         kind = "F32" if dtype == torch.float32 else "F16"
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{kind}")
@@ -131,7 +139,7 @@ class LlamaCpp:
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             self.close()
-            raise ValueError(f"llama.cpp cannot make a context of {max_len} tokens")
+            raise ValueError(f"llama.cpp cannot make a context of {num_seqs} x {max_len} tokens")
         vocab = lib.llama_model_get_vocab(self._model)
         self._vocab_size = lib.llama_vocab_n_tokens(vocab)
         attention = "flash attention" if flash else "plain attention"
@@ -174,7 +182,11 @@ class LlamaCpp:
         )
         if status != 0:
             raise ValueError(f"llama.cpp gave status {status} for {len(ids)} tokens")
-        pointer = self._lib.llama_get_logits_ith(self._context, -1)
+        return self._logits(-1)
+
+    def _logits(self, row: int) -> Tensor:
+        """Logits [V] of a row of the last batch, a view that the next call overwrites."""
+        pointer = self._lib.llama_get_logits_ith(self._context, row)
         kind = ctypes.c_float * self._vocab_size
         numbers = kind.from_address(ctypes.addressof(pointer.contents))
         return torch.frombuffer(numbers, dtype=torch.float32)

@@ -18,11 +18,14 @@ from tutorial_engine.bench.roofline import (
     forward_flops,
     weight_bytes,
 )
+from tutorial_engine.bench.scheduler_cost import StepCost
+from tutorial_engine.bench.serving import Serving
 from tutorial_engine.config import ModelConfig
 from tutorial_engine.doctor import installed_version, processor_name
 
 OURS = "ours"
 LLAMA = "llama.cpp"
+SLOTS_FIRST = f"{OURS}, slots first"
 
 
 class Floor(NamedTuple):
@@ -137,4 +140,49 @@ def figures(
         "rooflines": [
             {"context": m.decode.context, **m.roofline._asdict()} for m in measured if m.roofline
         ],
+    }
+
+
+def serving_table(serving: Serving) -> str:
+    """A line per server: wanted tokens per second, seconds, ratios, and how far all agree."""
+    seconds, names = serving.seconds, list(serving.seconds)
+    first = f"{serving.num_requests} ragged requests"
+    titles = ["wanted/s", "seconds", f"×{PEER[:6]}.", f"×{LLAMA[:5]}." if LLAMA in names else ""]
+    same = f"same as {serving.reference}: requests, tokens before the first other one"
+    text = [_line(first, titles, [], same)]
+    for name in names:
+        cells = [
+            f"{serving.wanted_per_second[name]:.1f}",
+            f"{seconds[name]:.2f}",
+            f"{serving.ratio[name]:.2f}×",
+            f"{seconds[LLAMA] / seconds[name]:.2f}×" if LLAMA in names else "",
+        ]
+        requests, tokens = serving.agreement[name]
+        same = f"{requests} of {serving.num_requests}, {tokens} of {serving.wanted_tokens}"
+        text.append(_line(name, cells, [], same))
+    text += [f"{name} could not run: {why}" for name, why in serving.failed.items()]
+    if SLOTS_FIRST in names:
+        gain = seconds[OURS] / seconds[SLOTS_FIRST]
+        text.append(f"{SLOTS_FIRST}: {gain:.2f}× the speed of {OURS}, heads first")
+    return "\n".join(text)
+
+
+def cost_table(costs: Sequence[StepCost]) -> str:
+    """What a step costs beside the model, a line per number of running requests."""
+    titles = ["schedule", "batch", "update", "together", "step"]
+    text = [_line("µs per running request", titles, [], "")]
+    for cost in costs:
+        cells = [cost.schedule, cost.batch, cost.update, cost.bookkeeping, cost.step]
+        text.append(_line(f"{cost.running} running", [f"{cell:.1f}" for cell in cells], [], ""))
+    return "\n".join(line.rstrip() for line in text)
+
+
+def serving_figures(
+    serving: Serving, notes: dict[str, str], costs: Sequence[StepCost]
+) -> dict[str, Any]:
+    """The ragged race and the scheduler's cost, as plain lists and dicts."""
+    agreement = {name: own._asdict() for name, own in serving.agreement.items()}
+    return {
+        "serving": {**serving._asdict(), "agreement": agreement, "contenders": notes},
+        "step_costs": [cost._asdict() for cost in costs],
     }

@@ -47,7 +47,7 @@ def _up_gated_by_gate(self: layers.SiluAndMul, x: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-Zoo = Mapping[str, tuple[object, str, Callable]]
+Zoo = Mapping[str, tuple[object, str, Callable | property]]
 
 # name -> (where the right code stands, its name there, the wrong code)
 BUGS_01: Zoo = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, PAPER, SERIES, finish, house_style, new_figure
@@ -29,14 +30,18 @@ Figures = Mapping[str, Any]  # what the benchmark writes
 def bench_picture(figures: Figures) -> Picture:
     """Bars per context, one per contender, for decode and prefill; the floors as lines.
 
-    ValueError for figures without rows.
+    A third panel has a bar per server, where the ragged workload ran. ValueError for figures
+    without rows.
     """
     names = _names(figures)
+    serving = figures.get("serving")
     with house_style():
-        figure = new_figure(WIDTH, 6.6)
-        axes = figure.subplots(len(PHASES), 1)
-        for ax, phase in zip(axes, PHASES, strict=True):
+        figure = new_figure(WIDTH, 9.4 if serving else 6.6)
+        axes = figure.subplots(3 if serving else 2, 1)
+        for ax, phase in zip(axes, PHASES, strict=False):
             _bars(ax, figures, phase, names)
+        if serving:
+            _servers(axes[-1], serving, names)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=9.5)
         return finish(figure, _caption(figures))
@@ -65,25 +70,46 @@ def _bars(ax: Axes, figures: Figures, phase: str, names: Sequence[str]) -> None:
         there = [(group, row) for group, row in enumerate(rows) if name in row["seconds"]]
         left = [group - 0.43 + (i + 0.5) * width for group, _ in there]
         heights = [_value(row, name) for _, row in there]
-        last = i == len(names) - 1  # ours
-        colour = SERIES[0] if last else SERIES[1:][i % (len(SERIES) - 1)]
-        bars = ax.bar(
-            left,
-            heights,
-            0.92 * width,
-            label=name,
-            color=colour if last else PAPER,
-            edgecolor=colour,
-            hatch=None if last else HATCHES[i % len(HATCHES)],
-        )
+        bars = ax.bar(left, heights, 0.92 * width, label=name, **_look(name, names))
         small = 9 if len(names) * len(rows) <= 15 else 7
-        texts = ax.bar_label(bars, [_short(h) for h in heights], padding=2, fontsize=small)
-        for text in texts:  # a paper background, where the line of the limit runs through
-            text.set_fontweight("bold" if last else "normal")
-            text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.8})
+        _say_heights(ax, bars, small, name == names[-1])
     _floors(ax, figures, phase)
     ax.set_title(PHASES[phase])
     ax.set_xticks(range(len(rows)), [f"context {row['context']}" for row in rows])
+    ax.margins(y=0.14)
+
+
+def _look(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """How a contender's bars look: ours, the last name, solid, the others each in its own way."""
+    if name == names[-1]:
+        return {"color": SERIES[0], "edgecolor": SERIES[0]}
+    i = names.index(name)
+    colour = SERIES[1:][i % (len(SERIES) - 1)]
+    return {"color": PAPER, "edgecolor": colour, "hatch": HATCHES[i % len(HATCHES)]}
+
+
+def _say_heights(ax: Axes, bars: BarContainer, size: float, bold: bool) -> None:
+    heights = [_short(bar.get_height()) for bar in bars]
+    for text in ax.bar_label(bars, heights, padding=2, fontsize=size):
+        text.set_fontweight("bold" if bold else "normal")
+        # a paper background, where the line of the limit runs through
+        text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.8})
+
+
+def _servers(ax: Axes, serving: Mapping[str, Any], names: Sequence[str]) -> None:
+    """A bar per server, ours last, named below it: wanted tokens per second."""
+    speeds = serving["wanted_per_second"]
+    ours = names[-1]
+    order = [name for name in speeds if name != ours] + [ours]
+    known = [*names[:-1], *(name for name in order if name not in names), ours]
+    for x, name in enumerate(order):
+        bars = ax.bar([x], [speeds[name]], 0.6, **_look(name, known))
+        _say_heights(ax, bars, 9, name == ours)
+    ax.set_title(
+        f"{serving['num_requests']} ragged requests at once: wanted tokens per second, higher is "
+        "better"
+    )
+    ax.set_xticks(range(len(order)), [name.replace(" ", "\n", 1) for name in order])
     ax.margins(y=0.14)
 
 
@@ -117,8 +143,23 @@ def _caption(figures: Figures) -> str:
         f"{machine['processor']}, medians of {settings['rounds']} rounds: after a prompt of "
         f"{contexts} tokens each new one takes us {_list(_values(decode, ours))} ms"
         f"{_against(decode, settings)}{floor}; the prompt itself runs at "
-        f"{_list(_values(prefill, ours))} tokens/s{_against(prefill, settings)}."
+        f"{_list(_values(prefill, ours))} tokens/s{_against(prefill, settings)}"
+        f"{_many(figures)}."
     )
+
+
+def _many(figures: Figures) -> str:
+    """The ragged workload in words; "" where it did not run."""
+    serving, settings = figures.get("serving"), figures["settings"]
+    if not serving:
+        return ""
+    speeds, ours = serving["wanted_per_second"], settings["ours"]
+    told = f"; {serving['num_requests']} ragged requests at once get {_short(speeds[ours])} "
+    told += f"wanted tokens/s (medians of {settings['serving_rounds']} rounds)"
+    for other in (settings["peer"], "llama.cpp"):
+        if other in speeds:
+            told += f", {speeds[ours] / speeds[other]:.2f}× as many as from {other}"
+    return told
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:

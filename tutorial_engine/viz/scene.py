@@ -105,14 +105,14 @@ class Scene:
         )
         return small_png(bytes(png))
 
-    def picture(self, caption: str) -> Picture:
+    def picture(self, caption: str, zoom: float = 1.4) -> Picture:
         """The scene as a Picture with its caption written below, and without the pointer's hint."""
         lines = textwrap.wrap(caption, int(self.width / 7.3))
         still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
         still.items = dict(self.items)
         for i, line in enumerate(lines):
             still.text(f"caption.{i}", 8, self.height + 14 + 20 * i, line, 13)
-        return Picture(still.svg(), still.png(), caption)
+        return Picture(still.svg(), still.png(zoom), caption)
 
 
 # The same for every scene: a page has one style, whatever scenes are on it.

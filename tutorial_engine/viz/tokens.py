@@ -67,5 +67,4 @@ def escape(text: str) -> str:
 
     Characters that XML cannot carry at all become the replacement sign.
     """
-    clean = "".join("\ufffd" if _UNWRITABLE.match(c) else c for c in text)
-    return html.escape(clean, quote=True)
+    return html.escape(_UNWRITABLE.sub("\ufffd", text), quote=True)

@@ -1,0 +1,536 @@
+"""Whatever comes, and in whatever engine: every request is served as if it were alone.
+
+The check is in workloads.py. Here it runs on some thousands of random workloads, and on engines
+with planted bugs, which it must all catch.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from engines import one_thread
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis.errors import NoSuchExample
+from workloads import (
+    EOS,
+    LIMITS,
+    POLICIES,
+    POOL_SIZE,
+    Differs,
+    Party,
+    Visitor,
+    Workload,
+    alone,
+    check,
+    pool,
+    several,
+    small_model,
+    workloads,
+)
+
+from tutorial_engine import trace as events
+from tutorial_engine.batch import Batch
+from tutorial_engine.delivery import Delivery
+from tutorial_engine.kv_manager import RowManager
+from tutorial_engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.request import Request
+from tutorial_engine.sampling import Sampler
+from tutorial_engine.scheduler import Scheduler
+from tutorial_engine.step_plan import ScheduledRequest
+from tutorial_engine.stopping import StopChecker
+
+QUIET: dict[str, Any] = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+}
+BATCHES, PER_BATCH = 8, 250  # 2,000 workloads
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        for index in range(POOL_SIZE):  # before any bug is planted
+            for limit in LIMITS:
+                alone(index, limit)
+        yield
+
+
+# -- the property ---------------------------------------------------------------------------------
+
+
+def run_random(number: int, many: int) -> Counter[str]:
+    """`many` random workloads, other ones for each number, always the same; what happened."""
+    counts: Counter[str] = Counter()
+
+    @seed(number)
+    @settings(max_examples=many, phases=[Phase.generate, Phase.shrink], **QUIET)
+    @given(workloads())
+    def property_(workload: Workload) -> None:
+        counts.update(check(workload))
+
+    property_()
+    return counts
+
+
+@pytest.mark.parametrize("number", range(BATCHES))
+def test_every_request_comes_out_as_if_it_were_alone(number: int) -> None:
+    counts = run_random(number, PER_BATCH)
+    assert counts["workloads"] >= PER_BATCH
+    assert counts["requests"] > 2 * PER_BATCH and counts["steps"] > 8 * PER_BATCH
+    # and it was no quiet party
+    for what in ("preemptions", "aborts", "chunked prefills", "mixed steps"):
+        assert counts[what] >= PER_BATCH // 10, (what, counts)
+
+
+def test_pool_has_requests_of_every_kind() -> None:
+    params = [asked.params for asked in pool()]
+    longest = [alone(i, max(LIMITS)) for i in range(POOL_SIZE)]
+    assert sum(p.temperature == 0 for p in params) >= 8
+    for kind in ("top_k", "min_p", "min_tokens", "stop", "stop_token_ids", "logprobs"):
+        assert sum(bool(getattr(p, kind)) for p in params) >= 4, kind
+    assert sum(p.top_p < 1 for p in params) >= 8
+    reasons = Counter(
+        (output.finish_reason, type(output.stop_reason).__name__) for output in longest
+    )
+    assert reasons["length", "NoneType"] >= 10
+    for kind in ("NoneType", "int", "str"):  # EOS, a stop id, a stop string
+        assert reasons["stop", kind] >= 2, reasons
+    assert sum(len(o.token_ids) >= 6 and len({*o.token_ids}) >= 4 for o in longest) >= 16
+    assert len({token for output in longest for token in output.token_ids}) >= 50
+    assert len({asked.prompt for asked in pool()}) < POOL_SIZE, "two ask about the same prompt"
+    at_the_limit = [
+        i
+        for i in range(POOL_SIZE)
+        if len(pool()[i].prompt) < LIMITS[0]
+        and len(alone(i, LIMITS[0]).token_ids) < len(longest[i].token_ids)
+    ]
+    assert len(at_the_limit) >= 2, "some end because the model's context does"
+
+
+def test_alone_is_what_transformers_ledger_reference_gives() -> None:
+    """The oracle has an oracle: the greedy ones, without any cache."""
+    from tutorial_engine.generate import generate
+
+    greedy = [i for i, asked in enumerate(pool()) if asked.params.temperature == 0]
+    for i in greedy:
+        asked = pool()[i]
+        params = [p for p in [asked.params] if not p.stop]
+        if params:
+            (output,) = generate(small_model(), [asked.prompt], params, use_cache=False)
+            assert output.token_ids == alone(i, max(LIMITS)).token_ids
+
+
+# -- examples that hypothesis need not find -------------------------------------------------------
+
+BUSY = several(range(6), max_num_seqs=6, budget=34)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("chunked", [True, False])
+def test_each_policy_serves_all(policy: str, chunked: bool) -> None:
+    everyone = several(range(POOL_SIZE), policy=policy, max_num_seqs=7, budget=40, chunked=chunked)
+    counts = check(everyone)
+    assert counts["requests"] == POOL_SIZE and not counts["refused"]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7])
+def test_smallest_budgets_make_progress(budget: int) -> None:
+    counts = check(several(range(12), max_num_seqs=5, budget=budget))
+    assert counts["requests"] == 12 and counts["steps"] >= counts["tokens"] / budget
+
+
+@pytest.mark.parametrize("policy", ["Scheduler", "PrefillFirst", "StaticBatching"])
+def test_those_who_give_way_come_back_and_end_the_same(policy: str) -> None:
+    counts = check(
+        several(range(POOL_SIZE), policy=policy, max_num_seqs=6, budget=34, capacity=max(LIMITS))
+    )
+    assert counts["preemptions"] >= 3 and counts["resumed"] == counts["preemptions"]
+
+
+def test_first_tokens_time_is_kept_when_a_request_gives_way() -> None:
+    party = Party(several(range(POOL_SIZE), max_num_seqs=6, budget=34, capacity=max(LIMITS)))
+    party.run()
+    party.check()
+    kept = 0
+    sampled: dict[str, list[float]] = {}
+    began: dict[str, float] = {}
+    for event in party.recorder.events:
+        if isinstance(event, events.TokenSampled):
+            sampled.setdefault(event.request_id, []).append(event.time)
+        elif isinstance(event, events.Scheduled):
+            began.setdefault(event.request_id, event.time)
+        elif isinstance(event, events.Preempted):
+            kept += event.request_id in sampled
+    assert kept >= 2, "nobody was thrown out with tokens"
+    for name, diary in party.diaries.items():
+        assert diary.output is not None
+        metrics = diary.output.metrics
+        assert metrics.token_times == tuple(sampled[name])
+        assert metrics.first_scheduled == began[name]
+
+
+# -- no workload loops for ever -------------------------------------------------------------------
+
+
+def test_what_is_too_long_is_refused_and_the_others_do_not_notice() -> None:
+    long = next(i for i, asked in enumerate(pool()) if len(asked.prompt) == 20)
+    others = [i for i, asked in enumerate(pool()) if len(asked.prompt) < 9][:4]
+    party = Party(several([others[0], long, *others[1:]], limit=20, budget=3))
+    party.run()
+    assert party.refused == 1 and "v1" not in party.diaries
+    for name, index in zip(("v0", "v2", "v3", "v4"), others, strict=True):
+        party.check_request(name, party.diaries[name], alone(index, 20))
+
+
+def test_empty_engine_does_nothing_and_says_so() -> None:
+    engine = Party(BUSY).engine
+    assert engine.step() == [] and engine.run() == [] and engine.run(max_steps=3) == []
+    assert (engine.num_steps, engine.model_runner.num_forwards) == (0, 0)
+    assert not engine.has_unfinished_requests and engine.trace is not None
+    assert len(engine.trace.events) == 0
+
+
+@pytest.mark.parametrize("when", [0, 1, 4])
+def test_all_aborted_is_the_end(when: int) -> None:
+    visitors = tuple(Visitor(i, aborted_at=when) for i in range(POOL_SIZE - 6, POOL_SIZE))
+    counts = check(Workload(visitors, budget=5, max_num_seqs=3))
+    assert counts["aborts"] and counts["steps"] <= (100 if when == 4 else when)
+
+
+def test_max_steps_is_kept_to_and_the_rest_can_follow() -> None:
+    party = Party(BUSY)
+    engine = party.engine
+    for i in range(6):
+        engine.add_request(pool()[i].prompt, pool()[i].params, f"v{i}")
+    ended = []
+    for _ in range(200):
+        before = engine.num_steps
+        ended += engine.run(max_steps=2)
+        assert engine.num_steps - before <= 2
+        engine.check_integrity()
+        if not engine.has_unfinished_requests:
+            break
+    assert engine.run(max_steps=0) == []
+    got = {output.request_id: output.outputs[0].token_ids for output in ended}
+    assert got == {f"v{i}": alone(i, max(LIMITS)).token_ids for i in range(6)}
+
+
+# -- planted bugs ---------------------------------------------------------------------------------
+
+Bug = Callable[[], AbstractContextManager[Any]]
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Bug:
+    """`owner.name` becomes make(what it was)."""
+    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+
+
+def position_too_far(batch: Callable[..., Batch]) -> Any:
+    """decode start = prompt length + step, step from 1."""
+
+    def wrong(self: ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Batch:
+        right = batch(self, scheduled)
+        for share, start in zip(scheduled, right.seq_starts, strict=False):
+            if share.allocation.first_position >= share.request.num_prompt_tokens:
+                right.positions[start] += 1
+        return right
+
+    return wrong
+
+
+def slots_of_the_neighbour(batch: Callable[..., Batch]) -> Any:
+    """Two requests that decode write each other's slot."""
+
+    def wrong(self: ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Batch:
+        right = batch(self, scheduled)
+        pairs = zip(scheduled, right.seq_starts, strict=False)
+        ones = [start for share, start in pairs if share.num_tokens == 1]
+        if len(ones) >= 2:
+            assert right.slot_mapping is not None
+            right.slot_mapping[[ones[0], ones[1]]] = right.slot_mapping[[ones[1], ones[0]]]
+        return right
+
+    return wrong
+
+
+def one_key_too_many(batch: Callable[..., Batch]) -> Any:
+    """A query sees one slot more than is there; the last one of the shelf has no neighbour."""
+
+    def wrong(self: ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Batch:
+        def longer(share: ScheduledRequest) -> ScheduledRequest:
+            slots = share.allocation.context_slots
+            assert isinstance(slots, slice)
+            more = slice(slots.start, min(slots.stop + 1, self.storage.num_slots))
+            return share._replace(allocation=share.allocation._replace(context_slots=more))
+
+        return batch(self, [longer(share) for share in scheduled])
+
+    return wrong
+
+
+def logits_of_the_neighbour(run: Callable[..., Outcome]) -> Any:
+    """Each request that is ready gets the logits of the next one."""
+
+    def wrong(self: ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+        right = run(self, scheduled)
+        return right._replace(logits=right.logits.roll(1, 0))
+
+    return wrong
+
+
+def first_row(_: Any) -> property:
+    """The logits of a chunk's first token, not of its last."""
+    return property(lambda batch: batch.seq_starts[:-1])
+
+
+def one_generator_for_all(init: Callable[..., None]) -> Any:
+    shared = torch.Generator().manual_seed(7)
+
+    def wrong(self: Sampler, *args: Any) -> None:
+        init(self, *args)
+        self._generator = shared
+
+    return wrong
+
+
+def loses_its_outputs(preempt: Callable[..., None]) -> Any:
+    def wrong(self: Scheduler, victim: Request) -> None:
+        preempt(self, victim)
+        del victim.token_ids[victim.num_prompt_tokens :]
+
+    return wrong
+
+
+def draws_again(preempt: Callable[..., None]) -> Any:
+    """The sampler is made anew for whoever gave way: it is seeded a second time."""
+
+    def wrong(self: Scheduler, victim: Request) -> None:
+        preempt(self, victim)
+        fresh = Sampler(victim.params, EOS)
+        fresh.num_sampled = victim.sampler.num_sampled
+        fresh._logprob_sum = victim.sampler._logprob_sum
+        victim.sampler = fresh
+
+    return wrong
+
+
+def forgets_the_memory(preempt: Callable[..., None]) -> Any:
+    """Whoever gave way keeps its row, and only its number of computed tokens is reset."""
+
+    def wrong(self: Scheduler, victim: Request) -> None:
+        with patch.object(self.memory, "free", lambda request: None):
+            preempt(self, victim)
+
+    return wrong
+
+
+def keeps_the_row(free: Callable[..., None]) -> Any:
+    def wrong(self: RowManager, request: Request) -> None:
+        if request.finish is None or request.finish.reason != "abort":
+            free(self, request)
+
+    return wrong
+
+
+def keeps_the_length(free: Callable[..., None]) -> Any:
+    """The row is free again, but whoever takes it begins where the last one ended."""
+
+    def wrong(self: RowManager, request: Request) -> None:
+        with patch.object(self.cache, "reset", lambda row: None):
+            free(self, request)
+
+    return wrong
+
+
+def more_than_the_budget(share: Callable[..., int]) -> Any:
+    return lambda self, request, plan: request.num_new_tokens
+
+
+def silent_about(kind: type[events.Event]) -> Callable[[Any], Any]:
+    """Events of this kind are not recorded."""
+
+    def make(record: Callable[..., None]) -> Any:
+        def wrong(self: events.Recorder, event: type[events.Event], *values: object) -> None:
+            if event is not kind:
+                record(self, event, *values)
+
+        return wrong
+
+    return make
+
+
+def delivers_twice(deliver: Callable[..., None]) -> Any:
+    def wrong(self: Delivery, request: Request, token: Any) -> None:
+        deliver(self, request, token)
+        if not request.is_over:
+            deliver(self, request, token)
+
+    return wrong
+
+
+def forgets_the_last(deliver: Callable[..., None]) -> Any:
+    """A result that came in a callback of another request is lost."""
+
+    def wrong(self: Delivery, request: Request, token: Any) -> None:
+        if token is not None or request.tokens:
+            deliver(self, request, token)
+
+    return wrong
+
+
+def never_too_long(init: Callable[..., None]) -> Any:
+    def wrong(self: StopChecker, *args: Any, max_new_tokens: int | None = None) -> None:
+        init(self, *args, max_new_tokens=None)
+
+    return wrong
+
+
+def computes_again_for_ever(update: Callable[..., Any]) -> Any:
+    """A request that has run its prompt in several chunks begins at 0 once more."""
+
+    def wrong(self: Scheduler, scheduled: Sequence[ScheduledRequest], *rest: Any) -> Any:
+        for share in scheduled:
+            first, n = share.allocation.first_position, share.num_tokens
+            if first > 0 and first + n == share.request.num_prompt_tokens:
+                self.memory.free(share.request)
+                share.request.num_computed_tokens = 0
+        late = [s for s in scheduled if s.request.num_computed_tokens or not s.allocation[0]]
+        return update(self, late, *rest)
+
+    return wrong
+
+
+BUGS: dict[str, tuple[Bug, type[Exception], str]] = {
+    "position too far": (
+        replaced(ModelRunner, "batch", position_too_far),
+        Differs,
+        "tokens|logprobs|ended",
+    ),
+    "slots of the neighbour": (
+        replaced(ModelRunner, "batch", slots_of_the_neighbour),
+        Differs,
+        "tokens|logprobs",
+    ),
+    "one key too many": (
+        replaced(ModelRunner, "batch", one_key_too_many),
+        Exception,
+        "",
+    ),
+    "logits of the neighbour": (
+        replaced(ModelRunner, "run", logits_of_the_neighbour),
+        Differs,
+        "tokens|logprobs",
+    ),
+    "logits of a chunk's first token": (
+        replaced(Batch, "last_token_indices", first_row),
+        Differs,
+        "tokens|logprobs",
+    ),
+    "one generator for all": (
+        replaced(Sampler, "__init__", one_generator_for_all),
+        Differs,
+        "tokens",
+    ),
+    "a chunk that stops short yields a token": (
+        replaced(ScheduledRequest, "yields_token", lambda _: property(lambda share: True)),
+        AssertionError,
+        "",
+    ),
+    "outputs lost by giving way": (
+        replaced(Scheduler, "preempt", loses_its_outputs),
+        AssertionError,
+        "",
+    ),
+    "seeded again after giving way": (
+        replaced(Scheduler, "preempt", draws_again),
+        Differs,
+        "tokens|logprobs",
+    ),
+    "memory kept after giving way": (
+        replaced(Scheduler, "preempt", forgets_the_memory),
+        AssertionError,
+        "computed|rows|stuck",
+    ),
+    "row kept after an abort": (
+        replaced(RowManager, "free", keeps_the_row),
+        AssertionError,
+        "rows",
+    ),
+    "row not emptied": (
+        replaced(RowManager, "free", keeps_the_length),
+        AssertionError,
+        "free and holds",
+    ),
+    "commit left out": (
+        replaced(RowManager, "commit", lambda _: lambda self, request, n: None),
+        AssertionError,
+        "computed, 0 stored",
+    ),
+    "budget exceeded": (
+        replaced(Scheduler, "share", more_than_the_budget),
+        AssertionError,
+        r"\] of \d+",
+    ),
+    "an event is not recorded": (
+        replaced(events.Recorder, "record", silent_about(events.Preempted)),
+        (AssertionError, ValueError),  # type: ignore[dict-item]
+        "",
+    ),
+    "a token delivered twice": (
+        replaced(Delivery, "deliver", delivers_twice),
+        AssertionError,
+        "delivered once",
+    ),
+    "an end not delivered": (
+        replaced(Delivery, "deliver", forgets_the_last),
+        AssertionError,
+        "never ended",
+    ),
+    "the context's end is not seen": (
+        replaced(StopChecker, "__init__", never_too_long),
+        Exception,
+        "",
+    ),
+    "a prompt computed again for ever": (
+        replaced(Scheduler, "update", computes_again_for_ever),
+        AssertionError,
+        "still running|computed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_caught(name: str) -> None:
+    plant, kind, said = BUGS[name]
+    caught: list[Exception] = []
+
+    def fails(workload: Workload) -> bool:
+        try:
+            check(workload)
+        except Exception as error:
+            caught.append(error)
+            return True
+        return False
+
+    with plant():
+        try:
+            find(
+                workloads(),
+                fails,
+                settings=settings(max_examples=400, phases=[Phase.generate], **QUIET),
+                random=random.Random(0),
+            )
+        except NoSuchExample:
+            pytest.fail(f"400 workloads did not show it: {name}")
+    error = caught[-1]
+    print(type(error).__name__, str(error)[:150])
+    assert isinstance(error, kind) and re.search(said, str(error)), error
+    check(BUSY)  # and without it, all is well again

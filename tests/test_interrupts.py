@@ -1,0 +1,137 @@
+"""Ctrl-C waits for the end of the block, and otherwise nothing is different."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from tutorial_engine.interrupts import interrupts_wait, uninterrupted
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """Python's own handler, whatever the test runner has; and every test leaves it as it was."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    after = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    assert after is signal.default_int_handler, "a handler was left behind"
+
+
+def test_an_interrupt_waits_for_the_end() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with interrupts_wait():
+            ctrl_c()
+            done.append("the rest of the block")
+        done.append("what comes after it")
+    assert done == ["the rest of the block"]
+
+
+def test_afterwards_an_interrupt_is_at_once_again() -> None:
+    with interrupts_wait():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()
+
+
+def test_the_handler_is_back_before_the_interrupt_is_told() -> None:
+    seen = []
+
+    def mine(number: int, frame: FrameType | None) -> None:
+        seen.append((number, frame is not None, signal.getsignal(signal.SIGINT)))
+
+    signal.signal(signal.SIGINT, mine)
+    with interrupts_wait():
+        ctrl_c()
+        assert seen == []
+    assert seen == [(signal.SIGINT, True, mine)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_an_impatient_user_interrupts_once() -> None:
+    seen = []
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    with interrupts_wait():
+        for _ in range(5):
+            ctrl_c()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert seen == [signal.SIGINT]
+
+
+def test_nested_blocks_wait_for_the_outermost() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        with interrupts_wait():
+            ctrl_c()
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+def test_exceptions_pass_and_the_handler_is_back() -> None:
+    with pytest.raises(ArithmeticError, match="mine"), interrupts_wait():
+        raise ArithmeticError("mine")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_is_not_lost_when_the_block_raises() -> None:
+    with pytest.raises(KeyboardInterrupt) as interrupt, interrupts_wait():
+        ctrl_c()
+        raise ArithmeticError("mine")
+    assert isinstance(interrupt.value.__context__, ArithmeticError)
+
+
+def test_other_threads_are_left_alone() -> None:
+    seen = []
+
+    def work() -> None:
+        with interrupts_wait():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_an_interrupt_that_is_not_pythons_stays_so(handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGINT, handler)
+    try:
+        with interrupts_wait():
+            assert signal.getsignal(signal.SIGINT) is handler
+            if handler is signal.SIG_IGN:
+                ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_shielded_function_does_its_work_then_is_interrupted() -> None:
+    done = []
+
+    @uninterrupted
+    def work(a: int, *, b: int) -> int:
+        """What it does."""
+        ctrl_c()
+        done.append((a, b))
+        return a + b
+
+    with pytest.raises(KeyboardInterrupt):
+        work(1, b=2)
+    assert done == [(1, 2)]
+    assert (work.__name__, work.__doc__) == ("work", "What it does.")
+
+
+def test_a_shielded_function_gives_its_result_and_its_errors() -> None:
+    assert uninterrupted(divmod)(7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        uninterrupted(divmod)(7, 0)

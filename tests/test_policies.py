@@ -1,0 +1,176 @@
+"""Older policies beside the one rule: the same tokens, in the order that each of them promises."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler import Toy, alone, shares
+
+from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.scheduler import ScheduledRequest, Scheduler
+
+POLICIES = [Scheduler, StaticBatching, OneByOne, PrefillFirst]
+
+
+def ragged(policy: type[Scheduler], **limits: Any) -> Toy:
+    """Four prompts of 4 that want 2, 5, 3 and 1 tokens, two at a time unless told."""
+    toy = Toy(policy, **{"max_num_seqs": 2, **limits})
+    for name, max_tokens in zip("abcd", (2, 5, 3, 1), strict=True):
+        toy.add(name, 4, max_tokens)
+    return toy
+
+
+def test_the_one_rule_fills_every_place_at_once() -> None:
+    assert [shares(step) for step in ragged(Scheduler).run()] == [
+        [("a", 4), ("b", 4)],
+        [("a", 1), ("b", 1)],
+        [("b", 1), ("c", 4)],
+        [("b", 1), ("c", 1)],
+        [("b", 1), ("c", 1)],
+        [("d", 4)],
+    ]
+
+
+def test_static_batching_waits_for_the_slowest() -> None:
+    assert [shares(step) for step in ragged(StaticBatching).run()] == [
+        [("a", 4), ("b", 4)],
+        [("a", 1), ("b", 1)],
+        [("b", 1)],
+        [("b", 1)],
+        [("b", 1)],
+        [("c", 4), ("d", 4)],
+        [("c", 1)],
+        [("c", 1)],
+    ]
+
+
+def test_one_by_one_ends_each_before_the_next() -> None:
+    steps = ragged(OneByOne).run()
+    names = [name for step in steps for name, _ in shares(step)]
+    assert all(len(step) == 1 for step in steps)
+    assert "".join(names) == "aa" + "bbbbb" + "ccc" + "d"
+
+
+def test_prefill_first_lets_those_who_decode_wait() -> None:
+    assert [shares(step) for step in ragged(PrefillFirst).run()] == [
+        [("a", 4), ("b", 4)],
+        [("a", 1), ("b", 1)],
+        [("c", 4)],
+        [("b", 1), ("c", 1)],
+        [("b", 1), ("c", 1)],
+        [("d", 4)],
+        [("b", 1)],
+    ]
+
+
+def test_prefill_first_takes_whole_prompts_while_the_budget_lasts() -> None:
+    toy = ragged(PrefillFirst, max_num_seqs=4, max_num_batched_tokens=10)
+    assert [shares(step) for step in toy.run()[:3]] == [
+        [("a", 4), ("b", 4)],
+        [("c", 4), ("d", 4)],
+        [("a", 1), ("b", 1), ("c", 1)],
+    ]
+
+
+def test_prefill_first_refuses_a_prompt_over_the_budget() -> None:
+    toy = Toy(PrefillFirst, max_num_batched_tokens=8, enable_chunked_prefill=True)
+    with pytest.raises(ValueError, match=r"request a has 9 tokens .* one step of at most 8:"):
+        toy.add("a", 9)
+    toy.add("b", 8, max_tokens=1)
+    assert toy.run() == [{"b": 8}]
+
+
+def test_the_one_rule_needs_the_fewest_steps_and_one_by_one_the_most() -> None:
+    steps = [len(ragged(policy).run()) for policy in POLICIES]
+    assert steps == [6, 8, 11, 7]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 8)), min_size=1, max_size=6
+)  # prompt, outputs, steps before it comes
+
+
+def serve(toy: Toy, requests: list[tuple[int, int, int]]) -> list[list[ScheduledRequest]]:
+    """Let them come, run all to the end, and see that each said what it says alone."""
+    to_come = sorted(enumerate(requests), key=lambda pair: pair[1][2])
+    steps = []
+    while to_come or toy.scheduler.has_unfinished:
+        while to_come and (to_come[0][1][2] <= len(steps) or not toy.scheduler.has_unfinished):
+            i, (prompt_len, max_tokens, _) = to_come.pop(0)
+            toy.add(chr(ord("a") + i), prompt_len, max_tokens)
+        scheduled = toy.schedule()
+        assert scheduled and len(steps) < 1000, "this never ends"
+        steps.append(scheduled)
+        toy.update(scheduled, toy.forward(scheduled))
+    for i, (prompt_len, max_tokens, _) in enumerate(requests):
+        name = chr(ord("a") + i)
+        assert toy.requests[name].output_token_ids == alone(name, prompt_len, max_tokens)
+    assert len(toy.memory.free_slots) == toy.memory.num_slots
+    return steps
+
+
+def ids(step: list[ScheduledRequest]) -> set[str]:
+    return {share.request.request_id for share in step}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(16, 40), st.booleans(), st.integers(1, 4), st.integers(9, 24))
+def test_all_policies_give_the_same_tokens_also_when_memory_is_short(
+    policy: type[Scheduler],
+    requests: list[tuple[int, int, int]],
+    slots: int,
+    whole: bool,
+    max_num_seqs: int,
+    budget: int,
+) -> None:
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": budget}
+    steps = serve(Toy(policy, slots=slots, whole=whole, **limits), requests)
+    assert all(sum(share.num_tokens for share in step) <= budget for step in steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(1, 4))
+def test_nobody_joins_a_static_batch(requests: list[tuple[int, int, int]], seqs: int) -> None:
+    steps = serve(Toy(StaticBatching, max_num_seqs=seqs, max_num_batched_tokens=9), requests)
+    before: set[str] = set()
+    left: dict[str, int] = {}
+    for step in steps:
+        joined = ids(step) - before
+        if joined:
+            assert all(left[name] == 0 for name in before), "a batch was joined"
+        for share in step:
+            if share.allocation.first_position == 0:
+                left[share.request.request_id] = share.request.params.max_tokens
+        before |= joined
+        for share in step:
+            request = share.request
+            end = share.allocation.first_position + share.num_tokens
+            if end >= request.num_prompt_tokens:
+                left[request.request_id] -= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_one_by_one_runs_one(requests: list[tuple[int, int, int]]) -> None:
+    steps = serve(Toy(OneByOne, max_num_seqs=4, max_num_batched_tokens=5), requests)
+    names = [name for step in steps for name in ids(step)]
+    assert len(names) == len(steps)
+    changes = sum(a != b for a, b in pairwise(names))
+    assert changes == len(requests) - 1, "one was taken up again after another"
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(1, 4), st.integers(9, 24))
+def test_prefill_first_never_mixes(
+    requests: list[tuple[int, int, int]], max_num_seqs: int, budget: int
+) -> None:
+    toy = Toy(PrefillFirst, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    for step in serve(toy, requests):
+        kinds = {share.allocation.first_position == 0 for share in step}
+        assert len(kinds) == 1, "prefill and decode in one step"
+        for share in step:
+            prefill = share.allocation.first_position == 0
+            assert share.num_tokens == (share.request.num_prompt_tokens if prefill else 1)

@@ -1,0 +1,877 @@
+"""Who runs in the next step: the one rule, chunk by chunk, when memory is short, and at the end.
+
+No model runs here: Toy has a memory of few slots, and a next token that depends on all it reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutorial_engine.clock import VirtualClock
+from tutorial_engine.kv_cache import Allocation
+from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.request import Request, RequestStatus
+from tutorial_engine.sampling import SampledToken, Sampler
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, Update
+from tutorial_engine.stopping import Finish, StopChecker
+from tutorial_engine.trace import Recorder, StepBegan, StepEnded
+
+VOCAB = 50
+
+
+def next_token(context: Sequence[int]) -> int:
+    """What the toy model says after these tokens: it depends on each and on its place."""
+    return (7 * sum((i + 1) * token for i, token in enumerate(context)) + 3) % VOCAB
+
+
+def prompt_of(name: str, length: int) -> list[int]:
+    return [(3 * i + ord(name[-1])) % VOCAB for i in range(length)]
+
+
+def alone(name: str, prompt_len: int, num_tokens: int) -> tuple[int, ...]:
+    """The outputs of a request that has everything for itself."""
+    tokens = prompt_of(name, prompt_len)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tuple(tokens[prompt_len:])
+
+
+class TokenPool:
+    """A KVCacheManager of single slots, so few that running requests run out of them.
+
+    With `whole` a request is let in only when all its tokens fit. `hits`: so many tokens of a new
+    request are found in the cache, by its id.
+    """
+
+    def __init__(
+        self, num_slots: int, whole: bool = False, hits: Mapping[str, int] | None = None
+    ) -> None:
+        self.num_slots, self.whole, self.hits = num_slots, whole, hits or {}
+        self.free_slots = list(reversed(range(num_slots)))
+        self.held: dict[str, list[int]] = {}  # request_id -> slots by position
+        self.computed: dict[str, int] = {}
+        self.contents: dict[int, int] = {}  # slot -> the token that a forward put there
+
+    @property
+    def storage(self) -> KVStorage:
+        raise AssertionError("a scheduler does not look at the shelves")
+
+    @property
+    def max_len(self) -> int:
+        return self.num_slots
+
+    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
+        name, is_new = request.request_id, request.request_id not in self.held
+        slots = self.held.get(name, [])
+        found = self.hits.get(name, 0) if is_new else 0
+        first = found if is_new else self.computed[name]
+        end = min(first + max_new_tokens, request.num_tokens)
+        missing = max(0, end - len(slots))
+        if missing > len(self.free_slots):
+            return None
+        if self.whole and is_new and request.num_tokens > len(self.free_slots):
+            return None
+        slots = slots + [self.free_slots.pop() for _ in range(missing)]
+        if is_new:
+            self.contents.update(zip(slots[:found], request.token_ids, strict=False))
+        self.held[name], self.computed[name] = slots, first
+        return Allocation(first, slots[first:end], torch.tensor(slots[:end]))
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        self.computed[request.request_id] += num_tokens
+
+    def free(self, request: Request) -> None:
+        self.free_slots += reversed(self.held.pop(request.request_id, []))
+        self.computed.pop(request.request_id, None)
+
+    def slots_of(self, request: Request) -> tuple[int, ...]:
+        name = request.request_id
+        return tuple(self.held.get(name, ())[: self.computed.get(name, 0)])
+
+    def table_of(self, request: Request) -> tuple[int, ...]:
+        return ()
+
+    def check_integrity(self) -> None:
+        held = [slot for slots in self.held.values() for slot in slots]
+        assert sorted([*held, *self.free_slots]) == list(range(self.num_slots)), "slots leaked"
+
+
+class Toy:
+    """A scheduler, its memory, a clock, and what an engine does around them; no model.
+
+    `steps` has what each step ran: request id -> number of tokens.
+    """
+
+    def __init__(
+        self,
+        policy: type[Scheduler] = Scheduler,
+        slots: int = 1000,
+        whole: bool = False,
+        hits: Mapping[str, int] | None = None,
+        recorder: Recorder | None = None,
+        **limits: Any,
+    ) -> None:
+        self.clock, self.memory, self.recorder = VirtualClock(), TokenPool(slots, whole, hits), None
+        if recorder is not None:
+            recorder.bind(self.clock.now, {})
+            self.recorder = recorder
+        config = SchedulerConfig(**limits)
+        self.scheduler = policy(config, self.memory, self.clock.now, recorder)
+        self.requests: dict[str, Request] = {}
+        self.steps: list[dict[str, int]] = []
+
+    def make(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
+        asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+        room = max(1, self.scheduler.max_len - prompt_len)
+        checker = StopChecker(asked, max_new_tokens=room)
+        prompt = prompt_of(name, prompt_len)
+        return Request(name, prompt, Sampler(asked), checker, self.clock.now())
+
+    def add(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
+        self.requests[name] = self.make(name, prompt_len, max_tokens, **params)
+        self.scheduler.add(self.requests[name])
+        return self.requests[name]
+
+    def schedule(self) -> list[ScheduledRequest]:
+        if self.recorder is not None:
+            self.recorder.record(StepBegan)
+        return self.scheduler.schedule()
+
+    def forward(self, scheduled: Sequence[ScheduledRequest]) -> dict[str, SampledToken]:
+        """Write the tokens where they go, read all of each request, let its sampler choose."""
+        self.clock.forward_done(sum(share.num_tokens for share in scheduled))
+        sampled = {}
+        for share in scheduled:
+            request, room = share.request, share.allocation
+            assert len(share.token_ids) == share.num_tokens == len(room.new_slots)
+            self.memory.contents.update(zip(room.new_slots, share.token_ids, strict=True))
+            assert isinstance(room.context_slots, torch.Tensor)
+            context = [self.memory.contents[slot] for slot in room.context_slots.tolist()]
+            end = room.first_position + share.num_tokens
+            assert context == request.token_ids[:end], f"{request.request_id} reads wrong tokens"
+            if share.yields_token:
+                logits = torch.zeros(VOCAB)
+                logits[next_token(context)] = 3.0
+                sampled[request.request_id] = request.sampler.sample(logits)
+        return sampled
+
+    def update(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        sampled: Mapping[str, SampledToken | Exception],
+    ) -> list[Update]:
+        updates = list(self.scheduler.update(scheduled, sampled))
+        if self.recorder is not None:
+            self.recorder.record(StepEnded, sum(share.num_tokens for share in scheduled))
+            self.recorder.step += 1
+        self.scheduler.check_integrity()
+        return updates
+
+    def step(self, faults: Mapping[str, Exception] | None = None) -> list[Update]:
+        scheduled = self.schedule()
+        assert scheduled, "a step without tokens"
+        self.steps.append({share.request.request_id: share.num_tokens for share in scheduled})
+        return self.update(scheduled, {**self.forward(scheduled), **(faults or {})})
+
+    def run(self, max_steps: int = 500) -> list[dict[str, int]]:
+        while self.scheduler.has_unfinished:
+            assert len(self.steps) < max_steps, "this never ends"
+            self.step()
+        return self.steps
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.waiting]
+
+    @property
+    def running(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+
+def shares(step: Mapping[str, int]) -> list[tuple[str, int]]:
+    """With the order, which dicts ignore when they are compared."""
+    return list(step.items())
+
+
+# -- one rule -----------------------------------------------------------------------------------
+
+
+def test_a_budget_of_64_and_three_prompts_of_40() -> None:
+    toy = Toy(max_num_batched_tokens=64)
+    for name in "abc":
+        toy.add(name, 40)
+    steps = toy.run()
+    assert [shares(step) for step in steps[:3]] == [
+        [("a", 40), ("b", 24)],
+        [("a", 1), ("b", 16), ("c", 40)],
+        [("a", 1), ("b", 1), ("c", 1)],
+    ]
+    assert [request.output_token_ids for request in toy.requests.values()] == [
+        alone(name, 40, 4) for name in "abc"
+    ]
+
+
+def test_a_chunk_that_stops_short_yields_no_token() -> None:
+    toy = Toy(max_num_batched_tokens=4)
+    a = toy.add("a", 10)
+    for computed in (4, 8):
+        assert toy.step() == []
+        assert (a.num_computed_tokens, a.output_token_ids) == (computed, ())
+        assert a.metrics.ttft is None
+    (update,) = toy.step()
+    assert toy.steps == [{"a": 4}, {"a": 4}, {"a": 2}]
+    assert update == Update(a, SampledToken(alone("a", 10, 1)[0]))
+    assert (a.num_computed_tokens, a.num_tokens, a.num_new_tokens) == (10, 11, 1)
+
+
+def test_after_a_step_all_but_the_newest_token_is_computed() -> None:
+    toy = Toy()
+    a = toy.add("a", 5, max_tokens=6)
+    for outputs in range(1, 6):
+        toy.step()
+        assert len(a.output_token_ids) == outputs
+        assert a.num_computed_tokens == 5 + outputs - 1
+
+
+def test_those_who_run_come_first_in_the_order_of_admission() -> None:
+    toy = Toy(max_num_batched_tokens=4)
+    toy.add("z", 1, max_tokens=9)
+    toy.add("m", 1, max_tokens=9)
+    toy.step()
+    toy.add("a", 9)
+    toy.step()
+    toy.add("b", 1)
+    toy.step()
+    assert [shares(step) for step in toy.steps] == [
+        [("z", 1), ("m", 1)],
+        [("z", 1), ("m", 1), ("a", 2)],
+        [("z", 1), ("m", 1), ("a", 2)],
+    ]
+    assert (toy.running, toy.waiting) == (["z", "m", "a"], ["b"])
+
+
+def test_whoever_runs_last_gets_nothing_of_a_spent_budget() -> None:
+    toy = Toy(max_num_batched_tokens=6)
+    toy.add("a", 12)
+    toy.step()
+    toy.add("b", 3)
+    toy.step()
+    toy.step()
+    assert toy.steps == [{"a": 6}, {"a": 6}, {"a": 1, "b": 3}]
+
+
+def test_a_runner_without_a_share_keeps_its_place() -> None:
+    toy = Toy(max_num_batched_tokens=5, long_prefill_token_threshold=4)
+    a, b = toy.add("a", 12), toy.add("b", 9)
+    toy.step()
+    b.num_computed_tokens, toy.memory.computed["b"] = 0, 0  # as if a had left nothing for it
+    toy.scheduler.config = SchedulerConfig(max_num_batched_tokens=4)
+    toy.step()
+    assert toy.steps == [{"a": 4, "b": 1}, {"a": 4}]
+    assert toy.running == ["a", "b"] and b.status is RequestStatus.RUNNING
+    assert a.num_computed_tokens == 8
+
+
+def test_a_chunk_is_capped_and_a_decode_is_not_slowed() -> None:
+    toy = Toy(max_num_batched_tokens=64, long_prefill_token_threshold=8)
+    toy.add("a", 20)
+    toy.add("b", 40)
+    toy.add("c", 3)
+    assert [shares(step) for step in toy.run()[:3]] == [
+        [("a", 8), ("b", 8), ("c", 3)],
+        [("a", 8), ("b", 8), ("c", 1)],
+        [("a", 4), ("b", 8), ("c", 1)],
+    ]
+
+
+def test_no_more_run_than_may() -> None:
+    toy = Toy(max_num_seqs=2)
+    for name, max_tokens in zip("abc", (3, 2, 2), strict=True):
+        toy.add(name, 4, max_tokens)
+    assert toy.run() == [{"a": 4, "b": 4}, {"a": 1, "b": 1}, {"a": 1, "c": 4}, {"c": 1}]
+
+
+def test_a_newcomer_waits_at_the_end() -> None:
+    toy = Toy(max_num_seqs=1)
+    toy.add("a", 2, max_tokens=2)
+    toy.add("c", 2, max_tokens=1)
+    toy.step()
+    toy.add("b", 2, max_tokens=1)
+    assert toy.run() == [{"a": 2}, {"a": 1}, {"c": 2}, {"b": 2}]
+
+
+def test_nobody_overtakes_the_first_that_does_not_fit_the_memory() -> None:
+    toy = Toy(slots=10)
+    toy.add("a", 5, max_tokens=3)
+    toy.add("b", 8, max_tokens=1)
+    toy.add("c", 1, max_tokens=1)
+    assert toy.run() == [{"a": 5}, {"a": 1}, {"a": 1}, {"b": 8, "c": 1}]
+
+
+def test_nobody_overtakes_the_first_that_does_not_fit_the_budget() -> None:
+    toy = Toy(max_num_batched_tokens=10, enable_chunked_prefill=False)
+    toy.add("a", 6, max_tokens=2)
+    toy.add("b", 8, max_tokens=1)
+    toy.add("c", 2, max_tokens=1)
+    assert toy.run() == [{"a": 6}, {"a": 1, "b": 8}, {"c": 2}]
+
+
+def test_tokens_found_in_the_cache_are_not_run() -> None:
+    toy = Toy(max_num_batched_tokens=16, hits={"a": 12, "b": 3})
+    a = toy.add("a", 20)
+    b = toy.add("b", 9)
+    toy.schedule()  # broken off before its forward: found is found
+    assert (a.num_computed_tokens, b.num_computed_tokens) == (12, 3)
+    toy.step()
+    assert toy.steps == [{"a": 8, "b": 6}]  # the 2 that are left of the budget are nobody's
+    assert (a.num_computed_tokens, b.num_computed_tokens) == (20, 9)
+    toy.run()
+    assert (a.output_token_ids, b.output_token_ids) == (alone("a", 20, 4), alone("b", 9, 4))
+
+
+def test_a_chunk_after_a_hit_goes_on_where_the_hit_ends() -> None:
+    toy = Toy(max_num_batched_tokens=4, hits={"a": 6})
+    a = toy.add("a", 13)
+    assert toy.step() == []
+    assert a.num_computed_tokens == 10
+    toy.run()
+    assert toy.steps[:2] == [{"a": 4}, {"a": 3}]
+    assert a.output_token_ids == alone("a", 13, 4)
+
+
+def test_a_policy_may_choose_another_than_the_first() -> None:
+    class Shortest(Scheduler):
+        def next_waiting(self) -> Request:
+            return min(self.waiting, key=lambda request: request.num_new_tokens)
+
+    toy = Toy(Shortest, max_num_seqs=1)
+    for name, length in zip("abc", (5, 2, 3), strict=True):
+        toy.add(name, length, max_tokens=1)
+    assert toy.run() == [{"b": 2}, {"c": 3}, {"a": 5}]
+
+
+def test_nothing_to_do_is_an_empty_plan() -> None:
+    toy = Toy()
+    assert toy.scheduler.schedule() == [] and not toy.scheduler.has_unfinished
+    toy.add("a", 1)
+    assert toy.scheduler.has_unfinished
+
+
+# -- what can never run, and the narrowest limits -------------------------------------------------
+
+
+@pytest.mark.parametrize(("limits", "most"), [({"slots": 12}, 12), ({"max_model_len": 9}, 9)])
+def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(
+    limits: dict[str, int], most: int
+) -> None:
+    toy = Toy(**limits)
+    with pytest.raises(ValueError, match=rf"request a has {most} tokens.* limited to {most}:"):
+        toy.add("a", most)
+    with pytest.raises(ValueError, match=rf"request b has {most + 30} tokens.* limited to {most}:"):
+        toy.add("b", most + 30)
+    assert toy.waiting == [] and not toy.scheduler.has_unfinished
+    c = toy.add("c", most - 1, max_tokens=5)
+    toy.run()
+    assert c.finish == Finish("length") and c.num_tokens == most
+
+
+def test_without_chunks_a_prompt_over_the_budget_is_refused() -> None:
+    toy = Toy(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    with pytest.raises(ValueError, match=r"request a has 9 tokens .* one step of at most 8:"):
+        toy.add("a", 9)
+    assert toy.waiting == []
+    toy.add("b", 8, max_tokens=1)
+    assert toy.run() == [{"b": 8}]
+
+
+def test_with_chunks_a_prompt_over_the_budget_is_welcome() -> None:
+    toy = Toy(max_num_batched_tokens=8)
+    toy.add("a", 9, max_tokens=1)
+    assert toy.run() == [{"a": 8}, {"a": 1}]
+
+
+def test_without_chunks_a_prompt_runs_whole_or_not_yet() -> None:
+    toy = Toy(
+        max_num_batched_tokens=8, enable_chunked_prefill=False, long_prefill_token_threshold=3
+    )
+    toy.add("a", 5, max_tokens=3)
+    toy.add("b", 5, max_tokens=1)
+    assert toy.run() == [{"a": 5}, {"a": 1, "b": 5}, {"a": 1}]
+
+
+def test_a_budget_of_one_token_makes_progress() -> None:
+    toy = Toy(max_num_batched_tokens=1)
+    for name in "abc":
+        toy.add(name, 3, max_tokens=2)
+    steps = toy.run()
+    assert steps == [{name: 1} for name in "abc" for _ in range(4)]
+    assert all(toy.requests[name].output_token_ids == alone(name, 3, 2) for name in "abc")
+
+
+# -- out of memory --------------------------------------------------------------------------------
+
+
+def short_of_memory(**limits: Any) -> Toy:
+    """a and b have run twice and all 8 slots are taken; c waits."""
+    toy = Toy(slots=8, **limits)
+    toy.add("a", 3, max_tokens=4)
+    toy.add("b", 3, max_tokens=4)
+    toy.step()
+    toy.step()
+    toy.add("c", 1, max_tokens=1)
+    assert (toy.running, toy.waiting, toy.memory.free_slots) == (["a", "b"], ["c"], [])
+    return toy
+
+
+def test_the_last_to_run_gives_way_and_waits_at_the_front() -> None:
+    toy = short_of_memory()
+    b = toy.requests["b"]
+    toy.step()
+    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
+    assert b.status is RequestStatus.PREEMPTED
+    assert b.num_computed_tokens == 0 and "b" not in toy.memory.held
+
+
+def test_a_preempted_request_keeps_its_tokens_and_its_sampler() -> None:
+    toy = short_of_memory()
+    b = toy.requests["b"]
+    sampler, outputs = b.sampler, b.output_token_ids
+    toy.step()
+    assert b.status is RequestStatus.PREEMPTED
+    assert b.sampler is sampler and sampler.num_sampled == 2
+    assert b.output_token_ids == outputs == alone("b", 3, 2)
+    assert (b.num_new_tokens, len(b.tokens), b.checker.num_tokens) == (5, 2, 2)
+
+
+def test_nobody_comes_in_when_someone_was_thrown_out() -> None:
+    toy = short_of_memory(long_prefill_token_threshold=3)
+    toy.step()
+    assert toy.steps[-1] == {"a": 1}
+    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
+    assert toy.memory.allocate(toy.requests["b"], 3) is not None, "a chunk of b would have fitted"
+
+
+def test_a_resumed_request_runs_prompt_and_outputs_again() -> None:
+    toy = short_of_memory()
+    b = toy.requests["b"]
+    toy.run()
+    assert toy.steps[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
+    assert b.output_token_ids == alone("b", 3, 4)
+    assert toy.requests["a"].output_token_ids == alone("a", 3, 4)
+    assert len(toy.memory.free_slots) == 8
+
+
+def test_a_resumed_request_may_come_back_in_chunks() -> None:
+    toy = short_of_memory(max_num_batched_tokens=6, long_prefill_token_threshold=3)
+    toy.run()
+    assert toy.steps[4:] == [{"b": 3, "c": 1}, {"b": 2}, {"b": 1}]
+    assert toy.requests["b"].output_token_ids == alone("b", 3, 4)
+
+
+def test_random_draws_are_the_same_after_a_preemption() -> None:
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 4}
+    texts = []
+    for slots in (100, 8):
+        toy = Toy(slots=slots)
+        toy.add("a", 3, max_tokens=4)
+        b = toy.add("b", 3, **asked)
+        steps = toy.run()
+        assert (steps[-1] == {"b": 1}) == (slots == 8), "only one of them was preempted"
+        texts.append(b.output_token_ids)
+    assert texts[0] == texts[1] and len(set(texts[0])) > 1
+    assert texts[0] != alone("b", 3, 4), "the draws were not random"
+
+
+def test_the_time_to_the_first_token_is_counted_once() -> None:
+    toy = short_of_memory()
+    b = toy.requests["b"]
+    before = b.metrics
+    toy.run()
+    after = b.metrics
+    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
+    assert after.queue_time == before.queue_time == 0.0
+    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
+    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
+
+
+def test_the_last_to_run_gives_way_to_nobody_but_itself() -> None:
+    toy = Toy(slots=8)
+    toy.add("a", 3, max_tokens=2)
+    b = toy.add("b", 4)
+    toy.add("c", 1, max_tokens=1)
+    toy.step()
+    assert toy.steps == [{"a": 3, "b": 4, "c": 1}]
+    d = toy.add("d", 1, max_tokens=1)
+    toy.step()
+    assert toy.steps[-1] == {"a": 1}, "c is over and a took its slot: b has none"
+    assert (toy.running, toy.waiting) == ([], ["b", "d"])
+    assert b.status is RequestStatus.PREEMPTED and d.status is RequestStatus.WAITING
+    toy.run()
+    assert toy.steps[2:] == [{"b": 5, "d": 1}, {"b": 1}, {"b": 1}]
+    assert b.output_token_ids == alone("b", 4, 4)
+
+
+def test_as_many_give_way_as_it_takes_and_keep_their_order() -> None:
+    toy = Toy(slots=8, long_prefill_token_threshold=4)
+    toy.add("a", 7, max_tokens=1)
+    for name in "bcd":
+        toy.add(name, 1)
+    toy.step()
+    toy.add("e", 1)
+    toy.step()
+    assert toy.steps == [{"a": 4, "b": 1, "c": 1, "d": 1}, {"a": 3}]
+    assert (toy.running, toy.waiting) == ([], ["b", "c", "d", "e"])  # a is over
+    toy.run()
+    for name in "bcde":
+        assert toy.requests[name].output_token_ids == alone(name, 1, 4)
+
+
+def test_those_before_the_victim_still_run() -> None:
+    toy = Toy(slots=8, long_prefill_token_threshold=3)
+    toy.add("a", 7)
+    for name in "bcd":
+        toy.add(name, 1)
+    toy.step()
+    toy.step()
+    assert toy.steps == [{"a": 3, "b": 1, "c": 1, "d": 1}, {"a": 3, "b": 1}]
+    assert (toy.running, toy.waiting) == (["a", "b"], ["c", "d"])
+
+
+def test_a_resumed_request_runs_after_those_who_stayed() -> None:
+    toy = Toy(slots=8, max_num_seqs=2)
+    toy.add("a", 3, max_tokens=6)
+    toy.add("b", 3, max_tokens=6)
+    toy.step()
+    toy.step()
+    toy.step()  # b gives way
+    assert toy.waiting == ["b"]
+    toy.scheduler.abort(toy.requests["a"])
+    toy.add("c", 1, max_tokens=6)
+    toy.step()
+    assert shares(toy.steps[-1]) == [("b", 5), ("c", 1)] and toy.running == ["b", "c"]
+
+
+def preemptions(whole: bool) -> int:
+    recorder = Recorder()
+    toy = Toy(slots=16, whole=whole, recorder=recorder, max_num_batched_tokens=5)
+    toy.add("a", 3, max_tokens=11)
+    b = toy.add("b", 14, max_tokens=2)
+    toy.run()
+    assert b.output_token_ids == alone("b", 14, 2)
+    return sum(type(event).__name__ == "Preempted" for event in recorder.events)
+
+
+def test_letting_in_only_what_fits_whole_ends_the_thrash() -> None:
+    assert preemptions(whole=False) >= 2
+    assert preemptions(whole=True) == 0
+
+
+def test_without_chunks_a_resumed_request_longer_than_a_step_is_cut() -> None:
+    toy = Toy(slots=14, max_num_batched_tokens=6, enable_chunked_prefill=False)
+    toy.add("a", 4, max_tokens=9)
+    toy.add("b", 4, max_tokens=8)
+    toy.run()
+    b = toy.requests["b"]
+    sizes = [step["b"] for step in toy.steps if "b" in step]
+    assert sizes[:2] == [4, 1] and 6 in sizes, "more than a step came back, in pieces"
+    assert b.output_token_ids == alone("b", 4, 8)
+    assert max(sum(step.values()) for step in toy.steps) <= 6
+
+
+# -- abort ----------------------------------------------------------------------------------------
+
+
+def abort(toy: Toy, name: str) -> None:
+    """Abort it, and see that it holds nothing and that the others end as if alone."""
+    request, before = toy.requests[name], toy.requests[name].output_token_ids
+    assert toy.scheduler.abort(request) == Update(request, None)
+    assert request.status is RequestStatus.ABORTED and request.finish == Finish("abort")
+    assert request.finished == toy.clock.now()
+    assert name not in toy.memory.held and name not in toy.waiting + toy.running
+    toy.scheduler.check_integrity()
+    toy.run()
+    assert request.output_token_ids == before
+    assert len(toy.memory.free_slots) == toy.memory.num_slots
+    for other, its in toy.requests.items():
+        if other != name:
+            assert its.status is RequestStatus.FINISHED
+            want = alone(other, its.num_prompt_tokens, its.params.max_tokens)
+            assert its.output_token_ids == want
+
+
+def test_abort_while_waiting() -> None:
+    toy = Toy(max_num_seqs=1)
+    for name in "abc":
+        toy.add(name, 3)
+    toy.step()
+    assert toy.requests["b"].status is RequestStatus.WAITING
+    abort(toy, "b")
+
+
+def test_abort_in_the_middle_of_a_prompt() -> None:
+    toy = Toy(max_num_batched_tokens=5)
+    toy.add("a", 3, max_tokens=6)
+    toy.add("b", 9)
+    toy.add("c", 2)
+    toy.step()
+    toy.step()
+    assert 0 < toy.requests["b"].num_computed_tokens < 9
+    abort(toy, "b")
+
+
+def test_abort_in_decode() -> None:
+    toy = Toy()
+    for name in "abc":
+        toy.add(name, 3, max_tokens=6)
+    toy.step()
+    toy.step()
+    assert len(toy.requests["b"].output_token_ids) == 2
+    abort(toy, "b")
+
+
+def test_abort_while_preempted() -> None:
+    toy = short_of_memory()
+    toy.step()
+    assert toy.requests["b"].status is RequestStatus.PREEMPTED
+    abort(toy, "b")
+
+
+def test_abort_of_the_last_one_leaves_nothing() -> None:
+    toy = Toy()
+    a = toy.add("a", 3)
+    toy.step()
+    toy.scheduler.abort(a)
+    assert not toy.scheduler.has_unfinished and toy.scheduler.schedule() == []
+
+
+@pytest.mark.parametrize("end", ["finished", "aborted", "failed"])
+def test_what_is_over_cannot_be_aborted(end: str) -> None:
+    toy = Toy()
+    a = toy.add("a", 2, max_tokens=2)
+    toy.step()
+    if end == "finished":
+        toy.run()
+    elif end == "aborted":
+        toy.scheduler.abort(a)
+    else:
+        toy.scheduler.fail(a, RuntimeError("no"))
+    before = (a.status, a.finish, a.finished, a.error, a.output_token_ids)
+    toy.clock.forward_done(100)
+    with pytest.raises(ValueError, match="cannot become aborted"):
+        toy.scheduler.abort(a)
+    assert (a.status, a.finish, a.finished, a.error, a.output_token_ids) == before
+    toy.scheduler.check_integrity()
+
+
+def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
+    toy = Toy()
+    a, b = toy.add("a", 3), toy.add("b", 3)
+    toy.step()
+    scheduled = toy.schedule()
+    sampled = toy.forward(scheduled)
+    toy.scheduler.abort(a)
+    updates = toy.update(scheduled, sampled)
+    assert [update.request for update in updates] == [b]
+    assert (a.output_token_ids, b.output_token_ids) == (alone("a", 3, 1), alone("b", 3, 2))
+    toy.run()
+    assert len(toy.memory.free_slots) == 1000
+
+
+def test_a_request_aborted_between_two_updates_gets_nothing_more() -> None:
+    toy = Toy()
+    for name in "abc":
+        toy.add(name, 3)
+    scheduled = toy.schedule()
+    told = []
+    for update in toy.scheduler.update(scheduled, toy.forward(scheduled)):
+        told.append(update.request.request_id)
+        if update.request.request_id == "a":
+            toy.scheduler.abort(toy.requests["b"])
+    assert told == ["a", "c"] and toy.requests["b"].output_token_ids == ()
+    toy.scheduler.check_integrity()
+
+
+# -- faults and ends ------------------------------------------------------------------------------
+
+
+def test_a_fault_ends_one_request_only() -> None:
+    toy = Toy()
+    a, b, c = (toy.add(name, 3) for name in "abc")
+    toy.step()
+    updates = toy.step(faults={"b": ArithmeticError("too warm")})
+    assert [(update.request, update.token is None) for update in updates] == [
+        (a, False),
+        (b, True),
+        (c, False),
+    ]
+    assert b.status is RequestStatus.ERROR and b.finish == Finish("error")
+    assert b.error == "ArithmeticError: too warm"
+    assert b.output_token_ids == alone("b", 3, 1) and "b" not in toy.memory.held
+    assert b.output().error == b.error
+    toy.run()
+    assert a.output_token_ids == alone("a", 3, 4) and c.output_token_ids == alone("c", 3, 4)
+
+
+def test_a_stop_check_that_raises_ends_its_request_only() -> None:
+    toy = Toy()
+    a, b = toy.add("a", 3), toy.add("b", 3)
+
+    def broken(token_id: int) -> Finish | None:
+        raise KeyError(token_id)
+
+    a.checker.update = broken  # type: ignore[method-assign]
+    updates = toy.step()
+    assert [update.token is None for update in updates] == [True, False]
+    assert a.status is RequestStatus.ERROR and (a.error or "").startswith("KeyError")
+    assert a.output_token_ids == () and a.token_times == []
+    toy.run()
+    assert b.output_token_ids == alone("b", 3, 4)
+    assert len(toy.memory.free_slots) == 1000
+
+
+def test_the_update_with_the_last_token_says_the_end() -> None:
+    toy = Toy()
+    a = toy.add("a", 3, max_tokens=2)
+    toy.step()
+    assert a.finish is None and a.finished is None
+    (update,) = toy.step()
+    assert update.token == SampledToken(alone("a", 3, 2)[1])
+    assert a.status is RequestStatus.FINISHED and a.finish == Finish("length")
+    assert a.finished == a.token_times[-1] == toy.clock.now()
+
+
+def test_a_stop_id_ends_it_before_the_length_does() -> None:
+    toy = Toy()
+    second = alone("a", 3, 2)[1]
+    a = toy.add("a", 3, max_tokens=2, stop_token_ids=[second])
+    toy.run()
+    assert a.finish == Finish("stop", second) and a.output_token_ids[-1] == second
+
+
+# -- the books ------------------------------------------------------------------------------------
+
+
+def settled() -> Toy:
+    toy = Toy(max_num_seqs=2)
+    for name in "abc":
+        toy.add(name, 3)
+    toy.step()
+    toy.scheduler.check_integrity()
+    return toy
+
+
+def test_a_request_queued_twice_is_noticed() -> None:
+    for queue in ("waiting", "running"):
+        toy = settled()
+        request = getattr(toy.scheduler, queue)[0]
+        toy.scheduler.waiting.append(request)
+        with pytest.raises(AssertionError, match="queued twice"):
+            toy.scheduler.check_integrity()
+
+
+def test_too_many_runners_are_noticed() -> None:
+    toy = settled()
+    toy.scheduler.config = SchedulerConfig(max_num_seqs=1)
+    with pytest.raises(AssertionError, match="more run than may"):
+        toy.scheduler.check_integrity()
+
+
+def test_a_request_in_the_wrong_queue_is_noticed() -> None:
+    toy = settled()
+    toy.scheduler.waiting.append(toy.scheduler.running.pop())
+    with pytest.raises(AssertionError, match="request b is running"):
+        toy.scheduler.check_integrity()
+    toy = settled()
+    toy.scheduler.running[1] = toy.scheduler.waiting.popleft()
+    with pytest.raises(AssertionError, match="request c is waiting"):
+        toy.scheduler.check_integrity()
+
+
+def test_a_request_that_is_over_and_queued_is_noticed() -> None:
+    toy = settled()
+    toy.requests["c"].status = RequestStatus.ABORTED
+    with pytest.raises(AssertionError, match="request c is aborted"):
+        toy.scheduler.check_integrity()
+
+
+def test_computed_tokens_that_are_not_stored_are_noticed() -> None:
+    toy = settled()
+    toy.requests["a"].num_computed_tokens -= 1
+    with pytest.raises(AssertionError, match="a: 2 computed, 3 stored"):
+        toy.scheduler.check_integrity()
+
+
+def test_a_request_with_nothing_left_to_run_is_noticed() -> None:
+    toy = settled()
+    toy.requests["a"].token_ids.pop()
+    with pytest.raises(AssertionError, match="a has nothing left to run"):
+        toy.scheduler.check_integrity()
+
+
+def test_the_memory_is_checked_too() -> None:
+    toy = settled()
+    toy.memory.free_slots.pop()
+    with pytest.raises(AssertionError, match="slots leaked"):
+        toy.scheduler.check_integrity()
+
+
+def test_without_a_recorder_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("recorded without a recorder")
+
+    monkeypatch.setattr(Recorder, "record", never)
+    monkeypatch.setattr(Recorder, "__init__", never)
+    toy = short_of_memory()  # admits, preempts, resumes, ends
+    toy.scheduler.abort(toy.add("d", 2))
+    toy.add("e", 2)
+    toy.step(faults={"a": RuntimeError("no")})
+    toy.run()
+    assert all(request.is_over for request in toy.requests.values())
+
+
+# -- any workload ---------------------------------------------------------------------------------
+
+WORKLOADS = st.fixed_dictionaries(
+    {
+        "requests": st.lists(
+            st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 6)),
+            min_size=1,
+            max_size=6,
+        ),  # prompt, outputs, steps before it comes
+        "slots": st.integers(16, 40),
+        "whole": st.booleans(),
+        "max_num_seqs": st.integers(1, 4),
+        "max_num_batched_tokens": st.integers(1, 24),
+        "long_prefill_token_threshold": st.none() | st.integers(1, 5),
+        "enable_chunked_prefill": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORKLOADS)
+def test_any_workload_ends_within_its_limits_and_each_is_as_if_alone(work: dict[str, Any]) -> None:
+    work = dict(work)
+    to_come = sorted(enumerate(work.pop("requests")), key=lambda pair: pair[1][2])
+    if not work["enable_chunked_prefill"]:
+        work["max_num_batched_tokens"] += 9  # no prompt is over it
+    toy = Toy(**work)
+    while to_come or toy.scheduler.has_unfinished:
+        while to_come and (to_come[0][1][2] <= len(toy.steps) or not toy.scheduler.has_unfinished):
+            i, (prompt_len, max_tokens, _) = to_come.pop(0)
+            toy.add(chr(ord("a") + i), prompt_len, max_tokens)
+        updates = toy.step()
+        assert len(toy.steps) < 2000, "this never ends"
+        told = [update.request.request_id for update in updates]
+        assert len(set(told)) == len(told), "two tokens for one request in a step"
+        assert sum(toy.steps[-1].values()) <= work["max_num_batched_tokens"]
+        assert len(toy.steps[-1]) <= work["max_num_seqs"]
+    assert len(toy.memory.free_slots) == work["slots"]
+    for name, request in toy.requests.items():
+        want = alone(name, request.num_prompt_tokens, request.params.max_tokens)
+        assert request.output_token_ids == want and len(request.token_times) == len(want)

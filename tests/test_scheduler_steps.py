@@ -1,0 +1,328 @@
+"""What a trace says of a step: the facts of the live engine, and reasons that are the true ones."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from engines import one_thread, random_model
+
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.clock import VirtualClock
+from tutorial_engine.engine import EngineConfig, LLMEngine, RequestOutput
+from tutorial_engine.kv_cache import Allocation
+from tutorial_engine.kv_manager import RowManager
+from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.replay import EngineState, states
+from tutorial_engine.request import Request
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.trace import Recorder, StepEnded, Trace
+from tutorial_engine.viz.scheduler_steps import SchedulerRun, listed, steps
+
+POLICIES = (Scheduler, PrefillFirst, StaticBatching, OneByOne)
+PROMPTS = {"A": [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "B": [20] * 7, "C": [31, 32, 33]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Live:
+    """A real engine that is recorded, and what it was at every forward."""
+
+    def __init__(self, policy: type[Scheduler] = Scheduler, memory: Any = None, **limits: int):
+        model = random_model()
+        config = EngineConfig(**{"max_model_len": 24, **limits})
+        clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
+        cache = CacheConfig(max_seqs=config.max_num_seqs, max_len=24)
+        rows = memory.from_config(model.config, cache, recorder) if memory else None
+        self.engine = LLMEngine(
+            model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
+        )
+        self.before: list[EngineState] = []
+        self.outputs: dict[str, RequestOutput] = {}
+        self.on_forward: Callable[[], None] = lambda: None
+        model.register_forward_pre_hook(self._watch)
+
+    def _watch(self, *_: Any) -> None:
+        self.before.append(self.engine.state())
+        self.on_forward()
+
+    def add(self, *names: str, num_tokens: int = 4) -> "Live":
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        for name in names:
+            self.engine.add_request(PROMPTS[name], params, name)
+        return self
+
+    def step(self, times: int = 1) -> "Live":
+        for _ in range(times):
+            for result in self.engine.step():
+                if result.output is not None:
+                    self.outputs[result.request_id] = result.output
+        return self
+
+    def finish(self) -> "Live":
+        while self.engine.has_unfinished_requests:
+            self.step()
+        return self
+
+    @property
+    def trace(self) -> Trace:
+        assert self.engine.trace is not None
+        return self.engine.trace.trace()
+
+    @property
+    def run(self) -> SchedulerRun:
+        return SchedulerRun(self.trace, {})
+
+
+def three(policy: type[Scheduler] = Scheduler, **limits: int) -> Live:
+    return Live(policy, **{"max_num_seqs": 3, "max_num_batched_tokens": 8, **limits}).add(*"ABC")
+
+
+class Scarce(RowManager):
+    """Room for 16 tokens of all requests together: somebody has to give way."""
+
+    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
+        held = sum(self.cache.seq_lens)
+        return super().allocate(request, max_new_tokens) if held + max_new_tokens <= 16 else None
+
+
+# -- states ---------------------------------------------------------------------------------------
+
+CASES = [
+    (policy, budget, rows, arrive)
+    for policy in POLICIES
+    for budget, rows, arrive in [(8, 3, 0), (16, 2, 2), (10, 1, 3), (64, 3, 1)]
+    if not (policy is PrefillFirst and budget < 10)
+]
+
+
+@pytest.mark.parametrize(("policy", "budget", "rows", "arrive"), CASES)
+def test_a_step_is_the_live_engine_at_its_forward(
+    policy: type[Scheduler], budget: int, rows: int, arrive: int
+) -> None:
+    live = Live(policy, max_num_seqs=rows, max_num_batched_tokens=budget)
+    for name in "ABC":
+        live.add(name).step(arrive)
+    found = steps(live.finish().trace)
+    assert [step.state.unfinished() for step in found] == live.before
+    assert [step.number for step in found] == list(range(len(live.before)))
+    ended = [event for event in live.trace.events if isinstance(event, StepEnded)]
+    assert [step.num_tokens for step in found] == [event.num_tokens for event in ended]
+    for step, after in zip(found, states(live.trace), strict=True):
+        assert step.state.waiting == after.waiting
+        assert tuple(r for r in step.state.running if r not in step.ended) == after.running
+        for name, token in step.sampled.items():
+            assert after.requests[name].token_ids[-1] == token
+        for name, event in step.scheduled.items():
+            done = step.state.requests[name].num_computed_tokens + len(event.slots)
+            assert after.requests[name].num_computed_tokens == done
+
+
+def test_an_engine_that_never_ran_has_no_steps() -> None:
+    assert steps(Live().trace) == steps(three().trace) == []
+
+
+def test_a_step_that_was_broken_off_is_no_step() -> None:
+    live = three().step()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    live.on_forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        live.step()
+    live.on_forward = lambda: None
+    live.engine.abort("C")
+    del live.before[-1]
+    found = steps(live.finish().trace)
+    assert [step.state.unfinished() for step in found] == live.before
+    assert found[1].ended == {"C": "abort"} and "C" not in found[1].scheduled
+    assert found[1].admitted == ("B",)  # in the plan that was broken off, and it stays
+
+
+def test_an_abort_between_steps_belongs_to_the_next_one() -> None:
+    live = three().step(3)
+    live.engine.abort("A")
+    run = live.finish().run
+    assert run.steps[3].ended == {"A": "abort"}
+    assert "A" not in run.steps[3].state.running and run.share("A", 3) is None
+    assert "A ends with this step (abort)" in run.caption(3)
+    assert run.over(4)["A"] == "abort"
+
+
+# -- what is counted from it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "budget", "rows", "arrive"), CASES)
+def test_ttft_in_steps_is_the_engines_with_a_clock_of_one_second_a_step(
+    policy: type[Scheduler], budget: int, rows: int, arrive: int
+) -> None:
+    live = Live(policy, max_num_seqs=rows, max_num_batched_tokens=budget)
+    for name in "ABC":
+        live.add(name).step(arrive)
+    run = live.finish().run
+    for name, output in live.outputs.items():
+        first = run.first_token(name)
+        assert first is not None and run.ttft(name, first - 1) is None
+        assert run.ttft(name, first) == run.ttft(name, run.last) == output.metrics.ttft
+        assert run.came(name) == output.metrics.arrival
+        assert run.came(name) == 0 or name in run.to_come(run.came(name) - 1)
+        assert name not in run.to_come(run.came(name))
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8, 64])
+def test_tokens_are_cached_then_run_then_known_then_sampled(budget: int) -> None:
+    run = three(max_num_batched_tokens=budget).finish().run
+    order = ["cached", "run", "known", "sampled"]
+    seen: dict[str, int] = dict.fromkeys("ABC", 0)
+    for step in run.steps:
+        for name in step.state.requests:
+            kinds = run.token_kinds(name, step.number)
+            if name in run.over(step.number):
+                assert kinds == ["gone"] * len(run.tokens[name])
+                continue
+            assert kinds == sorted(kinds, key=order.index)
+            assert kinds.count("cached") == seen[name]
+            seen[name] += kinds.count("run")
+            assert kinds.count("sampled") == (name in step.sampled)
+            yields = "run" in kinds and "known" not in kinds
+            assert (name in step.sampled) == yields
+    assert seen == {name: len(ids) - 1 for name, ids in run.tokens.items()}  # the last never runs
+
+
+def test_what_ran_is_said_with_what_is_left() -> None:
+    run = three().finish().run
+    assert run.ran("A", 0) == "A prefill 8 (2 left, no token yet)"
+    assert run.ran("A", 1) == "A prefill 2" and run.ran("A", 2) == "A decode 1"
+    with pytest.raises(AssertionError, match="step 0 ran nothing of B"):
+        run.ran("B", 0)
+
+
+# -- why somebody waits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "step", "why"),
+    [
+        (Scheduler, {}, 0, "no budget is left"),
+        (Scheduler, {}, 2, ""),  # nobody waits
+        (Scheduler, {"max_num_seqs": 2}, 2, "all 2 rows are taken (max_num_seqs)"),
+        (Scheduler, {"max_num_seqs": 1}, 1, "the row is taken (max_num_seqs)"),
+        (OneByOne, {}, 1, "one at a time, first A"),
+        (StaticBatching, {"max_num_seqs": 2}, 1, "nobody joins before A is done"),
+        (
+            StaticBatching,
+            {"max_num_seqs": 2, "max_num_batched_tokens": 16},
+            1,
+            "nobody joins before A and B are done",
+        ),
+        (StaticBatching, {"max_num_seqs": 2}, 0, "no budget is left"),
+        (
+            StaticBatching,
+            {"max_num_seqs": 2, "max_num_batched_tokens": 64},
+            0,
+            "all 2 rows are taken (max_num_seqs)",
+        ),
+        (
+            PrefillFirst,
+            {"max_num_batched_tokens": 16},
+            0,
+            "B must run its 7 at once, 6 of the budget is left",
+        ),
+    ],
+)
+def test_the_reason_is_the_one_that_the_policy_had(
+    policy: type[Scheduler], limits: dict[str, int], step: int, why: str
+) -> None:
+    run = three(policy, **limits).finish().run
+    assert run.why_waiting(step) == why
+    if why:
+        waiting = run.steps[step].state.waiting
+        assert f"{listed(waiting)} wait{'s' * (len(waiting) == 1)}: {why}" in run.caption(step)
+
+
+def test_each_reason_goes_away_with_what_it_blames() -> None:
+    def admitted(step: int, policy: type[Scheduler] = Scheduler, **limits: int) -> tuple[str, ...]:
+        return three(policy, **limits).finish().run.steps[step].admitted
+
+    assert admitted(0) == ("A",) and admitted(0, max_num_batched_tokens=9) == ("A",)
+    assert admitted(0, max_num_batched_tokens=11) == ("A", "B")
+    assert admitted(0, max_num_batched_tokens=64, max_num_seqs=2) == ("A", "B")
+    assert admitted(0, max_num_batched_tokens=64) == ("A", "B", "C")
+    assert admitted(0, PrefillFirst, max_num_batched_tokens=16) == ("A",)
+    assert admitted(0, PrefillFirst, max_num_batched_tokens=17) == ("A", "B")
+
+
+class LastOnly(Scheduler):
+    """Serves only the newest of those who run."""
+
+    def schedule_running(self, plan: StepPlan) -> None:
+        everybody = self.running
+        self.running = everybody[-1:]
+        super().schedule_running(plan)
+        self.running = everybody
+
+
+def test_a_stall_is_explained_where_it_is_the_policys() -> None:
+    run = three(PrefillFirst, max_num_batched_tokens=16).finish().run
+    assert run.doing("stalls", 1) == ["A"]
+    assert "A stalls: this step only prefills" in run.caption(1)
+    run = three(LastOnly, max_num_batched_tokens=64).finish().run
+    assert run.doing("stalls", 1) == ["A", "B"]
+    assert "A and B stall: the policy gave nothing" in run.caption(1)
+    assert run.policy == "LastOnly"
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8, 11, 64])
+def test_under_the_one_rule_nobody_who_runs_ever_stalls(budget: int) -> None:
+    run = three(max_num_batched_tokens=budget).finish().run
+    assert not any(run.doing("stalls", step) for step in range(run.last + 1))
+
+
+def test_who_gives_way_is_said_and_explains_the_queue() -> None:
+    live = Live(memory=Scarce, max_num_seqs=3, max_num_batched_tokens=16)
+    run = live.add(*"ACB", num_tokens=6).finish().run
+    gave_way = [step for step in run.steps if step.preempted]
+    assert gave_way
+    for step in gave_way:
+        assert run.why_waiting(step.number) == "a step that preempts admits nobody"
+        assert step.state.waiting[0] == step.preempted[-1]
+    assert "no memory is free" in {run.why_waiting(step) for step in range(run.last)}
+
+
+# -- the sentence ---------------------------------------------------------------------------------
+
+
+def test_captions_of_a_whole_run() -> None:
+    run = three().finish().run
+    said = [run.caption(step) for step in range(run.last + 1)]
+    assert said[0] == (
+        "Step 0 of 0–5, one rule: one forward runs 8 of 8 budget tokens for 1 request: A prefill 8 "
+        "(2 left, no token yet); B and C wait: no budget is left; TTFT in steps: A not yet, B not "
+        "yet, C not yet."
+    )
+    assert said[2] == (
+        "Step 2 of 0–5, one rule: one forward runs 5 of 8 budget tokens for 3 requests: A decode "
+        "1, B prefill 1, C prefill 3; TTFT in steps: A 2, B 3, C 3."
+    )
+    assert said[5] == (
+        "Step 5 of 0–5, one rule: one forward runs 2 of 8 budget tokens for 2 requests: B decode "
+        "1, C decode 1; B and C end with this step (length); TTFT in steps: A 2, B 3, C 3."
+    )
+    assert len(set(said)) == len(said)
+
+
+def test_who_is_still_to_come_is_said() -> None:
+    run = Live(max_num_seqs=2).add("A").step(2).add("B").step().add("C").finish().run
+    assert "; still to come: B (before step 2) and C (before step 3); " in run.caption(0)
+    assert "; still to come: C (before step 3); " in run.caption(2)
+    assert "still to come" not in run.caption(3)
+
+
+@pytest.mark.parametrize(("names", "said"), [("A", "A"), ("AB", "A and B"), ("ABC", "A, B and C")])
+def test_names_are_listed_as_in_speech(names: Sequence[str], said: str) -> None:
+    assert listed(names) == said

@@ -1,0 +1,173 @@
+"""Latency, sweeps and gaps: captions agree with the data, files are the same every time."""
+
+import functools
+import io
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+
+import pytest
+from PIL import Image
+from traces import NASTY, POLICIES, SVG, chunked, plot_words, renamed, served
+
+from tutorial_engine.metrics import RequestMetrics, percentile
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.serving_plots import (
+    itl_over_time,
+    latency_distributions,
+    sweep,
+    values_of,
+)
+from tutorial_engine.viz.trace_rows import rows
+
+FAST = [RequestMetrics(0.0, 0.0, (0.01 * i, 0.01 * i + 0.005), 0.1 * i) for i in range(1, 21)]
+SLOW = [RequestMetrics(0.0, 0.0, (0.1 * i, 0.1 * i + 0.05), 1.0 * i) for i in range(1, 21)]
+
+
+def policies() -> dict[str, list[RequestMetrics]]:
+    return {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
+
+
+PICTURES: dict[str, Callable[[], Picture]] = {
+    "two": lambda: latency_distributions({"fast": FAST, "slow $x$ <s>": SLOW}),
+    "four": lambda: latency_distributions(
+        policies(), ("queue_time", "ttft", "itl", "total"), "A title"
+    ),
+    "one line": lambda: sweep(
+        [1, 2, 4, 8], {"virtual": [1, 2, 3, 4], "here": [10, 15, 20, 19]}, "batch", "tok/s", "T"
+    ),
+    "lines": lambda: sweep(
+        [5, 10], {"virtual": {"p50": [20, 25], "p95 $x$": [30, None]}}, "rate", "TTFT, ms"
+    ),
+    "gaps": lambda: itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
+}
+every = pytest.mark.parametrize("name", PICTURES)
+
+
+@functools.cache
+def drawn(name: str) -> Picture:
+    return PICTURES[name]()
+
+
+@every
+def test_plot_is_the_same_every_time(name: str) -> None:
+    assert PICTURES[name]() == drawn(name)
+
+
+@every
+def test_plot_is_svg_and_png_with_its_caption_in_it(name: str) -> None:
+    picture = drawn(name)
+    assert ET.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert image.format == "PNG" and image.width <= 1000
+    assert " ".join(picture.caption.split()) in " ".join(" ".join(plot_words(picture)).split())
+
+
+@every
+def test_no_text_is_smaller_than_nine_pixels(name: str) -> None:
+    scales = [float(s) for s in re.findall(r"scale\(([\d.]+) -", drawn(name).svg)]
+    # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points
+    assert scales and min(scales) * 100 * 100 / 72 >= 9
+
+
+@every
+def test_no_number_is_written_as_a_formula_or_a_power(name: str) -> None:
+    said = plot_words(drawn(name))
+    assert said and not [w for w in said if "mathdefault" in w or re.search(r"\de[+-]\d", w)]
+
+
+def test_percentiles_are_those_of_the_values() -> None:
+    said = drawn("two").caption
+    assert said == (
+        "p50 (line) / p95 (diamond): TTFT fast 100 / 190 ms, slow $x$ <s> 1000 / 1900 ms; TPOT "
+        "fast 5 / 5 ms, slow $x$ <s> 50 / 50 ms; total fast 1000 / 1900 ms, slow $x$ <s> 10000 / "
+        "19000 ms."
+    )
+    assert {"p50 100", "p95 190", "p50 1000", "p95 1900", "slow $x$ <s>"} <= set(
+        plot_words(drawn("two"))
+    )
+
+
+def test_values_are_those_of_the_metrics_that_happened() -> None:
+    never, one = RequestMetrics(0.0), RequestMetrics(1.0, 2.0, (4.0, 5.0, 8.0), 9.0)
+    both = [never, one]
+    found = {kind: values_of(both, kind) for kind in ("queue_time", "ttft", "tpot", "itl", "total")}
+    assert found == {
+        "queue_time": [1.0], "ttft": [3.0], "tpot": [2.0], "itl": [1.0, 3.0], "total": [8.0]
+    }  # fmt: skip
+
+
+def test_marks_stand_where_the_percentiles_are() -> None:
+    """The strips of real runs: the caption's numbers, recomputed from the engine's outputs."""
+    for name, metrics in policies().items():
+        ttft = [m.ttft for m in metrics if m.ttft is not None]
+        p50, p95 = (1000 * percentile(ttft, p) for p in (50, 95))
+        text = [f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (p50, p95)]
+        said = drawn("four").caption.split("; ")[1]
+        assert f"{name} {text[0]} / {text[1]} ms" in said
+
+
+def test_sweep_says_where_its_lines_begin_and_end() -> None:
+    assert drawn("one line").caption == (
+        "tok/s, by batch: virtual from 1 at 1 to 4 at 8; here from 10 at 1 to 19 at 8."
+    )
+    assert drawn("lines").caption == (
+        "TTFT, ms, by rate: virtual p50 from 20 at 5 to 25 at 10, p95 $x$ 30 at 5."
+    )
+
+
+def test_lines_differ_in_more_than_colour() -> None:
+    def looks(picture: Picture) -> list[str]:
+        """The outlines of the markers of each line: matplotlib keeps them as definitions."""
+        root = ET.fromstring(picture.svg)
+        curved = [e.attrib["d"] for e in root.iter(f"{SVG}path") if e.get("id", "").startswith("m")]
+        return [outline for outline in curved if outline.strip().endswith("z")]
+
+    assert "stroke-dasharray" in drawn("lines").svg
+    assert len(set(looks(drawn("lines")))) == 2  # a circle and a square
+    assert len(set(looks(drawn("one line")))) == 2  # one in each panel
+
+
+def test_gaps_are_those_of_the_trace() -> None:
+    whole, parts = (rows(chunked(budget)).life("A").metrics for budget in (64, 8))
+    late = rows(chunked(64)).life("L").metrics, rows(chunked(8)).life("L").metrics
+    assert late[0].ttft and late[1].ttft
+    caption = drawn("gaps").caption
+    assert "L comes with a prompt of 40 tokens while A decodes" in caption
+    p50 = [1000 * percentile(m.itl, 50) for m in (whole, parts)]
+    longest = [1000 * max(m.itl) for m in (whole, parts)]
+    assert f"“whole prompt” {longest[0]:.3g} ms (p50 {p50[0]:.3g} ms), L has its" in caption
+    assert f"“chunked” {longest[1]:.3g} ms (p50 {p50[1]:.3g} ms), L has" in caption
+    for one in late:
+        assert f"L has its first token after {1000 * (one.ttft or 0):.3g} ms" in caption
+    assert longest[0] > 2 * longest[1]  # chunked prefill protects who decodes
+    assert "L comes, prompt of 40" in plot_words(drawn("gaps"))
+
+
+def test_gaps_of_any_id_are_drawn_literally() -> None:
+    trace = renamed(chunked(8), {"A": NASTY[0], "L": NASTY[2]})
+    picture = itl_over_time({"$run$": trace}, NASTY[0], newcomer=NASTY[2])
+    assert "$run$" in plot_words(picture)
+    assert f"Inter-token latency of {NASTY[0][:15]}…" in plot_words(picture)
+
+
+REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
+    "no policy": (lambda: latency_distributions({}), "at least one policy"),
+    "no values": (lambda: latency_distributions({"a": [RequestMetrics(0.0)]}), "'a' has no TTFT"),
+    "unknown kind": (lambda: latency_distributions({"a": FAST}, ("speed",)), "no 'speed', only"),
+    "no x": (lambda: sweep([], {"a": []}, "x", "y"), "at least one x"),
+    "no panel": (lambda: sweep([1], {}, "x", "y"), "one panel"),
+    "no line": (lambda: sweep([1], {"a": {}}, "x", "y"), "a: give at least one line"),
+    "too short": (lambda: sweep([1, 2], {"a": [1]}, "x", "y"), "for each of 2 x"),
+    "only None": (lambda: sweep([1], {"a": [None]}, "x", "y"), "only None"),
+    "no trace": (lambda: itl_over_time({}, "A"), "at least one trace"),
+    "nobody": (lambda: itl_over_time({"a": chunked(8)}, "Z"), "no request 'Z'"),
+    "nobody came": (lambda: itl_over_time({"a": chunked(8)}, "L"), "nobody came after"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_drawn_is_refused_in_words(what: str) -> None:
+    draw, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        draw()

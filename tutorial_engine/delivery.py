@@ -1,0 +1,61 @@
+"""Introduced in notebook 03. Who gets what a step brought: each result exactly once.
+
+Knows requests, inboxes and callbacks; knows no queue, no cache and no model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tutorial_engine.request import Request, StepOutput
+from tutorial_engine.sampling import SampledToken
+
+
+class Delivery:
+    """Puts results into inboxes: a request's own, if it came with one, or the common one.
+
+    `fail` ends a request whose callback raised.
+    """
+
+    def __init__(self, fail: Callable[[Request, Exception], object]) -> None:
+        self._fail = fail
+        self._own: dict[str, list[StepOutput]] = {}  # request_id -> its inbox
+        self._common: list[StepOutput] = []
+
+    @property
+    def is_pending(self) -> bool:
+        """Does the common inbox hold something?"""
+        return bool(self._common)
+
+    def register(self, request: Request, inbox: list[StepOutput]) -> None:
+        """What happens to this request goes there."""
+        self._own[request.request_id] = inbox
+
+    def take(self) -> list[StepOutput]:
+        """Empty the common inbox."""
+        taken, self._common = self._common, []
+        return taken
+
+    def deliver(self, request: Request, token: SampledToken | None) -> None:
+        """A new token, or the end, or both: into the inbox, then to the request's callback.
+
+        A callback that raises ends its request; if it was the end already, the output says so.
+        """
+        output = request.output() if request.is_over else None
+        text = request.checker.take_text()
+        result = StepOutput(request.request_id, token, text, request.finish, output)
+        inbox = self._own.get(request.request_id, self._common)
+        inbox.append(result)
+        if output is not None:
+            self._own.pop(request.request_id, None)
+        if request.on_token is None:
+            return
+        try:
+            request.on_token(result)
+        except Exception as fault:
+            request.on_token = None
+            if not request.is_over:
+                self._fail(request, fault)
+                self.deliver(request, None)
+            elif output is not None:  # it is complete, but its owner should know
+                told = replace(output, error=f"{type(fault).__name__}: {fault}")
+                inbox[inbox.index(result)] = result._replace(output=told)

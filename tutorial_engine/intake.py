@@ -1,0 +1,81 @@
+"""Introduced in notebook 03. From what a caller hands in to a request that can run, or an error.
+
+Knows the model's limits, the tokenizer and what the scheduler refuses; puts nothing in a queue.
+"""
+
+from collections.abc import Container, Sequence
+from itertools import count
+
+from tokenizers import Tokenizer
+
+from tutorial_engine.clock import Clock
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.prompts import Prompt, check_token_ids, prompt_token_ids
+from tutorial_engine.request import Request, TokenCallback
+from tutorial_engine.sampling import Sampler
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import Scheduler
+from tutorial_engine.stopping import StopChecker
+
+
+class Intake:
+    """Makes requests: prompts become token ids, each gets its own sampler and stop checker.
+
+    `taken` are the ids of requests that are here.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        scheduler: Scheduler,
+        clock: Clock,
+        taken: Container[str] = (),
+    ) -> None:
+        self.config, self.tokenizer, self.taken = config, tokenizer, taken
+        self.scheduler, self.clock = scheduler, clock
+        self._numbers = count()
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        arrival: float | None = None,
+        on_token: TokenCallback | None = None,
+        sampler: Sampler | None = None,
+    ) -> Request:
+        """One request; a number is its id, and now its arrival, unless given. ValueError if bad."""
+        name = self._fresh_id() if request_id is None else request_id
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a request_id is a text that is not empty, got {name!r}")
+        (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
+        check_token_ids(f"the prompt of request {name}", token_ids, self.config.vocab_size)
+        self.scheduler.check(name, len(token_ids))
+        params = params or SamplingParams()
+        eos = self.config.eos_token_ids
+        room = self.scheduler.max_len - len(token_ids)
+        return Request(
+            name,
+            token_ids,
+            sampler or Sampler(params, eos),
+            StopChecker(params, eos, self.tokenizer, max_new_tokens=room),
+            self.clock.now() if arrival is None else arrival,
+            on_token,
+        )
+
+    def _fresh_id(self) -> str:
+        return next(name for i in self._numbers if (name := f"r{i}") not in self.taken)
+
+    def make_all(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """A request per prompt, all or none. ValueError if one is bad."""
+        sequences = prompt_token_ids(prompts, self.tokenizer)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(sequences)
+        if len(params) != len(sequences):
+            raise ValueError(f"{len(sequences)} prompts but {len(params)} SamplingParams")
+        return [self.make(ids, own) for ids, own in zip(sequences, params, strict=True)]

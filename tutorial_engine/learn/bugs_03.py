@@ -1,0 +1,56 @@
+"""Introduced in notebook 03. The bug zoo of the scheduler: alone all is well, in company it is not.
+
+Each one runs without an error: see bugs.planted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from tutorial_engine import model_runner, sampling, scheduler, step_plan
+from tutorial_engine.batch import Batch
+from tutorial_engine.learn.bugs import Zoo
+from tutorial_engine.request import Request
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.step_plan import ScheduledRequest, StepPlan
+
+_right_batch = model_runner.ModelRunner.batch
+_right_sampler = sampling.Sampler.__init__
+
+
+def _neighbours_row(self: model_runner.ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Batch:
+    batch = _right_batch(self, scheduled)
+    contexts = list(batch.context_slots)
+    decodes = [i for i, n in enumerate(batch.query_lens) if n == 1]
+    for i, j in zip(decodes[::2], decodes[1::2], strict=False):
+        contexts[i], contexts[j] = contexts[j], contexts[i]
+    return replace(batch, context_slots=tuple(contexts))
+
+
+def _answers_early(self: ScheduledRequest) -> bool:
+    return True
+
+
+def _one_generator(
+    self: sampling.Sampler, params: SamplingParams, eos_token_ids: Sequence[int] = ()
+) -> None:
+    _right_sampler(self, params, eos_token_ids)
+    self._generator = torch.default_generator
+    torch.default_generator.manual_seed(params.seed or 0)
+
+
+def _budget_for_each(self: scheduler.Scheduler, request: Request, plan: StepPlan) -> int:
+    return min(request.num_new_tokens, self.config.max_num_batched_tokens)
+
+
+BUGS_03: Zoo = {
+    "a half-read prompt answers": (
+        step_plan.ScheduledRequest,
+        "yields_token",
+        property(_answers_early),
+    ),
+    "a neighbour's row is read": (model_runner.ModelRunner, "batch", _neighbours_row),
+    "one generator for all requests": (sampling.Sampler, "__init__", _one_generator),
+    "each request has the whole budget": (scheduler.Scheduler, "share", _budget_for_each),
+}

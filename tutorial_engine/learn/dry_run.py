@@ -1,0 +1,83 @@
+"""Introduced in notebook 03. A scheduler at work without a model: plans in microseconds.
+
+Everything is real but the tokens: whoever is due one gets token 0.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tutorial_engine.cache_config import KVCacheSpec
+from tutorial_engine.clock import VirtualClock
+from tutorial_engine.kv_cache import StaticKVCache
+from tutorial_engine.kv_manager import RowManager
+from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.request import Request
+from tutorial_engine.sampling import SampledToken, Sampler
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.stopping import StopChecker
+from tutorial_engine.trace import Recorder, Scheduled, Setting, StepBegan, StepEnded, Trace
+
+
+class Job(NamedTuple):
+    """A request of so many prompt tokens that wants so many new ones, from this step on."""
+
+    name: str
+    prompt_len: int
+    new_tokens: int
+    from_step: int = 0
+
+
+def dry_run(
+    policy: type[Scheduler], jobs: Sequence[Job], config: SchedulerConfig, max_steps: int = 1000
+) -> Trace:
+    """Schedule the jobs to their end. RuntimeError when that takes more than max_steps, or stalls.
+
+    Time is VirtualClock's. Integrity is checked after every step.
+    """
+    longest = max(job.prompt_len + job.new_tokens for job in jobs) + 1
+    spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=1, v_head_dim=1)
+    rows = config.max_num_seqs
+    cache = StaticKVCache(KVStorage(spec, rows * longest), rows, longest)
+    clock, trace = VirtualClock(), Recorder()
+    scheduler = policy(config, RowManager(cache, trace), clock.now, trace)
+    settings: dict[str, Setting] = {
+        "policy": policy.__name__,
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        **clock.prices,
+    }
+    trace.bind(clock.now, settings)
+    to_come = list(jobs)
+    while to_come or scheduler.has_unfinished:
+        for job in [job for job in to_come if job.from_step <= trace.step]:
+            to_come.remove(job)
+            params = SamplingParams(max_tokens=job.new_tokens)
+            prompt, checker = [0] * job.prompt_len, StopChecker(params)
+            scheduler.add(Request(job.name, prompt, Sampler(params), checker, clock.now()))
+        if scheduler.has_unfinished:
+            trace.record(StepBegan)
+            scheduled = scheduler.schedule()
+            if not scheduled:
+                raise RuntimeError(f"step {trace.step} runs no token, and there is work to do")
+            num_tokens = sum(share.num_tokens for share in scheduled)
+            clock.forward_done(num_tokens)
+            due = [share.request.request_id for share in scheduled if share.yields_token]
+            list(scheduler.update(scheduled, dict.fromkeys(due, SampledToken(0))))
+            scheduler.check_integrity()
+            trace.record(StepEnded, num_tokens)
+        trace.step += 1
+        if trace.step > max_steps:
+            raise RuntimeError(f"{max_steps} steps did not suffice: does every request progress?")
+    return trace.trace()
+
+
+def steps(trace: Trace) -> list[dict[str, int]]:
+    """What each step ran: request_id → number of tokens; idle steps are left out."""
+    found: dict[int, dict[str, int]] = {}
+    for event in trace.events:
+        if isinstance(event, StepBegan):
+            found[event.step] = {}  # one that was broken off is forgotten
+        elif isinstance(event, Scheduled):
+            found[event.step][event.request_id] = len(event.slots)
+    return list(found.values())

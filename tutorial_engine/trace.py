@@ -1,0 +1,195 @@
+"""Introduced in notebook 03. What the engine did, as frozen events: the source of every picture.
+
+Knows names, numbers and times; knows no request object, no tensor and no picture.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FORMAT = 1  # of the JSON; raised when an old file could be misread
+
+Setting = int | float | str | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened at `time` in step `step`, counted from 0, or before it was run."""
+
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent(Event):
+    """Something happened to a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added(RequestEvent):
+    """It came and waits at the end of the queue. `arrival` may lie before `time`."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    arrival: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(RequestEvent):
+    """It left the queue and runs; num_cached of its tokens were in the cache already, there."""
+
+    num_cached: int
+    cached_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled(RequestEvent):
+    """This step runs its tokens at first_position, ...; their K and V go to these slots."""
+
+    first_position: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted(RequestEvent):
+    """Its memory was taken away; it waits at the front and will be computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSampled(RequestEvent):
+    """It got this token, which has not been run yet."""
+
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(RequestEvent):
+    """It is over: "stop", "length", "abort" or "error"; what stopped it, or what went wrong."""
+
+    reason: str
+    detail: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowTaken(RequestEvent):
+    """It got a row of the static cache."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowFreed(RequestEvent):
+    """Its row is free again."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegan(Event):
+    """The scheduler starts to plan a step. One that an interrupt broke off is begun again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded(Event):
+    """The step's one forward is done, its K and V count, its tokens are sampled."""
+
+    num_tokens: int
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Added, Admitted, Scheduled, Preempted, TokenSampled, Finished),
+        *(RowTaken, RowFreed, StepBegan, StepEnded),
+    )
+}
+
+
+class Trace(NamedTuple):
+    """A recorded run: the engine's settings, and all events in order."""
+
+    settings: Mapping[str, Setting]
+    events: tuple[Event, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that ran to their end."""
+        return sum(isinstance(event, StepEnded) for event in self.events)
+
+    def to_json(self) -> str:
+        """One line per event, so that two runs can be compared with diff."""
+        head = json.dumps({"format": FORMAT, "settings": dict(self.settings)})
+        lines = [json.dumps([type(event).__name__, asdict(event)]) for event in self.events]
+        return "[\n" + ",\n".join([head, *lines]) + "\n]\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Trace":
+        """The trace that to_json wrote. ValueError, naming the entry, for anything else."""
+        try:
+            head, *entries = json.loads(text)
+            found, settings = head["format"], head["settings"]
+            if not isinstance(settings, dict):
+                raise TypeError(f"settings are a table, got {settings!r}")
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"this is no trace: {type(error).__name__}: {error}") from error
+        if found != FORMAT:
+            raise ValueError(f"the trace has format {found!r}, this version reads {FORMAT}")
+        return cls(settings, tuple(_event(i, entry) for i, entry in enumerate(entries)))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Read what save wrote."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _event(index: int, entry: Any) -> Event:
+    try:
+        name, values = entry
+        kind = EVENTS[name]
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        if values.keys() != {field.name for field in fields(kind)}:
+            raise ValueError(f"{name} has the fields {sorted(values)}")
+        return kind(**values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"event {index} of the trace, {entry!r}, is none: {error}") from error
+
+
+class Recorder:
+    """Collects events. An engine without one records nothing and spends nothing on it.
+
+    The engine binds its clock and settings and counts `step`; a recorder serves one engine.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._events: list[Event] = []
+        self._settings: Mapping[str, Setting] = {}
+        self._now: Callable[[], float] | None = None
+
+    def bind(self, now: Callable[[], float], settings: Mapping[str, Setting]) -> None:
+        """Called once, by the engine that is recorded. ValueError the second time."""
+        if self._now is not None:
+            raise ValueError("this recorder belongs to another engine: give each its own")
+        self._now, self._settings = now, dict(settings)
+
+    def record(self, kind: type[Event], *values: object) -> None:
+        """Append an event of now; `values` are its fields after step and time."""
+        assert self._now is not None, "a recorder is bound by its engine before anything happens"
+        self._events.append(kind(self.step, self._now(), *values))
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """What happened so far."""
+        return self._events
+
+    def trace(self) -> Trace:
+        """All so far, frozen."""
+        return Trace(self._settings, tuple(self._events))
