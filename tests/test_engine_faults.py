@@ -218,13 +218,9 @@ def test_a_model_call_that_raises_once_costs_nobody_a_token(number: int) -> None
     with before_forward(do):
         outputs = book.finish()
     assert outputs.keys() == set(names)
-    ended = [k for k in range(len(indices)) if outputs[f"g{k}"].error is not None]
-    assert not ended and len(seen) > number
-    all_as_alone(outputs, indices, but=ended)
-    for k in ended:
-        broken(outputs[f"g{k}"], indices[k], "RuntimeError: the device is gone")
-    repeats = seen[number] if seen[number] > 1 else 0
-    assert party.engine.model_runner.num_forwards == party.engine.num_steps + repeats
+    assert len(seen) > number
+    all_as_alone(outputs, indices)
+    assert party.engine.model_runner.num_forwards == party.engine.num_steps + seen[number]
     still_good(party)
 
 
