@@ -1,6 +1,7 @@
 """Timelines: every box, bar and number is that of the trace; nothing is cut off or hidden."""
 
 import functools
+import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 
@@ -21,7 +22,11 @@ from traces import (
 )
 
 from tutorial_engine import trace as events
+from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.replay import states
+from tutorial_engine.request import Request
+from tutorial_engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.step_plan import StepPlan
 from tutorial_engine.trace import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
@@ -370,3 +375,23 @@ def test_what_cannot_be_drawn_is_refused_in_words() -> None:
         timeline(story(), by="clock")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no request 'Z', only: A, B, C, D"):
         rows(story()).life("Z")
+
+
+class Overdrawn(Scheduler):
+    """Gives each request the whole budget."""
+
+    def share(self, request: Request, plan: StepPlan) -> int:
+        return min(request.num_new_tokens, self.config.max_num_batched_tokens)
+
+
+def test_a_step_above_the_budget_rises_above_its_line_and_into_nothing_else() -> None:
+    jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
+    trace = dry_run(Overdrawn, jobs, SchedulerConfig(max_num_batched_tokens=8))
+    scene = timeline_scene(rows(trace), "")
+    bars = [item for name, item in scene.items.items() if re.fullmatch(r"budget\.\d+\.\d+", name)]
+    zero, limit = (
+        float(scene.items[f"budget.{name}"].attributes["y1"]) for name in ("zero", "limit")
+    )
+    top = min(float(bar.attributes["y"]) for bar in bars)
+    assert zero - top == pytest.approx(TALL)
+    assert zero - limit == pytest.approx(TALL * 8 / 12)

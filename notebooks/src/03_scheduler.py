@@ -573,37 +573,37 @@ print(all(tokens == texts[0] for tokens in texts))
 # %% [markdown]
 # ## 11 · Too many users
 #
-# **Objective:** find the cliff. Users come at random (a Poisson process), 24 in all, more and more per
+# **Objective:** find the cliff. Users come at random (a Poisson process), 32 in all, more and more per
 # second. The engine runs at most 8 at once.
 
 # %%
 predictions.ask(
     "load",
-    "At 16 requests a second the engine is nearly full. At 32, the slowest TTFTs ...",
-    ["double", "grow much more than that", "stay: the batch is full anyway"],
+    "From 8 to 48 requests a second: 6 times as many. The slowest TTFTs (p95) grow ...",
+    ["hardly: they run together", "about 6 times", "much more than 6 times"],
 )
 
 # %%
 from tutorial_engine.workload import poisson_times
 
-RATES = [4, 8, 16, 24, 32]
+RATES = [4, 8, 16, 24, 32, 48]
 
 
 def under_load(rate, policy=Scheduler):
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
-    limits = SamplingParams(max_tokens=12, ignore_eos=True)
-    times = poisson_times(rate, 24, seed=1)
+    limits = SamplingParams(max_tokens=16, ignore_eos=True)
+    times = poisson_times(rate, 32, seed=1)
     outs = serve(engine, [Arrival(t, prompts[i % 3], limits) for i, t in enumerate(times)])
     ttft = [1000 * out.metrics.ttft for out in outs]
-    return percentile(ttft, 50), percentile(ttft, 95), 288 / engine.clock.now()
+    return percentile(ttft, 50), percentile(ttft, 95), 512 / engine.clock.now()
 
 
 load = {rate: under_load(rate) for rate in RATES}
 for rate, (p50, p95, speed) in load.items():
     print(f"{rate:2} requests/s: TTFT p50 {p50:4.0f}, p95 {p95:4.0f} ms; {speed:4.0f} tokens/s")
-double, more, stay = predictions.questions["load"].options
-times = load[32][1] / load[16][1]
-predictions.reveal("load", more if times > 2.5 else double if times > 1.5 else stay)
+hardly, six, much = predictions.questions["load"].options
+times = load[48][1] / load[8][1]
+predictions.reveal("load", much if times > 9 else six if times > 3 else hardly)
 
 # %% tags=["figure-load"]
 static = {rate: under_load(rate, StaticBatching) for rate in RATES}

@@ -251,9 +251,11 @@ def draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
     """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
     most = max(step.num_tokens for step in run.steps)
     limit = budget(run)
-    top = float(limit) if limit is not None and limit <= 5 * most else 1.15 * most
-    for name, y in (("zero", base), ("limit", base - TALL)):
-        if name == "zero" or top == limit:
+    near = limit is not None and limit <= 5 * most
+    top = float(max(limit, most)) if limit is not None and near else 1.15 * most
+    line = base - TALL * limit / top if limit is not None and near else base - TALL
+    for name, y in (("zero", base), ("limit", line)):
+        if name == "zero" or near:
             dash = {"stroke_dasharray": "5 3"} if name == "limit" else {}
             scene.add(
                 f"budget.{name}", "line", x1=axis.left, x2=axis.right, y1=y, y2=y,
@@ -278,6 +280,6 @@ def draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
             scene.text(f"total.{step.number}", *where, number, TEXT, text_anchor="middle", **HALO)
     if limit is None:
         return
-    words = [f"budget {limit}"] if top == limit else [f"budget {limit},", "far above"]
+    words = [f"budget {limit}"] if near else [f"budget {limit},", "far above"]
     for i, word in enumerate(words):
-        scene.text(f"budget.words.{i}", axis.right + 6, base - TALL + 4 + 13 * i, word, TEXT)
+        scene.text(f"budget.words.{i}", axis.right + 6, line + 4 + 13 * i, word, TEXT)
