@@ -14,6 +14,7 @@ from tutorial_engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine import EngineConfig, LLMEngine, RequestOutput, StepOutput
 from tutorial_engine.generate import generate
 from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.sampling import SampledToken, Sampler
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.trace import Recorder, StepEnded
 
@@ -576,3 +577,45 @@ def test_from_pretrained_serves_the_shipped_model(
             assert output.outputs[0].token_ids == want.token_ids
     with pytest.raises((ValueError, OSError)):
         LLMEngine.from_pretrained("/no/such/folder")
+
+
+class Sevens(Sampler):
+    """A sampler of one's own: always token 7."""
+
+    def sample(self, logits: torch.Tensor) -> SampledToken:
+        return SampledToken(7)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 1.0])
+def test_a_sampler_of_ones_own_is_asked_whoever_is_in_the_batch(temperature: float | None) -> None:
+    engine = make()
+    engine.add_request(PROMPTS[0], FIVE, "own", sampler=Sevens(FIVE))
+    if temperature is not None:
+        params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=temperature, seed=1)
+        engine.add_request(PROMPTS[1], params, "other")
+    outputs = {output.request_id: output.outputs[0].token_ids for output in engine.run()}
+    assert outputs["own"] == (7,) * 5
+    if temperature is not None:
+        (alone_,) = make().generate([PROMPTS[1]], params)
+        assert outputs["other"] == alone_.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda engine: engine.add_request([1], "an id"), "params must be SamplingParams"),
+        (lambda engine: engine.add_request([1], {}), "params must be SamplingParams"),
+        (lambda engine: engine.generate([[1]], "hot"), "params must be SamplingParams, or a list"),
+        (lambda engine: engine.add_request(["One", "day"]), "one prompt: call it once for each"),
+        (lambda engine: engine.generate(5), "got the number 5"),
+        (lambda engine: engine.generate([[1], [1] * 99]), "prompt 1 has 99 tokens"),
+        (lambda engine: engine.add_request([1], arrival=float("nan")), "arrival must be a time"),
+        (lambda engine: LLMEngine(engine.model, config={}), "config must be an EngineConfig"),
+    ],
+)
+def test_what_a_hurried_caller_hands_in_is_refused_with_the_way_out(call: Any, told: str) -> None:
+    engine = make()
+    with pytest.raises(ValueError, match=told):
+        call(engine)
+    assert not engine.requests
+    as_alone(engine.generate(*asked([0]))[0], 0)

@@ -36,7 +36,7 @@ import tutorial_engine
 from tutorial_engine.batch import Batch
 from tutorial_engine.engine import LLMEngine
 from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.replay import states
+from tutorial_engine.replay import EngineState, replay
 from tutorial_engine.request import RequestOutput, StepOutput
 from tutorial_engine.sampling import SampledToken, Sampler
 from tutorial_engine.sampling_params import SamplingParams
@@ -50,6 +50,14 @@ MANY = 300  # steps: more than any of these needs
 def quick() -> Iterator[None]:
     with one_thread():
         yield
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """Python's own handler for Ctrl-C, whatever the test runner has."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 # -- tools ----------------------------------------------------------------------------------------
@@ -154,8 +162,7 @@ def still_good(party: Party) -> None:
     assert not engine.requests and not engine.has_unfinished_requests and not memory.held
     assert memory.rows.num_free_rows == party.workload.max_num_seqs
     assert not engine._delivery._own and not engine._in_step
-    *_, last = [*states(party.recorder.trace()), None, None][:-1]
-    assert last is None or last.unfinished().requests == {} or engine.num_steps
+    assert replay(party.recorder.events).unfinished() == EngineState((), (), {})
     indices = guests(2)
     outputs = engine.generate(
         [pool()[i].prompt for i in indices], [pool()[i].params for i in indices]
@@ -305,9 +312,6 @@ class Raising(Sampler):
             self.at = -1
             self.fault()
         return super().sample(logits)
-
-    def _is_plain(self) -> bool:
-        return False
 
 
 def out_of_luck() -> None:

@@ -100,6 +100,16 @@ class Overdrawn(Scheduler):
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
+class Greedy(Scheduler):
+    def share(self, request: Request, plan: StepPlan) -> int:
+        return plan.budget
+
+
+class Number(Scheduler):
+    def next_waiting(self) -> Any:
+        return min(request.num_prompt_tokens for request in self.waiting)
+
+
 class Stuck(Scheduler):
     def share(self, request: Request, plan: StepPlan) -> int:
         return 0
@@ -131,7 +141,8 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_plan, with_zeros, "leave out who gets nothing"),
     (check_plan, lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
     (check_plan, lambda r, w, budget, most: plan(r, w, budget, 9), "more would run than may"),
-    (check_plan, lambda r, w, budget, most: plan(r, [], budget, most), "expected"),
+    (check_plan, lambda r, w, budget, most: plan(r, w[:1], budget, most), "budget left"),
+    (check_plan, lambda r, w, budget, most: {"Z": 8}, "expected"),
     (check_plan, lambda r, w, budget, most: [3], "must return a dict"),
     (check_metrics, lambda a, t: (t[0], metrics(a, t)[1]), "counts from the arrival"),
     (check_metrics, lambda a, t: (t[-1] - a, metrics(a, t)[1]), "TTFT is 0.262 s"),
@@ -139,11 +150,15 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_metrics, lambda a, t: (t[0] - a, (t[-1] - a) / len(t)), "leaves out the first token"),
     (check_metrics, lambda a, t: (t[0] - a, 1.0), "TPOT is 0.0640 s"),
     (check_metrics, lambda a, t: 3, "two numbers"),
+    (check_metrics, lambda a, t: metrics(a, t)[::-1], "TTFT comes first"),
+    (check_share, lambda known, computed, budget: 1.5, "no whole number"),
+    (check_budget, Greedy, "more than the request has left"),
+    (check_shortest, Number, "a request, not"),
     (check_shortest, Scheduler, "first come, first served"),
     (check_shortest, Longest, "begins with the longest"),
     (check_shortest, Latest, "expected"),
     (check_shortest, Sluggish, "unlike ours"),
-    (check_budget, Overdrawn, "= 12 > 8"),
+    (check_budget, Overdrawn, "= 9 > 8"),
     (check_budget, PrefillFirst, "10"),
     (check_budget, Stuck, "runs no token"),
 ]
@@ -228,7 +243,7 @@ def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
     model: Qwen3ForCausalLM, name: str
 ) -> None:
     def alone() -> dict[str, tuple[int, ...]]:
-        return {str(i): texts(model, [i], 64, 1.0)[str(i)] for i in range(3)}
+        return {str(i): texts(model, [i], 64, 1.0)[str(i)] for i in range(3)}  # whole prompts
 
     right = alone()
     with planted(name, BUGS_03):

@@ -131,25 +131,40 @@ def test_all_policies_give_the_same_tokens_also_when_memory_is_short(
     assert all(sum(share.num_tokens for share in step) <= budget for step in steps)
 
 
+class Noted(StaticBatching):
+    """Notes the batch of each step."""
+
+    def schedule(self) -> list[ScheduledRequest]:
+        scheduled = super().schedule()
+        self.batches = [*getattr(self, "batches", []), self.batch]
+        return scheduled
+
+
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS, st.integers(1, 4))
 def test_nobody_joins_a_static_batch(requests: list[tuple[int, int, int]], seqs: int) -> None:
-    steps = serve(Toy(StaticBatching, max_num_seqs=seqs, max_num_batched_tokens=9), requests)
-    before: set[str] = set()
-    left: dict[str, int] = {}
-    for step in steps:
-        joined = ids(step) - before
-        if joined:
-            assert all(left[name] == 0 for name in before), "a batch was joined"
-        for share in step:
-            if share.allocation.first_position == 0:
-                left[share.request.request_id] = share.request.params.max_tokens
-        before |= joined
+    toy = Toy(Noted, max_num_seqs=seqs, max_num_batched_tokens=9)
+    steps = serve(toy, requests)
+    batches = toy.scheduler.batches  # type: ignore[attr-defined]
+    seen: set[str] = set()
+    left = {name: request.params.max_tokens for name, request in toy.requests.items()}
+    for step, batch, before in zip(steps, batches, [frozenset(), *batches], strict=False):
+        assert ids(step) <= batch and len(batch) <= seqs, "somebody else joined"
+        if batch != before:
+            assert all(left[name] == 0 for name in before), "the slowest was not waited for"
+            assert batch.isdisjoint(seen), "a batch was taken up again"
+            seen |= batch
         for share in step:
             request = share.request
             end = share.allocation.first_position + share.num_tokens
-            if end >= request.num_prompt_tokens:
-                left[request.request_id] -= 1
+            left[request.request_id] -= end >= request.num_prompt_tokens
+
+
+def test_a_static_batch_is_filled_also_when_its_prompts_need_several_steps() -> None:
+    toy = Toy(StaticBatching, max_num_seqs=3, max_num_batched_tokens=8)
+    steps = serve(toy, [(10, 4, 0), (7, 4, 0), (3, 4, 0), (2, 4, 0)])
+    assert [sorted(ids(step)) for step in steps[:3]] == [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert next(i for i, step in enumerate(steps) if "d" in ids(step)) > 5
 
 
 @settings(max_examples=60, deadline=None)

@@ -211,8 +211,10 @@ def test_there_is_a_state_per_step_that_ended() -> None:
 @settings(max_examples=100, deadline=None)
 @given(WORKLOADS)
 def test_a_replay_equals_the_live_scheduler_at_every_step(work: dict[str, Any]) -> None:
-    """With preemption, which rows never need: the toy memory of the scheduler's tests does."""
+    """With preemption and cache hits, which rows never have: the scheduler tests' memory does."""
     work, recorder = dict(work), Recorder()
+    lens = [prompt_len for prompt_len, _, _ in work["requests"]]
+    work["hits"] = {chr(ord("a") + i): min(n - 1, i) for i, n in enumerate(lens)}
     to_come = sorted(enumerate(work.pop("requests")), key=lambda pair: pair[1][2])
     if not work["enable_chunked_prefill"]:
         work["max_num_batched_tokens"] += 9

@@ -151,7 +151,7 @@ def test_the_output_has_all_of_it(tokenizer: Tokenizer) -> None:
     assert completion.token_ids == ids and completion.tokens == tuple(tokens)
     assert completion.text == tokenizer.decode(list(ids)) != ""
     assert (completion.finish_reason, completion.stop_reason) == ("length", None)
-    assert completion.cumulative_logprob == 0.0  # its sampler's, which was not asked here
+    assert completion.cumulative_logprob == -1.0
 
 
 def test_the_stop_token_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer) -> None:

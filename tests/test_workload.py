@@ -155,14 +155,15 @@ def test_requests_without_names_are_told_apart(small: Qwen3ForCausalLM) -> None:
     ]
 
 
-def test_those_who_were_here_before_run_along_and_are_not_counted(
+def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
     small: Qwen3ForCausalLM,
 ) -> None:
     engine = make(small)
     engine.add_request([1, 2], SamplingParams(max_tokens=3, ignore_eos=True), "here before")
-    outputs = serve(engine, [arrival(0.0)])
-    assert [output.request_id for output in outputs] == ["a"]
-    assert not engine.has_unfinished_requests
+    with pytest.raises(ValueError, match="other requests, whose results would be lost"):
+        serve(engine, [arrival(0.0)])
+    assert [output.request_id for output in engine.run()] == ["here before"]
+    assert [output.request_id for output in serve(engine, [arrival(0.0)])] == ["a"]
 
 
 def test_nobody_to_serve_is_no_work(small: Qwen3ForCausalLM) -> None:

@@ -479,6 +479,9 @@ class Party:
         assert diary.text == got.text, f"{name}: {diary.text!r} was delivered of {got.text!r}"
         times = diary.output.metrics.token_times
         assert len(times) == len(got.tokens) and all(a < b for a, b in pairwise(times))
+        if got.cumulative_logprob is not None:
+            told = sum(token.logprob for token in got.tokens if token.logprob is not None)
+            assert abs(got.cumulative_logprob - told) < 1e-9, "a sum over what was delivered"
         if name in self.aborted:
             same_tokens(name, got.tokens, want.tokens[: len(got.tokens)])
             assert got.finish_reason == "abort" and len(got.tokens) <= len(want.tokens)

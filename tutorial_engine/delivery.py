@@ -47,12 +47,13 @@ class Delivery:
         inbox.append(result)
         if output is not None:
             self._own.pop(request.request_id, None)
-        if request.on_token is None:
+        callback, request.on_token = request.on_token, None  # not told of what it does itself
+        if callback is None:
             return
         try:
-            request.on_token(result)
+            callback(result)
+            request.on_token = callback
         except Exception as fault:
-            request.on_token = None
             if not request.is_over:
                 self._fail(request, fault)
                 self.deliver(request, None)

@@ -56,7 +56,9 @@ class LLMEngine:
         clock: Clock | None = None,
         trace: Recorder | None = None,
     ) -> None:
-        config = config or EngineConfig()
+        config = EngineConfig() if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise ValueError(f"config must be an EngineConfig, got {config!r}")
         cache = CacheConfig(
             max_seqs=config.max_num_seqs,
             max_len=config.max_model_len,
@@ -66,8 +68,9 @@ class LLMEngine:
         )
         self.config = replace(config, max_model_len=cache.length_for(model.config))
         self.model, self.tokenizer, self.trace = model, tokenizer, trace
-        self.clock = clock or WallClock()
-        self.memory = memory or RowManager.from_config(model.config, cache, trace)
+        self.clock = WallClock() if clock is None else clock
+        self.memory = RowManager.from_config(model.config, cache) if memory is None else memory
+        self.memory.trace = trace
         self.scheduler = scheduler(self.config, self.memory, self.clock.now, trace)
         self.model_runner = ModelRunner(model, self.memory.storage)
         self.requests: dict[str, Request] = {}  # request_id -> those that are not over
@@ -103,8 +106,6 @@ class LLMEngine:
         """Is there anything left to run, or to deliver?"""
         return self.scheduler.has_unfinished or self._delivery.is_pending
 
-    # ---- requests come and go
-
     @uninterrupted
     def add_request(
         self,
@@ -134,8 +135,6 @@ class LLMEngine:
         request = self.requests[request_id]
         self.scheduler.abort(request)
         self._deliver(request, None)
-
-    # ---- one step
 
     def step(self) -> list[StepOutput]:
         """One forward for everything that is scheduled → what it brought; [] when all is done."""
@@ -190,7 +189,9 @@ class LLMEngine:
         for update in self.scheduler.update(scheduled, sampled):
             try:
                 self._deliver(update.request, update.token)
-            except BaseException as error:  # Ctrl-C in a callback: the step is finished first
+            except (
+                BaseException
+            ) as error:  # a callback raised KeyboardInterrupt: the step is finished first
                 interrupt = error
         if self.trace is not None:
             self.trace.record(StepEnded, num_tokens)
@@ -208,15 +209,13 @@ class LLMEngine:
         self.scheduler.fail(request, fault)
         self.requests.pop(request.request_id, None)
 
-    # ---- many steps
-
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or max_steps are → the outputs of what ended, in that order.
 
         After an interrupt they are still there, for the next call.
         """
         end = None if max_steps is None else self.num_steps + max_steps
-        while self.scheduler.has_unfinished and self.num_steps != end:
+        while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
             self._guarded_step()
         return [result.output for result in self._delivery.take() if result.output is not None]
 
@@ -248,7 +247,8 @@ class LLMEngine:
     ) -> Iterator[StepOutput]:
         """As `generate`, token by token, in the order in which they come. Errors come at once.
 
-        The requests enter when the first token is asked for; leaving the loop early aborts them.
+        The requests enter when the first token is asked for; leaving the loop early (or closing
+        the iterator) aborts them.
         """
         return self._serve(self._intake.make_all(prompts, params))
 
@@ -257,6 +257,7 @@ class LLMEngine:
         left = {request.request_id for request in requests}
         try:
             for request in requests:
+                request.arrival = self.clock.now()
                 self._enter(request, inbox)
             while left:
                 if not inbox:

@@ -31,9 +31,6 @@ class ForcedSampler(Sampler):
         self.logits.append(logits.clone())
         return token if self._tokens is None else SampledToken(self._tokens[len(self.logits) - 1])
 
-    def _is_plain(self) -> bool:
-        return False  # or the batch would be sampled without asking each
-
 
 @dataclass(frozen=True)
 class EnginePath:

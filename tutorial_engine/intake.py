@@ -3,6 +3,7 @@
 Knows the model's limits, the tokenizer and what the scheduler refuses; puts nothing in a queue.
 """
 
+import math
 from collections.abc import Container, Sequence
 from itertools import count
 
@@ -44,21 +45,32 @@ class Intake:
         arrival: float | None = None,
         on_token: TokenCallback | None = None,
         sampler: Sampler | None = None,
+        what: str | None = None,
     ) -> Request:
-        """One request; a number is its id, and now its arrival, unless given. ValueError if bad."""
+        """One request; a number is its id, and now its arrival, unless given.
+
+        ValueError for a bad one, which the message calls `what`.
+        """
         name = self._fresh_id() if request_id is None else request_id
         if not isinstance(name, str) or not name:
             raise ValueError(f"a request_id is a text that is not empty, got {name!r}")
+        if not isinstance(params, SamplingParams | None):
+            raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
+        if not isinstance(prompt, str | int) and any(isinstance(part, str) for part in prompt):
+            raise ValueError("this takes one prompt: call it once for each text, or use generate")
+        if arrival is not None and not math.isfinite(arrival):
+            raise ValueError(f"arrival must be a time in seconds, got {arrival}")
+        what = what or f"the prompt of request {name}"
         (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
-        check_token_ids(f"the prompt of request {name}", token_ids, self.config.vocab_size)
-        self.scheduler.check(name, len(token_ids))
-        params = params or SamplingParams()
+        check_token_ids(what, token_ids, self.config.vocab_size)
+        self.scheduler.check(what, len(token_ids))
+        params = SamplingParams() if params is None else params
         eos = self.config.eos_token_ids
         room = self.scheduler.max_len - len(token_ids)
         return Request(
             name,
             token_ids,
-            sampler or Sampler(params, eos),
+            Sampler(params, eos) if sampler is None else sampler,
             StopChecker(params, eos, self.tokenizer, max_new_tokens=room),
             self.clock.now() if arrival is None else arrival,
             on_token,
@@ -76,6 +88,9 @@ class Intake:
         sequences = prompt_token_ids(prompts, self.tokenizer)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(sequences)
+        if isinstance(params, str) or not isinstance(params, Sequence):
+            raise ValueError(f"params must be SamplingParams, or a list of them, got {params!r}")
         if len(params) != len(sequences):
             raise ValueError(f"{len(sequences)} prompts but {len(params)} SamplingParams")
-        return [self.make(ids, own) for ids, own in zip(sequences, params, strict=True)]
+        pairs = enumerate(zip(sequences, params, strict=True))
+        return [self.make(ids, own, what=f"prompt {i}") for i, (ids, own) in pairs]

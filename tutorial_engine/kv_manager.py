@@ -17,6 +17,8 @@ from tutorial_engine.trace import Recorder, RowFreed, RowTaken
 class KVCacheManager(Protocol):
     """Whose tokens lie in which slots. All that scheduler and engine know of a cache layout."""
 
+    trace: Recorder | None  # the engine sets its own
+
     @property
     def storage(self) -> KVStorage:
         """The shelves that the slots are on."""
@@ -32,7 +34,8 @@ class KVCacheManager(Protocol):
 
         Admission, cache hits and slots in one call. The first position may lie beyond
         request.num_computed_tokens when a new request's beginning was found in the cache. None
-        leaves everything as it was; asked twice before a commit, the answer is the same.
+        leaves everything as it was; asked twice before a commit, the answer is the same. At least
+        one token runs; tokens that were found count in slots_of from now on.
         """
         ...
 

@@ -3,6 +3,7 @@
 Knows scheduled requests, the model and the shelves; knows no queue, no budget and no sampling.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
     ) -> None:
         self.model, self.storage = model, storage
-        self.attention = attention or fast_attention(model.device, storage)
+        self.attention = fast_attention(model.device, storage) if attention is None else attention
         self.num_forwards = self.num_tokens = 0
 
     def batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
@@ -67,8 +68,15 @@ class ModelRunner:
         """
         try:
             return self._run(scheduled)
-        except Exception:
-            alone = [self._run_alone(share) for share in scheduled]
+        except Exception as fault:
+            told = f"{type(fault).__name__}: {fault}"
+        # here, outside of the except, what the failed forward held in memory is free again
+        if len(scheduled) > 1:
+            warnings.warn(
+                f"a forward of {len(scheduled)} requests failed ({told}): each runs alone now",
+                stacklevel=2,
+            )
+        alone = [self._run_alone(share) for share in scheduled]
         logits = [outcome.logits for outcome in alone if outcome.ready]
         return Outcome(
             [share for outcome in alone for share in outcome.ready],

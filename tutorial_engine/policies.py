@@ -1,7 +1,9 @@
 """Introduced in notebook 03. Three older policies, to be compared with the one rule on equal terms.
 
-Each overrides one small method of Scheduler; all give the same tokens, at other times.
+Each overrides a small method or two of Scheduler; all give the same tokens, at other times.
 """
+
+from itertools import islice
 
 from tutorial_engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 
@@ -12,19 +14,26 @@ class StaticBatching(Scheduler):
     That was the way before Orca (Yu et al., 2022). Kinder than its usual form: nothing is padded.
     """
 
+    batch: frozenset[str] = frozenset()  # ids
+
     def schedule_waiting(self, plan: StepPlan) -> None:
-        """As Scheduler.schedule_waiting, but only into an empty engine."""
-        if not self.running:
-            super().schedule_waiting(plan)
+        """As Scheduler.schedule_waiting; a new batch is chosen when the old one is over."""
+        if not self.running and self.batch.isdisjoint(r.request_id for r in self.waiting):
+            batch = islice(self.waiting, self.config.max_num_seqs)
+            self.batch = frozenset(request.request_id for request in batch)
+        super().schedule_waiting(plan)
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """As Scheduler.may_admit, and only who is of the batch."""
+        return super().may_admit(plan) and self.next_waiting().request_id in self.batch
 
 
 class OneByOne(Scheduler):
     """One request at a time, as in a plain loop over `generate`."""
 
-    def schedule_waiting(self, plan: StepPlan) -> None:
-        """As Scheduler.schedule_waiting, but one, and only into an empty engine."""
-        if not self.running and self.waiting:
-            self.admit(plan, self.next_waiting())
+    def may_admit(self, plan: StepPlan) -> bool:
+        """As Scheduler.may_admit, and only into an empty engine."""
+        return super().may_admit(plan) and not self.running
 
 
 class PrefillFirst(Scheduler):

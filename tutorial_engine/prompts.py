@@ -16,6 +16,8 @@ def prompt_token_ids(
     """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
     if isinstance(prompts, str):
         prompts = [prompts]
+    if isinstance(prompts, int):
+        raise ValueError(f"a prompt is a text or token ids, got the number {prompts}")
     if prompts is None or len(prompts) == 0:
         raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
     sequences = []
@@ -41,5 +43,6 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> Non
         if not whole or not 0 <= token < vocab_size:
             raise ValueError(
                 f"{name} holds {token!r}; token ids are whole numbers from 0 to "
-                f"{vocab_size - 1}. Was the text tokenized for another model?"
+                f"{vocab_size - 1} (of a tensor: .tolist()). Was the text tokenized for another "
+                "model?"
             )

@@ -3,8 +3,9 @@
 Knows its own tokens, parameters and times; knows no queue, no cache and no model.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: str
     stop_reason: int | str | None
-    tokens: tuple[SampledToken, ...]
+    tokens: tuple[SampledToken, ...] = field(repr=False)
     cumulative_logprob: float | None
 
 
@@ -175,7 +176,13 @@ class Request:
             finish_reason=self.finish.reason,
             stop_reason=self.finish.stop_reason,
             tokens=tuple(self.tokens),
-            cumulative_logprob=self.sampler.cumulative_logprob,
+            cumulative_logprob=self._cumulative_logprob(),
         )
         prompt = tuple(self.token_ids[: self.num_prompt_tokens])
         return RequestOutput(self.request_id, prompt, (completion,), self.metrics, self.error)
+
+    def _cumulative_logprob(self) -> float | None:
+        """Of the tokens that it has; its sampler may have drawn one more that nobody got."""
+        if self.params.logprobs is None:
+            return None
+        return math.fsum(token.logprob for token in self.tokens if token.logprob is not None)

@@ -162,11 +162,11 @@ class Sampler:
 
 def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken | Exception]:
     """As sample_batch, but a row that fails has its exception as result, and the others go on."""
-    if samplers and all(sampler._is_plain() for sampler in samplers):
+    if samplers and all(type(sampler) is Sampler for sampler in samplers):
         try:
             return list(sample_batch(logits, samplers))
-        except ValueError:
-            pass  # it named one bad row; perhaps not the only one
+        except Exception:  # of one row; nothing was drawn, and the others are not to blame
+            pass
     results: list[SampledToken | Exception] = []
     for row, sampler in zip(logits, samplers, strict=True):
         try:

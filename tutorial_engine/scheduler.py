@@ -54,24 +54,23 @@ class Scheduler:
         limit = self.config.max_model_len
         return self.memory.max_len if limit is None else min(limit, self.memory.max_len)
 
-    def check(self, request_id: str, prompt_len: int) -> None:
-        """ValueError, with the numbers, for a prompt that could never run."""
+    def check(self, name: str, prompt_len: int) -> None:
+        """ValueError, with the numbers, for a prompt (`name` in the message) that can never run."""
         if prompt_len >= self.max_len:
             raise ValueError(
-                f"the prompt of request {request_id} has {prompt_len} tokens, but prompt and "
-                f"output together are limited to {self.max_len}: shorten it, or raise "
-                "max_model_len where model and memory allow more"
+                f"{name} has {prompt_len} tokens, but prompt and output together are limited to "
+                f"{self.max_len}: shorten it, or raise max_model_len where model and memory allow"
             )
         budget = self.config.max_num_batched_tokens
         if not self.can_chunk and prompt_len > budget:
             raise ValueError(
-                f"the prompt of request {request_id} has {prompt_len} tokens and must run in one "
-                f"step of at most {budget}: raise max_num_batched_tokens, or allow chunked prefill"
+                f"{name} has {prompt_len} tokens and must run in one step of at most {budget}: "
+                "raise max_num_batched_tokens, or allow chunked prefill"
             )
 
     def add(self, request: Request) -> None:
         """To the end of the queue. ValueError for what could never run."""
-        self.check(request.request_id, request.num_prompt_tokens)
+        self.check(f"the prompt of request {request.request_id}", request.num_prompt_tokens)
         self.waiting.append(request)
         if self.trace is not None:
             prompt = tuple(request.token_ids)
@@ -81,7 +80,7 @@ class Scheduler:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
         plan = StepPlan(self.config.max_num_batched_tokens)
         self.schedule_running(plan)
-        if not plan.preempted:  # whoever was just thrown out would come back at once
+        if not (plan.preempted and plan.scheduled):  # or who was thrown out would be back at once
             self.schedule_waiting(plan)
         return plan.scheduled
 
@@ -103,10 +102,13 @@ class Scheduler:
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
-        while (
-            self.waiting and plan.budget and len(self.running) < self.config.max_num_seqs
-        ) and self.admit(plan, self.next_waiting()):
+        while self.may_admit(plan) and self.admit(plan, self.next_waiting()):
             pass
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """Is somebody waiting, and are there budget and a place for one more?"""
+        places = self.config.max_num_seqs - len(self.running)
+        return bool(self.waiting) and plan.budget > 0 and places > 0
 
     def next_waiting(self) -> Request:
         """Whose turn is it? The first in the queue; a policy may choose another."""

@@ -128,7 +128,10 @@ class StopChecker:
         return self.finish
 
     def end(self, finish: Finish) -> None:
-        """End it from outside, without another token: what was held back is text now."""
+        """End it from outside, without another token: what was held back is text now.
+
+        A character of which only some bytes came is dropped.
+        """
         self.finish = finish
         self._safe.append(self._tail)
         self._tail = ""

@@ -64,6 +64,8 @@ def serve(
     for one in arrivals:
         if not math.isfinite(one.time):
             raise ValueError(f"an arrival time is a number of seconds, got {one.time}")
+    if engine.has_unfinished_requests:
+        raise ValueError("the engine has other requests, whose results would be lost: run() first")
     start = engine.clock.now()
     to_come = sorted(enumerate(arrivals), key=lambda pair: (pair[1].time, pair[0]), reverse=True)
     index: dict[str, int] = {}  # request_id -> place among the arrivals

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
 from tutorial_engine.metrics import RequestMetrics
+from tutorial_engine.request import Request
 from tutorial_engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.trace import Admitted, Trace
 
@@ -30,6 +31,8 @@ def check_share(function: Callable[[int, int, int], int]) -> Verdict:
                 return bad
             if got == want and isinstance(got, int) and not isinstance(got, bool):
                 continue
+            if not isinstance(got, int) or isinstance(got, bool):
+                return Verdict(False, f"share: got {got!r}, which is no whole number")
             mistakes = {
                 known - computed: "that is more than the budget has left",
                 budget: "that is more than the request has left to run",
@@ -46,6 +49,7 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
     """Check a learner's function(running, waiting, budget, max_num_seqs) → {name: tokens}."""
     cases: tuple[tuple[Work, Work, int, int], ...] = (
         ([], [("A", 10), ("B", 7), ("C", 3)], 8, 4),
+        ([], [("A", 3), ("B", 2), ("C", 9)], 8, 4),
         ([("A", 2)], [("B", 7), ("C", 3)], 8, 4),
         ([("A", 1), ("B", 1)], [("C", 3)], 8, 4),
         ([("A", 1), ("B", 1)], [("C", 3), ("D", 2)], 64, 3),
@@ -83,6 +87,8 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
                 why = "more would run than may; those who run already count"
             elif dict(got) == want_of(running, waiting, budget, most, first=True):
                 why = "those who run already come first"
+            elif sum(got.values()) < sum(want.values()):
+                why = "there was budget left, and somebody who may run still has tokens to run"
             else:
                 why = f"expected {want}"
             return Verdict(False, f"{where}: got {dict(got)}; {why}")
@@ -101,14 +107,17 @@ def check_metrics(function: Callable[[float, Sequence[float]], tuple[float, floa
             bad = not_done("ttft_and_tpot", got)
             if bad is not None:
                 return bad
-            if not isinstance(got, tuple | list) or len(got) != 2:
+            pair = isinstance(got, tuple | list) and len(got) == 2
+            if not pair or not all(isinstance(number, float | int) for number in got):
                 return Verdict(False, f"ttft_and_tpot must return two numbers, got {got!r}")
             right = RequestMetrics(arrival, None, times)
             assert right.ttft is not None and right.tpot is not None
             if abs(got[0] - right.ttft) < 1e-9 and abs(got[1] - right.tpot) < 1e-9:
                 continue
             n = len(times)
-            if abs(got[0] - right.ttft) > 1e-9:
+            if abs(got[0] - right.tpot) + abs(got[1] - right.ttft) < 1e-9:
+                why = "these are TPOT and TTFT; TTFT comes first"
+            elif abs(got[0] - right.ttft) > 1e-9:
                 near = abs(got[0] - times[0]) < 1e-9
                 why = "TTFT counts from the arrival" if near else f"TTFT is {right.ttft:.3f} s"
             elif abs(got[1] - (times[-1] - times[0]) / n) < 1e-9:
@@ -121,6 +130,14 @@ def check_metrics(function: Callable[[float, Sequence[float]], tuple[float, floa
         return Verdict(True, "ttft_and_tpot: .262 s, then .064 s a token")
 
     return guarded("ttft_and_tpot", run)
+
+
+class OurShortestFirst(Scheduler):
+    """What exercise 4 asks for."""
+
+    def next_waiting(self) -> Request:
+        """As Scheduler.next_waiting: the one with the shortest prompt."""
+        return min(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
 JOBS = (Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5), Job("D", 40, 4, 2), Job("E", 5, 8, 3))
@@ -138,6 +155,10 @@ def _watched(policy: type[Scheduler], method: str) -> type[Scheduler]:
         got = getattr(policy, method)(self, *args)
         if got is None or got is Ellipsis:
             raise _NotDone
+        if method == "next_waiting" and not isinstance(got, Request):
+            raise ValueError(f"return one of self.waiting, a request, not {got!r}")
+        if method == "share" and args and got > args[0].num_new_tokens:  # type: ignore[attr-defined]
+            raise ValueError("that is more than the request has left to run (num_new_tokens)")
         return got
 
     return type(policy.__name__, (policy,), {method: watch})

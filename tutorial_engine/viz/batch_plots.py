@@ -80,7 +80,10 @@ def flat_batch(
 
 def _blocks(batch: Batch) -> list[_Block]:
     """The mask of each sequence, and where it lies."""
-    ends = [int(batch.positions[i]) + 1 for i in batch.last_token_indices]
+    if batch.context_slots:  # what attention will read, whatever the positions say
+        ends = [s.stop - s.start if isinstance(s, slice) else len(s) for s in batch.context_slots]
+    else:
+        ends = [int(batch.positions[i]) + 1 for i in batch.last_token_indices]
     columns = [0, *accumulate(ends)]
     pairs = zip(batch.query_lens, ends, strict=True)
     masks = [causal_mask(q_len, kv_len) for q_len, kv_len in pairs]

@@ -40,7 +40,10 @@ def itl_over_time(
             times = [1000 * (when - start) for when in life.token_times[1:]]
             gaps = [1000 * gap for gap in life.metrics.itl]
             look: dict[str, Any] = {"color": SERIES[i % 6], "marker": MARKS[i % 6]}
-            ax.plot(times, gaps, linestyle=DASHES[i % 6], markersize=5.5, label=name, **look)
+            ax.plot(
+                times, gaps, linestyle=DASHES[i % 6], markersize=5.5, label=name,
+                drawstyle="steps-pre", **look,
+            )  # fmt: skip
         top = 1000 * max(max(life.metrics.itl) for life in lives.values())
         arrivals = sorted({round(1000 * (late[n].arrival - runs[n].start), 3) for n in runs})
         for i, when in enumerate(arrivals):

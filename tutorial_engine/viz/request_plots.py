@@ -29,7 +29,7 @@ LOW = 378.0  # below all boxes
 FILLS = {"waiting": "#e9edf0", "running": "#cfe3f1", "preempted": "#fbe9c8"}
 # What makes a request go from one state to the next, where there is more to say than the names.
 CAUSES = {
-    ("waiting", "running"): "budget and memory suffice",
+    ("waiting", "running"): "place, budget and memory",
     ("running", "preempted"): "memory is out",
     ("preempted", "running"): "room again",
     ("running", "finished"): "stop or length",

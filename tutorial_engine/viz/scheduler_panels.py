@@ -90,11 +90,13 @@ def _row(
     """A row that somebody has, slot by slot → how full it is."""
     (row, y, width), now = at, run.steps[step]
     event, base = now.scheduled.get(who), row * run.max_len
-    old, new = len(now.state.requests[who].slots), event.slots if event else ()
+    new = event.slots if event else ()
+    slots = (*now.state.requests[who].slots, *new)
     scene.text(f"row{row}.who", 56, y + 13, who, 13, fill=one.colour, **BOLD)
-    used = old + len(new)
-    for i in range(used):
-        slot, box = base + i, (ROWS_X + i * width, y, width, 16.0)
+    used = len(slots)
+    old = used - len(new)
+    for i, slot in enumerate(slots):
+        box = (ROWS_X + (slot - base) * width, y, width, 16.0)
         tip = f"slot {slot}: K and V of token {i} of {who}, “{run.label(who, i)}”"
         fill = one.light if i < old else one.dark
         scene.rect(f"slot{slot}", box, fill, tip, stroke=one.colour, stroke_width=0.8)

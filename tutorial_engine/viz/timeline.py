@@ -40,7 +40,7 @@ def timeline(
     trace ran to its end.
     """
     run = rows(trace)
-    return timeline_scene(run, title, by).picture(run_caption(run), zoom=1.2)
+    return timeline_scene(run, title, by).picture(run_caption(run), zoom=1.1)
 
 
 def timeline_scene(run: Rows, title: str, by: By = "step", cursor: int | None = None) -> Scene:
