@@ -25,6 +25,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": WHOLE,
     "arrival": TIMES,
     "num_cached": ROWS,
+    "cells": st.lists(ROWS, max_size=4).map(tuple),
     "cached_slots": st.lists(ROWS, max_size=4).map(tuple),
     "first_position": ROWS,
     "slots": st.lists(ROWS, max_size=6).map(tuple),
@@ -33,6 +34,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "detail": st.none() | WHOLE | st.text(max_size=8),
     "row": ROWS,
     "num_tokens": ROWS,
+    "block": ROWS,
+    "source": ROWS,
+    "evicted": st.booleans(),
+    "hash": st.text("0123456789abcdef", min_size=12, max_size=12),
 }
 SETTINGS = st.dictionaries(
     st.text(max_size=6), st.none() | st.booleans() | WHOLE | TIMES | st.text(max_size=6), max_size=4
@@ -55,6 +60,13 @@ ONE_OF_EACH: list[Event] = [
     trace.Preempted(1, 0.75, "ä"),
     trace.Finished(1, 0.75, "ä", "stop", "Ende"),
     trace.RowFreed(1, 0.75, "ä", 3),
+    trace.CellsTaken(1, 0.75, "ä", 2, (7, 3)),
+    trace.CellsFreed(1, 0.75, "ä", (7, 3)),
+    trace.BlockTaken(1, 0.75, "ä", 7, True),
+    trace.BlockShared(1, 0.75, "ä", 2),
+    trace.BlockCopied(1, 0.75, "ä", 2, 8, (128, 129), False),
+    trace.BlockCached(1, 0.75, "ä", 7, "0123456789ab"),
+    trace.BlockFreed(1, 0.75, "ä", 8),
 ]
 
 

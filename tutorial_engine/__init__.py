@@ -44,6 +44,14 @@ tutorial_engine/
   engine             add_request, step, generate, stream, abort
   workload           requests that come over time
   engine_paths       the engine's rows of the equality ledger
+  -- 04_paged_cells: memory (its notebook is to come)
+  blocks             who holds which block, what can be found again
+  paged              pages: block tables to slots, under the same engine
+  cell_table         one cell per token: position, owners, shift
+  cell_cache         cells under the same engine; K-shift in every layer
+  cells              both, by one name
+  layouts            the same bytes by token and by layer
+  paged_paths        the rows of pages in the equality ledger
   -- seeing and doing
   syllabus           this table
   viz                pictures: style, plots, scenes, explorers

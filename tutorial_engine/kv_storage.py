@@ -52,6 +52,19 @@ class KVStorage:
         self._k_of[layer].index_copy_(self._slot_axis, slot_mapping, k)
         self._v_of[layer].index_copy_(self._slot_axis, slot_mapping, v)
 
+    def scatter(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """As write, for padded batches: a token whose slot is −1 is left out."""
+        self._check(layer, slot_mapping, k, v)
+        real = slot_mapping >= 0
+        self.write(layer, slot_mapping[real], k[real], v[real])
+
+    def copy(self, source: slice, target: slice) -> None:
+        """What the slots of source hold, into those of target, in every layer."""
+        axis, length = self._slot_axis + 1, source.stop - source.start
+        for shelf in (self.k, self.v):
+            old = shelf.narrow(axis, source.start, length)
+            shelf.narrow(axis, target.start, length).copy_(old)
+
     def read(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies."""
         k, v = self._k_of[layer], self._v_of[layer]

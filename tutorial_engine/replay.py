@@ -35,10 +35,17 @@ class EngineState(NamedTuple):
 
 
 class Replay:
-    """Applies events one by one to an empty engine. `step` is that of the last one."""
+    """Applies events one by one to an empty engine. `step` is that of the last one.
+
+    With pages it also has each used block's ref_cnt and hash, by number, and those that are free
+    again, in `free_queue`: they are taken in this order, after those that were never used.
+    """
 
     def __init__(self) -> None:
         self.step = 0
+        self.ref_cnts: dict[int, int] = {}
+        self.hashes: dict[int, str] = {}
+        self.free_queue: dict[int, None] = {}
         self._waiting: list[str] = []
         self._running: list[str] = []
         self._requests: dict[str, RequestState] = {}
@@ -97,7 +104,48 @@ class Replay:
                 request = request._replace(table=(row,))
             case trace.RowFreed():
                 request = request._replace(table=())
+            case trace.CellsTaken(first_position=first, cells=cells):
+                request = request._replace(table=request.table[:first] + cells)
+            case trace.CellsFreed():
+                request = request._replace(table=())
+            case trace.BlockTaken() | trace.BlockShared() | trace.BlockFreed():
+                request = request._replace(table=self._table(event, request.table))
+            case trace.BlockCopied():
+                request = self._copied(event, request)
+            case trace.BlockCached(block=block, hash=hash_):
+                self.hashes[block] = hash_
         self._requests[request_id] = request
+
+    def _table(
+        self,
+        event: trace.BlockTaken | trace.BlockShared | trace.BlockFreed,
+        table: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """The table after a block came to it, or went."""
+        if not isinstance(event, trace.BlockFreed):
+            self._hold(event.block, isinstance(event, trace.BlockTaken))
+            return (*table, event.block)
+        self._let_go(event.block)
+        return tuple(block for block in table if block != event.block)
+
+    def _copied(self, event: trace.BlockCopied, request: RequestState) -> RequestState:
+        self._hold(event.block, True)
+        self._let_go(event.source)
+        table = tuple(event.block if b == event.source else b for b in request.table)
+        kept = len(request.slots) - len(event.slots)  # below 0 for a fork: none counts yet
+        slots = request.slots[:kept] + event.slots if kept >= 0 else request.slots
+        return request._replace(table=table, slots=slots)
+
+    def _hold(self, block: int, is_new: bool) -> None:
+        self.ref_cnts[block] = self.ref_cnts.get(block, 0) + 1
+        self.free_queue.pop(block, None)
+        if is_new:
+            self.hashes.pop(block, None)
+
+    def _let_go(self, block: int) -> None:
+        self.ref_cnts[block] -= 1
+        if self.ref_cnts[block] == 0:
+            self.free_queue[block] = None
 
     def _commit(self, request_id: str) -> None:
         """The forward has run what was scheduled for the request."""

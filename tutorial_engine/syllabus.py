@@ -14,11 +14,15 @@ class Module(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """A notebook, what it is about, and the modules that it introduces, in import order."""
+    """A notebook, what it is about, and the modules that it introduces, in import order.
+
+    Modules may be there before their notebook is written.
+    """
 
     notebook: str
     title: str
     modules: tuple[Module, ...]
+    is_written: bool = True
 
     @property
     def number(self) -> int:
@@ -85,7 +89,23 @@ LESSONS = (
             Module("engine_paths", "the engine's rows of the equality ledger"),
         ),
     ),
+    Lesson(
+        "04_paged_cells",
+        "memory (its notebook is to come)",
+        (
+            Module("blocks", "who holds which block, what can be found again"),
+            Module("paged", "pages: block tables to slots, under the same engine"),
+            Module("cell_table", "one cell per token: position, owners, shift"),
+            Module("cell_cache", "cells under the same engine; K-shift in every layer"),
+            Module("cells", "both, by one name"),
+            Module("layouts", "the same bytes by token and by layer"),
+            Module("paged_paths", "the rows of pages in the equality ledger"),
+        ),
+        is_written=False,
+    ),
 )
+
+WRITTEN = tuple(lesson for lesson in LESSONS if lesson.is_written)
 
 # Beside the lessons: what draws and what teaches. The engine never imports these.
 AROUND = (

@@ -89,6 +89,64 @@ class RowFreed(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTaken(RequestEvent):
+    """A free block is its own now, last in its table. `evicted`: what it held was still cached."""
+
+    block: int
+    evicted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShared(RequestEvent):
+    """A block that holds its tokens already is last in its table now, too: found, or forked."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopied(RequestEvent):
+    """It was to write to a block that others may read, `source`: in its table, `block` is instead.
+
+    Its last tokens so far, which were in the source, lie in these slots now.
+    """
+
+    source: int
+    block: int
+    slots: tuple[int, ...]
+    evicted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCached(RequestEvent):
+    """A block of its table is full and computed: whoever begins like it can find it by the hash."""
+
+    block: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFreed(RequestEvent):
+    """It no longer holds this block, the last of its table."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellsTaken(RequestEvent):
+    """Empty cells are its own now: those of its tokens at first_position, ..., run or not yet."""
+
+    first_position: int
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellsFreed(RequestEvent):
+    """All its cells, by position, are empty again."""
+
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepBegan(Event):
     """The scheduler starts to plan a step. One that an interrupt broke off is begun again."""
 
@@ -105,6 +163,8 @@ EVENTS: dict[str, type[Event]] = {
     for kind in (
         *(Added, Admitted, Scheduled, Preempted, TokenSampled, Finished),
         *(RowTaken, RowFreed, StepBegan, StepEnded),
+        *(CellsTaken, CellsFreed),
+        *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockFreed),
     )
 }
 

@@ -154,7 +154,8 @@ def sweep(
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         told = [_told(panel, x, named) for panel, named in lines.items()]
-        return finish(figure, f"{ylabel}, by {xlabel}: {'; '.join(told)}.")
+        what = f"{ylabel}, by {xlabel}" if ylabel else f"By {xlabel}"  # panels of several units
+        return finish(figure, f"{what}: {'; '.join(told)}.")
 
 
 def _sweep_panel(ax: Axes, x: Sequence[float], named: Mapping[str, Line], first: int) -> None:

@@ -1,0 +1,616 @@
+"""The table of cells against a slow, obvious one, operation by operation.
+
+    python tests/test_cells.py --operations 200000
+
+runs as many random operations as you like; the tests run some thousands.
+"""
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tutorial_engine.cells import Cell, CellTable
+
+# -- the slow twin --------------------------------------------------------------------------------
+
+
+class SlowTable:
+    """Cells are a list of dicts, and every question looks at all of them."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.cells: list[dict[str, Any]] = [
+            {"pos": None, "owners": set(), "shift": 0} for _ in range(num_cells)
+        ]
+        self.head = 0
+
+    def clear(self) -> None:
+        self.__init__(len(self.cells))  # type: ignore[misc]
+
+    def cells_of(self, seq_id: int) -> list[int]:
+        mine = [i for i, cell in enumerate(self.cells) if seq_id in cell["owners"]]
+        return sorted(mine, key=lambda i: (self.cells[i]["pos"], i))
+
+    def visible(self, seq_id: int, pos: int, window: int | None) -> list[int]:
+        return [
+            i
+            for i in self.cells_of(seq_id)
+            if self.cells[i]["pos"] <= pos
+            and (window is None or pos - self.cells[i]["pos"] < window)
+        ]
+
+    def find_slot(self, n: int, contiguous: bool) -> list[int] | None:
+        num = len(self.cells)
+        order = [*range(self.head, num), *range(self.head)]
+        if contiguous:
+            for start in [*range(self.head, num), *range(num)]:
+                run = list(range(start, start + n))
+                if run[-1] < num and not any(self.cells[i]["owners"] for i in run):
+                    return run
+            return None
+        free = [i for i in order if not self.cells[i]["owners"]]
+        return free[:n] if len(free) >= n else None
+
+    def place(self, cells: Sequence[int], seq_id: int, positions: Sequence[int]) -> None:
+        for i, pos in zip(cells, positions, strict=True):
+            self.cells[i] = {"pos": pos, "owners": {seq_id}, "shift": 0}
+            self.head = (i + 1) % len(self.cells)
+
+    def in_range(self, seq_id: int, p0: int, p1: int) -> list[int]:
+        first, last = max(p0, 0), 10**9 if p1 < 0 else p1
+        return [i for i in self.cells_of(seq_id) if first <= self.cells[i]["pos"] < last]
+
+    def leave(self, i: int, seq_id: int) -> bool:
+        self.cells[i]["owners"].remove(seq_id)
+        if self.cells[i]["owners"]:
+            return False
+        self.cells[i] = {"pos": None, "owners": set(), "shift": 0}
+        self.head = min(self.head, i)
+        return True
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> list[int]:
+        return [i for i in self.in_range(seq_id, p0, p1) if self.leave(i, seq_id)]
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> list[int]:
+        new = [i for i in self.in_range(src, p0, p1) if dst not in self.cells[i]["owners"]]
+        for i in new:
+            self.cells[i]["owners"].add(dst)
+        return new
+
+    def seq_keep(self, seq_id: int) -> list[int]:
+        freed = []
+        for i, cell in enumerate(self.cells):
+            others = cell["owners"] - {seq_id}
+            freed += [i for other in others if self.leave(i, other)]
+        return freed
+
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> list[int] | None:
+        moved = self.in_range(seq_id, p0, p1)
+        if any(len(self.cells[i]["owners"]) > 1 for i in moved):
+            return None
+        freed = []
+        for i in moved:
+            self.cells[i]["pos"] += delta
+            self.cells[i]["shift"] += delta
+            if self.cells[i]["pos"] < 0:
+                self.leave(i, seq_id)
+                freed.append(i)
+        return freed
+
+    def seq_unshare(self, seq_id: int, p0: int, p1: int) -> list[tuple[int, int]] | None:
+        old = [i for i in self.in_range(seq_id, p0, p1) if len(self.cells[i]["owners"]) > 1]
+        if not old:
+            return []
+        new = self.find_slot(len(old), False)
+        if new is None:
+            return None
+        for i, j in zip(old, new, strict=True):
+            pos, shift = self.cells[i]["pos"], self.cells[i]["shift"]
+            self.leave(i, seq_id)
+            self.place([j], seq_id, [pos])
+            self.cells[j]["shift"] = shift
+        return list(zip(old, new, strict=True))
+
+    def take_shifts(self) -> dict[int, int]:
+        shifts = {i: cell["shift"] for i, cell in enumerate(self.cells) if cell["shift"]}
+        for cell in self.cells:
+            cell["shift"] = 0
+        return shifts
+
+
+SEQS = 4
+
+
+class Twins:
+    """Both tables under the same operations; a difference is an AssertionError."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.fast, self.slow = CellTable(num_cells), SlowTable(num_cells)
+        self.done: Counter[str] = Counter()
+
+    def put(self, n: int, seq_id: int, start: int | None, contiguous: bool) -> None:
+        """n tokens of a sequence: after its last one, or from a position of their own."""
+        cells = self.fast.find_slot(n, contiguous)
+        assert cells == self.slow.find_slot(n, contiguous), f"{cells} for {n}"
+        if cells is None:
+            self.done["no room"] += 1
+            return
+        first = self.fast.next_pos(seq_id) if start is None else start
+        positions = range(first, first + n)
+        self.fast.place(cells, seq_id, positions)
+        self.slow.place(cells, seq_id, positions)
+        self.done["placed"] += 1
+
+    def same(self, name: str, *values: int) -> None:
+        """One operation on both: the same answer, or both refuse."""
+        before = self.picture()
+        want = getattr(self.slow, name)(*values)
+        try:
+            got = getattr(self.fast, name)(*values)
+        except ValueError:
+            assert want is None, f"{name}{values} was refused, the other said {want}"
+            assert self.picture() == before, f"{name}{values} was refused and changed something"
+            self.done[f"{name} refused"] += 1
+            return
+        if name == "seq_keep":
+            got, want = sorted(got), sorted(want)
+        assert got == want and (want is not None or name == "clear"), (name, values, got, want)
+        self.done[name] += 1
+
+    def picture(self) -> list[Cell]:
+        return [self.fast[i] for i in range(self.fast.num_cells)]
+
+    def compare(self) -> None:
+        self.fast.check_integrity()
+        slow = [
+            Cell(cell["pos"], frozenset(cell["owners"]), cell["shift"]) for cell in self.slow.cells
+        ]
+        assert self.picture() == slow and self.fast.head == self.slow.head
+        used = sum(cell.pos is not None for cell in slow)
+        assert (self.fast.num_used, self.fast.num_free) == (used, len(slow) - used)
+        assert self.fast.has_shifts == any(cell.shift for cell in slow)
+        for seq_id in range(SEQS):
+            assert list(self.fast.cells_of(seq_id)) == self.slow.cells_of(seq_id), seq_id
+            assert (seq_id in self.fast.seq_ids) == bool(self.slow.cells_of(seq_id))
+
+    def look(self, seq_id: int, pos: int, window: int | None) -> None:
+        want = self.slow.visible(seq_id, pos, window)
+        assert self.fast.visible(seq_id, pos, window) == want
+
+
+class CellTableMachine(RuleBasedStateMachine):
+    """Hypothesis chooses the operations."""
+
+    seqs = st.integers(0, SEQS - 1)
+    ends = st.integers(-1, 14)
+
+    @initialize(num_cells=st.integers(1, 16))
+    def begin(self, num_cells: int) -> None:
+        self.twins = Twins(num_cells)
+
+    @rule(n=st.integers(1, 6), seq=seqs, start=st.none() | st.integers(0, 12), run=st.booleans())
+    def put(self, n: int, seq: int, start: int | None, run: bool) -> None:
+        self.twins.put(n, seq, start, run)
+
+    @rule(name=st.sampled_from(["seq_rm", "seq_unshare"]), seq=seqs, p0=ends, p1=ends)
+    def ranged(self, name: str, seq: int, p0: int, p1: int) -> None:
+        self.twins.same(name, seq, p0, p1)
+
+    @rule(src=seqs, dst=seqs, p0=ends, p1=ends)
+    def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        self.twins.same("seq_cp", src, dst, p0, p1)
+
+    @rule(seq=seqs, p0=ends, p1=ends, delta=st.integers(-7, 7))
+    def add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        self.twins.same("seq_add", seq, p0, p1, delta)
+
+    @rule(seq=seqs)
+    def keep(self, seq: int) -> None:
+        self.twins.same("seq_keep", seq)
+
+    @rule(name=st.sampled_from(["take_shifts", "take_shifts", "clear"]))
+    def whole(self, name: str) -> None:
+        self.twins.same(name)
+
+    @rule(seq=seqs, pos=st.integers(-1, 20), window=st.none() | st.integers(1, 8))
+    def look(self, seq: int, pos: int, window: int | None) -> None:
+        self.twins.look(seq, pos, window)
+
+    @invariant()
+    def compare(self) -> None:
+        if hasattr(self, "twins"):
+            self.twins.compare()
+
+
+TestStateful = CellTableMachine.TestCase
+TestStateful.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    database=None,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def run_random(operations: int, seed: int) -> Counter[str]:
+    """Seeded operations on tables of many sizes; what happened."""
+    draw = random.Random(seed)
+    total: Counter[str] = Counter()
+    left = operations
+    while left > 0:
+        twins = Twins(draw.choice([1, 2, 5, 12, 12, 24, 48]))
+        for _ in range(min(left, 500)):
+            left -= 1
+            one_operation(twins, draw)
+            twins.compare()
+        total += twins.done
+    return total
+
+
+def one_operation(twins: Twins, draw: random.Random) -> None:
+    seq, dst = draw.randrange(SEQS), draw.randrange(SEQS)
+    p0, p1 = draw.randint(-1, 12), draw.randint(-1, 24)
+    name = draw.choice(
+        ["put"] * 6 + ["seq_rm"] * 2 + ["seq_cp"] * 5 + ["seq_add"] * 6
+        + ["seq_unshare"] * 2 + ["take_shifts", "look"]
+    )  # fmt: skip
+    if draw.random() < 0.02:
+        name = draw.choice(["seq_keep", "clear"])
+    match name:
+        case "put":
+            start = draw.choice([None, None, None, draw.randint(0, 10)])
+            twins.put(draw.randint(1, 6), seq, start, draw.random() < 0.3)
+        case "seq_rm" | "seq_unshare":
+            twins.same(name, seq, p0, p1)
+        case "seq_cp":
+            twins.same(name, seq, dst, p0, p1)
+        case "seq_add":
+            twins.same(name, seq, p0, p1, draw.randint(-6, 6))
+        case "seq_keep":
+            twins.same(name, seq)
+        case "look":
+            twins.look(seq, draw.randint(0, 20), draw.choice([None, 1, 4]))
+        case _:
+            twins.same(name)
+
+
+def test_random_operations_give_what_the_slow_table_gives() -> None:
+    done = run_random(8_000, seed=0)
+    for name in ("placed", "no room", "seq_rm", "seq_cp", "seq_add"):
+        assert done[name] > 200, done
+    for name in (
+        "seq_add refused",
+        "seq_unshare",
+        "seq_unshare refused",
+        "seq_keep",
+        "take_shifts",
+        "clear",
+    ):
+        assert done[name] > 20, done
+
+
+# -- examples -------------------------------------------------------------------------------------
+
+
+def table(num_cells: int, **sequences: Sequence[int]) -> CellTable:
+    """Sequences a = 0, b = 1, ... with these positions, in the first cells."""
+    made = CellTable(num_cells)
+    for name, positions in sequences.items():
+        cells = made.find_slot(len(positions))
+        assert cells is not None
+        made.place(cells, ord(name) - ord("a"), positions)
+    return made
+
+
+def test_how_are_you() -> None:
+    """Cells 0, 1, 2 are used, 3 and 4 free; the token at position 5 comes into cell 3."""
+    cells = table(5, a=[0, 1, 2])
+    assert [cells[i].pos for i in range(5)] == [0, 1, 2, None, None]
+    assert cells.find_slot(1) == [3]
+    cells.place([3], 0, [5])
+    assert cells[3] == Cell(5, frozenset({0}), 0)
+    assert list(cells.cells_of(0)) == [0, 1, 2, 3] and cells.next_pos(0) == 6
+    assert cells.visible(0, 5) == [0, 1, 2, 3] and cells.visible(0, 4) == [0, 1, 2]
+
+
+def test_holes_are_filled_one_by_one_and_the_search_wraps_once() -> None:
+    cells = table(8, a=range(4), b=range(3))
+    cells.seq_rm(0, 1, 3)
+    assert (cells.head, cells.find_slot(3)) == (1, [1, 2, 7])
+    cells.place([2, 7], 1, [3, 4])
+    assert cells.head == 0, "behind the last cell comes the first"
+    cells.place([1], 1, [5])
+    assert cells.find_slot(1) is None
+    cells.seq_rm(1, 0, 1)
+    assert (cells.head, cells.find_slot(1)) == (2, [4])
+
+
+def test_a_run_may_begin_before_head_but_never_leaves_the_table() -> None:
+    cells = table(8, a=range(6))
+    cells.seq_rm(0, 0, 3)
+    cells.place([0], 1, [0])
+    cells.place([1], 1, [1])
+    cells.place([6], 1, [2])  # free: 2 and 7; head 7
+    assert cells.head == 7
+    assert cells.find_slot(2) == [7, 2]
+    assert cells.find_slot(2, contiguous=True) is None
+    cells.seq_rm(1, 1, 2)
+    cells.place([7], 1, [1])  # free: 1 and 2; head 0
+    cells.head = 5
+    assert cells.find_slot(2, contiguous=True) == [1, 2]
+
+
+def test_finding_takes_nothing() -> None:
+    cells = table(6, a=range(3))
+    before = repr(cells)
+    assert cells.find_slot(3) == cells.find_slot(3) == [3, 4, 5]
+    assert cells.find_slot(4) is None and cells.find_slot(4, contiguous=True) is None
+    assert repr(cells) == before
+
+
+def test_ranges_are_half_open_and_negative_ends_are_open() -> None:
+    for p0, p1, left in [
+        (1, 3, [0, 3, 4]),
+        (-1, 2, [2, 3, 4]),
+        (3, -1, [0, 1, 2]),
+        (-1, -1, []),
+        (2, 2, [0, 1, 2, 3, 4]),
+        (0, 0, [0, 1, 2, 3, 4]),
+        (3, 1, [0, 1, 2, 3, 4]),
+    ]:
+        cells = table(6, a=range(5))
+        cells.seq_rm(0, p0, p1)
+        assert [cells[i].pos for i in cells.cells_of(0)] == left, (p0, p1)
+
+
+def test_a_shared_cell_is_empty_when_its_last_owner_leaves() -> None:
+    cells = table(6, a=range(3))
+    assert cells.seq_cp(0, 1) == [0, 1, 2] and cells.num_used == 3
+    assert cells.seq_cp(0, 1) == [], "it has them"
+    assert cells.seq_rm(0) == [] and cells.num_used == 3
+    assert cells[1].owners == {1}
+    assert cells.seq_rm(1, 0, 2) == [0, 1] and cells.num_used == 1
+
+
+def test_keep_drops_all_others() -> None:
+    cells = table(9, a=range(3), b=range(2), c=range(1))
+    cells.seq_cp(0, 1, 0, 1)
+    assert sorted(cells.seq_keep(1)) == [1, 2, 5]
+    assert cells.seq_ids == (1,) and cells[0] == Cell(0, frozenset({1}), 0)
+    assert list(cells.cells_of(1)) == [0, 3, 4]
+
+
+def test_adds_accumulate_and_are_taken_once() -> None:
+    cells = table(6, a=range(4))
+    cells.seq_add(0, 2, -1, -1)
+    cells.seq_add(0, 2, -1, -2)
+    assert [cells[i].pos for i in range(4)] == [0, 1, 1, 0]
+    assert [cells[i].shift for i in range(4)] == [0, 0, -1, -3]
+    assert cells.has_shifts and cells.take_shifts() == {2: -1, 3: -3}
+    assert not cells.has_shifts and cells.take_shifts() == {}
+
+
+def test_a_shift_there_and_back_is_none() -> None:
+    cells = table(4, a=range(3))
+    cells.seq_add(0, 1, -1, 4)
+    cells.seq_add(0, 5, -1, -4)
+    assert not cells.has_shifts and [cells[i].pos for i in range(3)] == [0, 1, 2]
+
+
+def test_below_zero_a_cell_is_empty_and_its_shift_gone() -> None:
+    cells = table(4, a=range(4))
+    assert cells.seq_add(0, 0, -1, -2) == [0, 1]
+    assert cells.num_used == 2 and cells.take_shifts() == {2: -2, 3: -2}
+    assert [cells[i].pos for i in cells.cells_of(0)] == [0, 1]
+
+
+def test_moving_a_shared_cell_is_refused_with_its_name_and_the_way_out() -> None:
+    cells = table(8, a=range(4))
+    cells.seq_cp(0, 1, 0, 2)
+    before = repr(cells)
+    with pytest.raises(ValueError, match=r"cell 1 .*sequences \[0, 1\].*seq_unshare\(0, 1, -1\)"):
+        cells.seq_add(0, 1, -1, 3)
+    assert repr(cells) == before
+    cells.seq_add(0, 2, -1, 3)  # those that nobody shares
+    assert cells.seq_unshare(0, 1, -1) == [(1, 4)]
+    cells.seq_add(0, 1, -1, 3)
+    assert cells[1] == Cell(1, frozenset({1}), 0) and cells[4] == Cell(4, frozenset({0}), 3)
+
+
+def test_a_copy_lags_as_the_original() -> None:
+    cells = table(6, a=range(2))
+    cells.seq_add(0, 0, -1, 5)
+    cells.seq_cp(0, 1)
+    assert cells.seq_unshare(1) == [(0, 2), (1, 3)]
+    assert cells.take_shifts() == {0: 5, 1: 5, 2: 5, 3: 5}
+
+
+def test_without_room_for_the_copies_nothing_happens() -> None:
+    cells = table(5, a=range(3))
+    cells.seq_cp(0, 1)
+    before = repr(cells)
+    with pytest.raises(ValueError, match="shares 3 cells, 2 are empty"):
+        cells.seq_unshare(1)
+    assert repr(cells) == before
+
+
+def test_visibility_is_by_owner_and_position_never_by_cell() -> None:
+    cells = CellTable(8)
+    cells.place([5, 1, 6], 0, [0, 1, 2])
+    cells.place([2], 1, [0])
+    cells.seq_cp(0, 1, 1, 2)
+    assert cells.visible(0, 2) == [5, 1, 6] and cells.visible(0, 1) == [5, 1]
+    assert cells.visible(1, 9) == [2, 1] and cells.visible(2, 9) == []
+    assert cells.visible(0, 2, window=2) == [1, 6] and cells.visible(0, 4, window=2) == []
+    assert cells.visible(0, 2, window=1) == [6]
+
+
+def test_a_position_may_occur_twice() -> None:
+    cells = table(6, a=range(4))
+    cells.seq_add(0, 3, -1, -2)
+    assert [cells[i].pos for i in cells.cells_of(0)] == [0, 1, 1, 2]
+    assert list(cells.cells_of(0)) == [0, 1, 3, 2] and cells.visible(0, 1) == [0, 1, 3]
+    cells.check_integrity()
+
+
+def test_what_is_kept_of_the_order_grows_or_is_replaced() -> None:
+    """A tensor made from the list stays right as long as it is the same list."""
+    cells = table(8, a=range(3))
+    known = cells.cells_of(0)
+    cells.place([6], 0, [3])
+    assert cells.cells_of(0) is known and list(known) == [0, 1, 2, 6]
+    cells.place([4], 1, [0])
+    cells.seq_rm(1)
+    assert cells.cells_of(0) is known, "others do not matter"
+    for change in (
+        lambda: cells.seq_add(0, 3, -1, 1),
+        lambda: cells.seq_rm(0, 1, 2),
+        lambda: cells.place([1], 0, [1]),
+    ):
+        known = cells.cells_of(0)
+        change()
+        assert cells.cells_of(0) is not known
+
+
+def test_it_prints_as_a_table() -> None:
+    cells = table(8, a=range(3))
+    cells.seq_cp(0, 1, 0, 2)
+    cells.seq_add(0, 2, -1, 3)
+    cells.place([7], 1, [12])
+    assert repr(cells).splitlines() == [
+        "      cell   pos  shift  owners",
+        "         0     0     +0  0, 1  < head",
+        "         1     1     +0  0, 1",
+        "         2     5     +3  0",
+        "      3..6  free",
+        "         7    12     +0  1",
+    ]
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (lambda t: t.place([1], 1, [0]), "cell 1 is taken"),
+        (lambda t: t.place([5, 5], 1, [0, 1]), "each cell once"),
+        (lambda t: t.place([5], 1, [0, 1]), "1 cells for 2 positions"),
+        (lambda t: t.place([5, 4], 1, [0, -1]), "position -1 for cell 4"),
+        (lambda t: t.place([5], -1, [0]), "seq_id.*-1"),
+        (lambda t: t.place([5, 8], 1, [0, 1]), "no cell 8"),
+        (lambda t: t.seq_cp(0, -2), "seq_id.*-2"),
+        (lambda t: t.seq_rm("a"), "seq_id.*'a'"),
+        (lambda t: t.find_slot(0), "at least 1, got 0"),
+        (lambda t: t.visible(0, 3, window=0), "window"),
+        (lambda t: t[-1], "no cell -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(
+    action: Callable[[CellTable], object], says: str
+) -> None:
+    cells = table(8, a=range(3))
+    before = repr(cells)
+    with pytest.raises((ValueError, IndexError), match=says):
+        action(cells)
+    assert repr(cells) == before
+    cells.check_integrity()
+
+
+def test_a_table_without_cells_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_cells.*0"):
+        CellTable(0)
+
+
+# -- planted bugs ---------------------------------------------------------------------------------
+
+
+def wrong_drop(self: CellTable, seq_id: int, cells: Sequence[int]) -> list[int]:
+    """Frees a cell though somebody else has it."""
+    for cell in cells:
+        self._owners[cell] = frozenset({seq_id})
+    return right_drop(self, seq_id, cells)
+
+
+right_drop = CellTable._drop
+
+
+def by_number(self: CellTable, cells: Sequence[int]) -> list[int]:
+    return sorted(cells)
+
+
+def other_sign(self: CellTable, cell: int, shift: int) -> None:
+    right_shift(self, cell, -shift)
+
+
+right_shift = CellTable._set_shift
+
+
+def closed_range(self: CellTable, seq_id: int, p0: int, p1: int) -> list[int]:
+    return right_range(self, seq_id, p0, p1 if p1 < 0 else p1 + 1)
+
+
+right_range = CellTable._in_range
+
+
+def forgets_the_shift_of_a_copy(self: CellTable, cell: int, shift: int) -> None:
+    if self._used[cell]:
+        right_shift(self, cell, shift)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_drop", wrong_drop),
+        ("_ordered", by_number),
+        ("_set_shift", other_sign),
+        ("_set_shift", forgets_the_shift_of_a_copy),
+        ("_in_range", closed_range),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_planted_bug_is_caught(name: str, wrong: Callable[..., Any]) -> None:
+    with patch.object(CellTable, name, wrong), pytest.raises((AssertionError, TypeError)):
+        run_random(6_000, seed=1)
+
+
+def test_books_that_do_not_add_up_are_noticed() -> None:
+    def corrupt(change: Callable[[CellTable], object]) -> CellTable:
+        cells = table(6, a=range(3), b=range(2))
+        change(cells)
+        return cells
+
+    for change, says in [
+        (lambda t: t._owners.__setitem__(0, frozenset()), "cell 0"),
+        (lambda t: t._used.__setitem__(5, 1), "cell 5"),
+        (lambda t: t._pos.__setitem__(1, -1), "cell 1 has position -1"),
+        (lambda t: t._shifts.update({5: 2}), "cell 5 has a pending shift"),
+        (lambda t: t._shifts.update({0: 0}), "cell 0 has a pending shift"),
+        (lambda t: t._cells[0].reverse(), "not by position"),
+        (lambda t: t._cells[0].append(0), "once each"),
+        (lambda t: t._cells[1].pop(), "the cells say"),
+        (lambda t: setattr(t, "head", 6), "head is 6 of 6"),
+    ]:
+        with pytest.raises(AssertionError, match=says):
+            corrupt(change).check_integrity()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Random operations on both tables.")
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1_000)
+    asked = parser.parse_args()
+    began = time.perf_counter()
+    done = run_random(asked.operations, asked.seed)
+    for name, times in sorted(done.items()):
+        print(f"{name:<20}{times:>10,}")
+    print(f"{asked.operations:,} operations in {time.perf_counter() - began:.0f} s: all the same")

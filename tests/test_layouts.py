@@ -1,0 +1,176 @@
+"""The layout laboratory: the same numbers, other addresses, and counters that are exact."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from engines import one_thread
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tutorial_engine.cache_config import KVCacheSpec
+from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.layouts import ORDERS, KVLayout, Touched, layouts, runs, time_layout, touched
+
+L, N, H, D = 3, 10, 2, 8
+EVERY = pytest.mark.parametrize("order", ORDERS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def random_kv(layers: int = L, tokens: int = N, heads: int = H, dim: int = D) -> Tensor:
+    generator = torch.Generator().manual_seed(layers * tokens)
+    return torch.randn(layers, 2, tokens, heads, dim, generator=generator)
+
+
+def bytes_of(memory: Tensor, part: Tensor) -> list[int]:
+    """The offset of every byte of a view, one number after the other, by its own pointer."""
+    flat = [
+        part[tuple(index)].data_ptr() - memory.data_ptr()
+        for index in torch.cartesian_prod(*map(torch.arange, part.shape)).reshape(-1, part.ndim)
+    ]
+    return sorted(offset + i for offset in flat for i in range(part.itemsize))
+
+
+def slowly_touched(memory: Tensor, part: Tensor) -> Touched:
+    found = bytes_of(memory, part)
+    known = set(found)
+    return Touched(
+        len(found),
+        sum(offset - 1 not in known for offset in found),
+        len({offset // 64 for offset in found}),
+        len({offset // 4096 for offset in found}),
+    )
+
+
+@EVERY
+def test_every_order_holds_the_same_numbers_and_nothing_else(order: str) -> None:
+    kv = random_kv()
+    layout = KVLayout(order, kv)
+    assert torch.equal(layout.kv, kv)
+    assert layout.kv.untyped_storage().nbytes() == kv.nbytes
+    assert layout.kv.data_ptr() != kv.data_ptr(), "a copy of its own"
+    assert bytes_of(layout.kv, layout.kv) == list(range(kv.nbytes))
+
+
+@EVERY
+def test_an_address_is_where_the_bytes_are(order: str) -> None:
+    layout = KVLayout(order, random_kv())
+    for layer, token, value in [(0, 0, False), (2, 0, False), (1, 7, True), (2, 9, True)]:
+        at = layout.address(layer, token, value)
+        raw = bytes(layout.kv.untyped_storage().tolist()[at : at + 4])
+        first = torch.frombuffer(bytearray(raw), dtype=torch.float32)
+        assert torch.equal(first[0], layout.kv[layer, int(value), token, 0, 0])
+        steps = layout.strides
+        assert at == layer * steps["layer"] + value * steps["kv"] + token * steps["token"]
+
+
+def test_strides_of_each_order() -> None:
+    """In bytes of fp32: L 3, n 10, H_kv 2, D 8."""
+    strides = {name: layout.strides for name, layout in layouts(random_kv()).items()}
+    per_layer = 2 * H * D * 4  # K and V of a token
+    assert strides["by token"]["token"] == L * per_layer and strides["by token"]["layer"] == 128
+    assert strides["by layer"]["token"] == H * D * 4 == 64
+    assert strides["by layer"]["layer"] == N * 64
+    assert strides["by layer, heads first"]["token"] == D * 4
+    assert strides["by layer, heads first"]["head"] == N * D * 4
+    assert all(s["dim"] == 4 for s in strides.values())
+
+
+@pytest.mark.parametrize(
+    ("order", "slots_first"), [("by layer", True), ("by layer, heads first", False)]
+)
+def test_by_layer_is_how_the_storage_keeps_them(order: str, slots_first: bool) -> None:
+    spec = KVCacheSpec(num_layers=L, num_kv_heads=H, k_head_dim=D, v_head_dim=D)
+    storage = KVStorage(spec, N, slots_first=slots_first)
+    shelf = storage.k if slots_first else storage.k.transpose(1, 2)  # [L, n, H_kv, D]
+    layout = KVLayout(order, random_kv())
+    assert layout.kv[:, 0].stride() == shelf.stride() and layout.kv[:, 0].shape == shelf.shape
+
+
+@EVERY
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+def test_counters_are_those_of_the_pointers(order: str, seed: int) -> None:
+    draw = random.Random(seed)
+    shape = [draw.randint(1, most) for most in (3, 6, 3, 8)]
+    layout = KVLayout(order, random_kv(*shape).to(draw.choice([torch.float32, torch.bfloat16])))
+    token, layer, n = draw.randrange(shape[1]), draw.randrange(shape[0]), draw.randint(1, shape[1])
+    kv = layout.kv
+    assert layout.touched_by_write(token) == slowly_touched(kv, kv[:, :, token])
+    assert layout.touched_by_read(layer, n) == slowly_touched(kv, kv[layer, :, :n])
+    part = kv[:: draw.randint(1, 2), :, draw.randrange(shape[1]) :, :, : draw.randint(1, shape[3])]
+    assert touched(kv, part) == slowly_touched(kv, part)
+    found = runs(kv, part)
+    covered = [at for start, length in found for at in range(start, start + length)]
+    assert covered == bytes_of(kv, part)
+    assert layout.touched_by_read(layer, 0) == Touched(0, 0, 0, 0)
+
+
+def test_by_token_writes_in_one_run_and_by_layer_reads_in_two() -> None:
+    """28 layers, 8 heads of 128 in bf16, 512 tokens: a token is 114,688 bytes."""
+    kv = torch.zeros(28, 2, 512, 8, 128, dtype=torch.bfloat16)
+    of = layouts(kv)
+    writes = {name: layout.touched_by_write(300) for name, layout in of.items()}
+    assert {w.num_bytes for w in writes.values()} == {114_688}
+    assert [w.runs for w in writes.values()] == [1, 56, 448]
+    reads = {name: layout.touched_by_read(11, 400) for name, layout in of.items()}
+    assert {r.num_bytes for r in reads.values()} == {400 * 4096}
+    assert [r.runs for r in reads.values()] == [400, 2, 16]
+    assert reads["by token"].pages == 400 and reads["by layer"].pages == 400
+    assert KVLayout("by token", kv[:, :, :1, :1]).touched_by_read(0, 1).runs == 1
+
+
+def test_narrow_heads_by_token_touch_more_pages_for_the_same_bytes() -> None:
+    """A token leaves 512 bytes in a layer; by token, those of seven other layers lie between."""
+    of = layouts(torch.zeros(8, 2, 256, 2, 32))
+    by_token, by_layer = (of[name].touched_by_read(3, 256) for name in ("by token", "by layer"))
+    assert by_token.num_bytes == by_layer.num_bytes == 256 * 512
+    assert (by_token.pages, by_layer.pages) == (256, 32)
+
+
+@EVERY
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("textbook", [True, False])
+def test_attention_is_the_same_in_every_order(order: str, queries: int, textbook: bool) -> None:
+    kv = random_kv()
+    q = torch.randn(queries, 4, D)
+    for layer in range(L):
+        got = KVLayout(order, kv).attend(layer, q, 7, textbook)
+        want = KVLayout("by layer", kv).attend(layer, q, 7, textbook=True)
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+        assert not torch.allclose(got, KVLayout(order, kv).attend((layer + 1) % L, q, 7))
+
+
+@EVERY
+def test_a_written_token_is_there_and_the_others_stay(order: str) -> None:
+    layout = KVLayout(order, random_kv())
+    before, new = layout.kv.clone(), torch.randn(L, 2, H, D)
+    layout.write(4, new)
+    assert torch.equal(layout.kv[:, :, 4], new)
+    others = [i for i in range(N) if i != 4]
+    assert torch.equal(layout.kv[:, :, others], before[:, :, others])
+
+
+@EVERY
+def test_timing_changes_nothing_and_gives_times(order: str) -> None:
+    layout = KVLayout(order, random_kv())
+    before = layout.kv.clone()
+    times = time_layout(layout, num_heads=4, repeats=2)
+    assert 0 < times.write < 10 and 0 < times.attend < 10
+    assert torch.equal(layout.kv, before)
+
+
+def test_what_is_no_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match="no order 'by heart'"):
+        KVLayout("by heart", random_kv())
+    with pytest.raises(ValueError, match=r"\[layers, 2, tokens, heads, dim\], got \[3, 10\]"):
+        KVLayout("by token", torch.zeros(3, 10))
+    with pytest.raises(ValueError, match="repeats"):
+        time_layout(KVLayout("by token", random_kv()), 4, repeats=0)
