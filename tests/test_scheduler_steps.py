@@ -213,7 +213,7 @@ def test_what_ran_is_said_with_what_is_left() -> None:
         (Scheduler, {"max_num_seqs": 2}, 2, "all 2 rows are taken (max_num_seqs)"),
         (Scheduler, {"max_num_seqs": 1}, 1, "the row is taken (max_num_seqs)"),
         (OneByOne, {}, 1, "one at a time, first A"),
-        (StaticBatching, {"max_num_seqs": 2}, 1, "nobody joins before A is done"),
+        (StaticBatching, {"max_num_seqs": 2}, 1, "nobody joins before A and B are done"),
         (
             StaticBatching,
             {"max_num_seqs": 2, "max_num_batched_tokens": 16},

@@ -394,4 +394,4 @@ def test_a_step_above_the_budget_rises_above_its_line_and_into_nothing_else() ->
     )
     top = min(float(bar.attributes["y"]) for bar in bars)
     assert zero - top == pytest.approx(TALL)
-    assert zero - limit == pytest.approx(TALL * 8 / 12)
+    assert zero - limit == pytest.approx(TALL * 8 / 9)
