@@ -8,6 +8,7 @@ import ctypes
 import importlib
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,12 @@ def gguf_tensors(model: Qwen3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
         yield "output.weight", model.lm_head.plain_weight()
 
 
+@cache
+def _silence() -> Any:
+    """A log callback that says nothing. One for the process: C calls it when its maker is gone."""
+    return importlib.import_module("llama_cpp").llama_log_callback(lambda *_: None)
+
+
 class LlamaCpp:
     """llama.cpp on the CPU with as many threads as torch has; close() gives its memory back.
 
@@ -119,8 +126,7 @@ class LlamaCpp:
         num_seqs: int = 1,
     ) -> None:
         self._lib = lib = importlib.import_module("llama_cpp")
-        self._log = lib.llama_log_callback(lambda *_: None)  # kept: C calls it
-        lib.llama_log_set(self._log, ctypes.c_void_p())
+        lib.llama_log_set(_silence(), ctypes.c_void_p())
         lib.llama_backend_init()
         model_params = lib.llama_model_default_params()
         model_params.n_gpu_layers = 0
