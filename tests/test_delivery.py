@@ -265,3 +265,19 @@ def test_texts_put_together_are_the_text(tokenizer) -> None:  # type: ignore[no-
     assert "".join(result.text for result in results) == tokenizer.decode(ids)
     assert results[-1].output is not None
     assert results[-1].output.outputs[0].text == tokenizer.decode(ids)
+
+
+def test_a_callback_that_was_interrupted_is_told_of_the_next_token() -> None:
+    desk, told = Desk(), list[StepOutput]()
+
+    def impatient(result: StepOutput) -> None:
+        told.append(result)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+
+    a = make("a", 5, impatient)
+    with pytest.raises(KeyboardInterrupt):
+        desk.token(a, 7)
+    desk.token(a, 8)
+    assert brief(told) == [("a", 7, None), ("a", 8, None)]
+    assert desk.delivery.take() == told

@@ -52,7 +52,9 @@ class Delivery:
             return
         try:
             callback(result)
+        except KeyboardInterrupt:  # not a fault of the callback: the next token is for it again
             request.on_token = callback
+            raise
         except Exception as fault:
             if not request.is_over:
                 self._fail(request, fault)
@@ -60,3 +62,5 @@ class Delivery:
             elif output is not None:  # it is complete, but its owner should know
                 told = replace(output, error=f"{type(fault).__name__}: {fault}")
                 inbox[inbox.index(result)] = result._replace(output=told)
+        else:
+            request.on_token = callback

@@ -189,9 +189,7 @@ class LLMEngine:
         for update in self.scheduler.update(scheduled, sampled):
             try:
                 self._deliver(update.request, update.token)
-            except (
-                BaseException
-            ) as error:  # a callback raised KeyboardInterrupt: the step is finished first
+            except BaseException as error:  # a callback raised Ctrl-C: first the step is finished
                 interrupt = error
         if self.trace is not None:
             self.trace.record(StepEnded, num_tokens)
