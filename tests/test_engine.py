@@ -516,6 +516,8 @@ def test_settings_say_what_the_engine_is() -> None:
         "slots_first": False,
         "seconds_per_forward": 0.5,
         "seconds_per_token": 0.25,
+        "num_rows": 4,
+        "row_len": LIMIT,
     }
     assert "seconds_per_token" not in make(clock=WallClock()).settings
 

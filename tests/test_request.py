@@ -135,7 +135,11 @@ def test_its_times_are_its_metrics() -> None:
 def end(request: Request) -> RequestOutput:
     request.finish = request.checker.finish
     request.finished = 9.0
-    return request.output()
+    for status in (RequestStatus.RUNNING, RequestStatus.FINISHED):
+        request.status = status
+    output = request.output()
+    assert output is not None
+    return output
 
 
 def test_the_output_has_all_of_it(tokenizer: Tokenizer) -> None:
@@ -166,8 +170,24 @@ def test_the_stop_token_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer) 
 
 
 def test_there_is_no_output_before_the_end() -> None:
-    with pytest.raises(AssertionError, match="a is not over"):
-        make().output()
+    assert make().output() is None
+
+
+def test_the_output_of_several_samples_comes_when_all_are_over() -> None:
+    first, second = make(max_tokens=1), make(max_tokens=1)
+    assert first.samples == (first,) and Request.join([first, second]) is first
+    assert first.samples == second.samples == (first, second)
+    assert first.held == (second,) and second.held == ()
+    for request in (first, second):
+        request.append(SampledToken(7), 4.0)
+    for status in (RequestStatus.RUNNING, RequestStatus.FINISHED):
+        first.status = status
+    assert first.output() is None
+    first.finish = first.checker.finish
+    first.finished = 5.0
+    output = end(second)
+    assert [one.index for one in output.outputs] == [0, 1]
+    assert output.metrics == first.metrics._replace(finished=9.0)
 
 
 def test_an_output_cannot_be_changed() -> None:

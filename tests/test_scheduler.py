@@ -19,7 +19,7 @@ from tutorial_engine.sampling import SampledToken, Sampler
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, Update
 from tutorial_engine.stopping import Finish, StopChecker
-from tutorial_engine.trace import Recorder, StepBegan, StepEnded
+from tutorial_engine.trace import Recorder, Setting, StepBegan, StepEnded
 
 VOCAB = 50
 
@@ -84,6 +84,13 @@ class TokenPool:
 
     def commit(self, request: Request, num_tokens: int) -> None:
         self.computed[request.request_id] += num_tokens
+
+    def fork(self, parent: Request, child: Request) -> int:
+        return 0
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        return {}
 
     def free(self, request: Request) -> None:
         self.free_slots += reversed(self.held.pop(request.request_id, []))

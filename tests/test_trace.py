@@ -37,6 +37,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "block": ROWS,
     "source": ROWS,
     "evicted": st.booleans(),
+    "place": st.none() | ROWS,
+    "parent_id": IDS,
     "hash": st.text("0123456789abcdef", min_size=12, max_size=12),
 }
 SETTINGS = st.dictionaries(
@@ -62,6 +64,9 @@ ONE_OF_EACH: list[Event] = [
     trace.RowFreed(1, 0.75, "ä", 3),
     trace.CellsTaken(1, 0.75, "ä", 2, (7, 3)),
     trace.CellsFreed(1, 0.75, "ä", (7, 3)),
+    trace.Added(1, 0.75, "ä.1", (1, 2, 3), 8, 0.25, 0),
+    trace.Forked(1, 0.75, "ä.1", "ä", 2),
+    trace.CellsShared(1, 0.75, "ä.1", (7, 3)),
     trace.BlockTaken(1, 0.75, "ä", 7, True),
     trace.BlockShared(1, 0.75, "ä", 2),
     trace.BlockCopied(1, 0.75, "ä", 2, 8, (128, 129), False),
@@ -118,6 +123,7 @@ def test_json_has_one_line_per_event_and_is_plain_json() -> None:
             "prompt_token_ids": [1, 2, 3],
             "max_tokens": 8,
             "arrival": 0.25,
+            "place": None,
         },
     ]
     assert len(json.loads(text)) == len(ONE_OF_EACH) + 1

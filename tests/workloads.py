@@ -6,7 +6,7 @@ hypothesis. test_engine_properties.py runs some thousands, long_run.py as many a
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -34,7 +34,15 @@ from tutorial_engine.runner import CachedRunner, make_runner
 from tutorial_engine.sampling import SampledToken, Sampler
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import Admitted, Preempted, Recorder, Scheduled, StepEnded, Trace
+from tutorial_engine.trace import (
+    Admitted,
+    Preempted,
+    Recorder,
+    Scheduled,
+    Setting,
+    StepEnded,
+    Trace,
+)
 
 POLICIES: dict[str, type[Scheduler]] = {
     policy.__name__: policy for policy in (Scheduler, StaticBatching, OneByOne, PrefillFirst)
@@ -231,6 +239,13 @@ class SharedRows:
 
     def commit(self, request: Request, num_tokens: int) -> None:
         self.rows.commit(request, num_tokens)
+
+    def fork(self, parent: Request, child: Request) -> int:
+        return self.rows.fork(parent, child)
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        return self.rows.settings
 
     def free(self, request: Request) -> None:
         self.held.pop(request.request_id, None)

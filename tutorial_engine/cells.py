@@ -16,7 +16,7 @@ from tutorial_engine.kv_cache import Allocation
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.request import Request
 from tutorial_engine.rope import RotaryEmbedding
-from tutorial_engine.trace import CellsFreed, CellsTaken, Recorder, Setting
+from tutorial_engine.trace import CellsFreed, CellsShared, CellsTaken, Event, Recorder, Setting
 
 __all__ = ["Cell", "CellKVCache", "CellSequences", "CellTable"]
 
@@ -25,7 +25,8 @@ class CellKVCache:
     """The engine's memory as cells: a KVCacheManager. Each running request is a sequence.
 
     A request is let in only if all its tokens fit, and holds their cells from then on: so nobody
-    who comes later can take what its next chunk needs. `sequences` is the same memory by hand.
+    who comes later can take what its next chunk needs. A fork owns its parent's cells as well, and
+    copies nothing, ever. `sequences` is the same memory by hand.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CellKVCache:
         self.sequences = CellSequences(storage, rope)
         self._seq_ids: dict[str, int] = {}  # request_id -> its sequence
         self._stored: dict[str, int] = {}  # request_id -> tokens whose K and V are written
+        self._forks: dict[str, None] = {}  # those that wait: not admitted yet, in order of coming
 
     @classmethod
     def from_config(
@@ -75,24 +77,26 @@ class CellKVCache:
         return self.table.num_cells
 
     def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
-        """As KVCacheManager.allocate: cells for what has none yet, wherever they are empty."""
+        """As KVCacheManager.allocate: cells for what has none yet, wherever they are empty.
+
+        A fork that waits gives way to whoever runs.
+        """
         key, table = request.request_id, self.table
-        seq_id = self._seq_ids.get(key)
         first = self._stored.get(key, 0)
-        end = first + max_new_tokens
-        held = 0 if seq_id is None else len(table.cells_of(seq_id))
-        wanted = request.num_tokens if seq_id is None else end
-        if wanted > held:
+        is_new = key in self._forks or key not in self._seq_ids
+        end = min(first + max_new_tokens, request.num_tokens)
+        wanted = request.num_tokens if is_new else end
+        while (held := len(self.table_of(request))) < wanted:
             new = table.find_slot(wanted - held)
-            if new is None:
+            if new is not None:
+                table.place(new, self._seq_id(key), range(held, wanted))
+                self._record(CellsTaken, key, held, tuple(new))
+            elif not self._give_up_a_fork(key):
                 return None
-            if seq_id is None:
-                seq_id = self._seq_ids[key] = next(s for s in count() if not table.cells_of(s))
-                self._stored[key] = 0
-            table.place(new, seq_id, range(held, wanted))
-            if self.trace is not None:
-                self.trace.record(CellsTaken, key, held, tuple(new))
-        assert seq_id is not None, "a request without tokens"
+            elif key not in self._seq_ids:  # it was this one: nobody runs
+                first, end = 0, min(max_new_tokens, request.num_tokens)
+        seq_id = self._seq_ids[key]
+        self._forks.pop(key, None)
         if table.has_shifts:
             self.sequences.apply_shifts()
         return Allocation(
@@ -103,18 +107,33 @@ class CellKVCache:
         """As KVCacheManager.commit."""
         self._stored[request.request_id] += num_tokens
 
+    def fork(self, parent: Request, child: Request) -> int:
+        """As KVCacheManager.fork: the child owns the parent's cells, too (seq_cp)."""
+        key, shared = (
+            child.request_id,
+            min(self._stored.get(parent.request_id, 0), child.num_tokens - 1),
+        )
+        if child.token_ids[:shared] != parent.token_ids[:shared] or key in self._seq_ids:
+            raise ValueError(
+                f"request {key} does not begin like {parent.request_id}, or has cells: only the "
+                "same tokens can be shared, and only from the start"
+            )
+        if shared:
+            cells = self.sequences.seq_cp(
+                self._seq_ids[parent.request_id], self._seq_id(key), 0, shared
+            )
+            self._stored[key], self._forks[key] = shared, None
+            self._record(CellsShared, key, tuple(cells))
+        return shared
+
     def free(self, request: Request) -> None:
-        """As KVCacheManager.free."""
-        seq_id = self._seq_ids.pop(request.request_id, None)
-        if seq_id is not None:
-            del self._stored[request.request_id]
-            cells = tuple(self.table.cells_of(seq_id))
-            self.sequences.reset(seq_id)
-            if self.trace is not None:
-                self.trace.record(CellsFreed, request.request_id, cells)
+        """As KVCacheManager.free; a cell that others own stays theirs."""
+        self._free(request.request_id)
 
     def slots_of(self, request: Request) -> tuple[int, ...]:
-        """As KVCacheManager.slots_of."""
+        """As KVCacheManager.slots_of; a fork that waits has nothing of its own yet."""
+        if request.request_id in self._forks:
+            return ()
         return self.table_of(request)[: self._stored.get(request.request_id, 0)]
 
     def table_of(self, request: Request) -> tuple[int, ...]:
@@ -135,3 +154,37 @@ class CellKVCache:
             assert self._stored[key] <= len(positions), (
                 f"{key} has {len(positions)} cells and {self._stored[key]} tokens stored"
             )
+
+    # ---- inside
+
+    def _seq_id(self, key: str) -> int:
+        """A request's sequence; the first unused number becomes a new one's."""
+        if key not in self._seq_ids:
+            taken = set(self._seq_ids.values())
+            self._seq_ids[key] = next(s for s in count() if s not in taken)
+            self._stored[key] = 0
+        return self._seq_ids[key]
+
+    def _give_up_a_fork(self, key: str) -> bool:
+        """Free the fork that came last, of those that wait, for one that runs; was there one?
+
+        For one that waits only if nobody runs, or all would wait for ever.
+        """
+        runs = key in self._seq_ids and key not in self._forks
+        if not self._forks or (len(self._forks) < len(self._seq_ids) and not runs):
+            return False
+        self._free(next(reversed(self._forks)))
+        return True
+
+    def _free(self, key: str) -> None:
+        seq_id = self._seq_ids.pop(key, None)
+        if seq_id is not None:
+            del self._stored[key]
+            self._forks.pop(key, None)
+            cells = tuple(self.table.cells_of(seq_id))
+            self.sequences.reset(seq_id)
+            self._record(CellsFreed, key, cells)
+
+    def _record(self, kind: type[Event], *values: object) -> None:
+        if self.trace is not None:
+            self.trace.record(kind, *values)

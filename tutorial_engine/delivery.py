@@ -27,8 +27,8 @@ class Delivery:
         return bool(self._common)
 
     def register(self, request: Request, inbox: list[StepOutput]) -> None:
-        """What happens to this request goes there."""
-        self._own[request.request_id] = inbox
+        """What happens to this request, and to its other samples, goes there."""
+        self._own |= {sample.request_id: inbox for sample in request.samples}
 
     def take(self) -> list[StepOutput]:
         """Empty the common inbox."""
@@ -41,11 +41,11 @@ class Delivery:
         A callback that raises ends its request; if it was the end already, the output says so.
         """
         output = request.output() if request.is_over else None
-        text = request.checker.take_text()
-        result = StepOutput(request.request_id, token, text, request.finish, output)
+        text, name = request.checker.take_text(), request.samples[0].request_id
+        result = StepOutput(name, token, text, request.finish, output, request.index)
         inbox = self._own.get(request.request_id, self._common)
         inbox.append(result)
-        if output is not None:
+        if request.is_over:
             self._own.pop(request.request_id, None)
         callback, request.on_token = request.on_token, None  # not told of what it does itself
         if callback is None:

@@ -4,7 +4,7 @@ Knows how scheduler, model runner, samplers and trace work together; decides not
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,17 +25,11 @@ from tutorial_engine.replay import EngineState
 from tutorial_engine.request import Request, RequestOutput, StepOutput, TokenCallback
 from tutorial_engine.sampling import SampledToken, Sampler, sample_each
 from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig
+from tutorial_engine.scheduler import ScheduledRequest, Scheduler
+from tutorial_engine.step_plan import EngineConfig
 from tutorial_engine.trace import Recorder, Setting, StepBegan, StepEnded
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "StepOutput"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulerConfig):
-    """A SchedulerConfig, and how the cache is laid out (`slots_first` as in CacheConfig)."""
-
-    slots_first: bool = False
 
 
 class LLMEngine:
@@ -99,7 +93,7 @@ class LLMEngine:
         """What a trace should know of its engine."""
         limits = {name: getattr(self.config, name) for name in self.config.__dataclass_fields__}
         prices = self.clock.prices if isinstance(self.clock, VirtualClock) else {}
-        return {"policy": type(self.scheduler).__name__, **limits, **prices}
+        return {"policy": type(self.scheduler).__name__, **limits, **prices, **self.memory.settings}
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -115,13 +109,13 @@ class LLMEngine:
         *,
         arrival: float | None = None,
         on_token: TokenCallback | None = None,
-        sampler: Sampler | None = None,
+        sampler: Sampler | Sequence[Sampler] | None = None,
     ) -> str:
         """Put a request (text or token ids) in the queue, at any time → its id.
 
         `on_token` is called with each of its StepOutputs; if it raises, this request alone ends.
-        `sampler` chooses the tokens in place of the one that params describe. ValueError for what
-        can never run, and for the id of a request that is still here.
+        `sampler` (n of them, if params.n) is used in place of what params describe. ValueError for
+        what can never run, and for an id that is still here.
         """
         request = self._intake.make(prompt, params, request_id, arrival, on_token, sampler)
         self._enter(request)
@@ -129,12 +123,13 @@ class LLMEngine:
 
     @uninterrupted
     def abort(self, request_id: str) -> None:
-        """End a request in any state, now. Its end is delivered like a token."""
+        """End a request in any state, now, with all its samples. The end comes like a token."""
         if request_id not in self.requests:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
-        request = self.requests[request_id]
-        self.scheduler.abort(request)
-        self._deliver(request, None)
+        for request in self.requests[request_id].samples:
+            if not request.is_over:
+                self.scheduler.abort(request)
+                self._deliver(request, None)
 
     def step(self) -> list[StepOutput]:
         """One forward for everything that is scheduled → what it brought; [] when all is done."""
@@ -200,12 +195,17 @@ class LLMEngine:
 
     def _deliver(self, request: Request, token: SampledToken | None) -> None:
         if request.is_over:
-            self.requests.pop(request.request_id, None)
+            self._forget(request)
         self._delivery.deliver(request, token)
 
     def _fail(self, request: Request, fault: Exception) -> None:
         self.scheduler.fail(request, fault)
-        self.requests.pop(request.request_id, None)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if all(sample.is_over for sample in request.samples):
+            for sample in request.samples:
+                self.requests.pop(sample.request_id, None)
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or max_steps are → the outputs of what ended, in that order.
@@ -245,8 +245,7 @@ class LLMEngine:
     ) -> Iterator[StepOutput]:
         """As `generate`, token by token, in the order in which they come. Errors come at once.
 
-        The requests enter when the first token is asked for; leaving the loop early (or closing
-        the iterator) aborts them.
+        The requests enter with the first token; leaving the loop early (or closing it) aborts them.
         """
         return self._serve(self._intake.make_all(prompts, params))
 
@@ -255,7 +254,8 @@ class LLMEngine:
         left = {request.request_id for request in requests}
         try:
             for request in requests:
-                request.arrival = self.clock.now()
+                for sample in request.samples:
+                    sample.arrival = self.clock.now()
                 self._enter(request, inbox)
             while left:
                 if not inbox:
@@ -263,7 +263,7 @@ class LLMEngine:
                 delivered = inbox.copy()
                 inbox.clear()
                 for result in delivered:
-                    if result.finish is not None:
+                    if result.output is not None:
                         left.discard(result.request_id)
                     yield result
         finally:
@@ -286,13 +286,15 @@ class LLMEngine:
         """AssertionError if queues, requests and memory do not agree."""
         self.scheduler.check_integrity()
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
-        assert queued == self.requests.keys(), f"{queued} are queued, {set(self.requests)} known"
+        known = {k for k, r in self.requests.items() if r.is_queued and not r.is_over}
+        assert queued == known, f"{queued} are queued, {known} known"
 
     @uninterrupted
     def _enter(self, request: Request, inbox: list[StepOutput] | None = None) -> None:
-        if request.request_id in self.requests:
-            raise ValueError(f"request {request.request_id!r} is here already: choose another id")
+        samples = {sample.request_id: sample for sample in request.samples}
+        if here := sorted(samples.keys() & self.requests.keys()):
+            raise ValueError(f"request {here[0]!r} is here already: choose another id")
         self.scheduler.add(request)
-        self.requests[request.request_id] = request
+        self.requests |= samples
         if inbox is not None:
             self._delivery.register(request, inbox)

@@ -158,6 +158,8 @@ def _plan(
         runner, limit = model, min(model.max_len, max_len or model.max_len)
     rows = []
     for i, (ids, own) in enumerate(zip(sequences, one_each, strict=True)):
+        if own.n > 1:
+            raise ValueError(f"this loop gives one continuation a prompt; n {own.n}: use LLMEngine")
         if len(ids) >= limit:
             raise ValueError(
                 f"prompt {i} has {len(ids)} tokens, but prompt and output together are limited to "

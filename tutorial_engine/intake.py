@@ -44,11 +44,12 @@ class Intake:
         request_id: str | None = None,
         arrival: float | None = None,
         on_token: TokenCallback | None = None,
-        sampler: Sampler | None = None,
+        sampler: Sampler | Sequence[Sampler] | None = None,
         what: str | None = None,
     ) -> Request:
         """One request; a number is its id, and now its arrival, unless given.
 
+        With n continuations it is the first of its `samples`, and `sampler` a list of n.
         ValueError for a bad one, which the message calls `what`.
         """
         name = self._fresh_id() if request_id is None else request_id
@@ -65,16 +66,20 @@ class Intake:
         check_token_ids(what, token_ids, self.config.vocab_size)
         self.scheduler.check(what, len(token_ids))
         params = SamplingParams() if params is None else params
+        arrival = self.clock.now() if arrival is None else arrival
+        own = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
         eos = self.config.eos_token_ids
+        samplers = [Sampler(one, eos) for one in own] if sampler is None else sampler
+        samplers = [samplers] if isinstance(samplers, Sampler) else samplers
+        if len(samplers) != params.n:
+            raise ValueError(f"{params.n} continuations, but {len(samplers)} samplers")
         room = self.scheduler.max_len - len(token_ids)
-        return Request(
-            name,
-            token_ids,
-            Sampler(params, eos) if sampler is None else sampler,
-            StopChecker(params, eos, self.tokenizer, max_new_tokens=room),
-            self.clock.now() if arrival is None else arrival,
-            on_token,
-        )
+        samples = []
+        for i, (one, chooses) in enumerate(zip(own, samplers, strict=True)):
+            checker = StopChecker(one, eos, self.tokenizer, max_new_tokens=room)
+            its = name if i == 0 else f"{name}.{i}"
+            samples.append(Request(its, token_ids, chooses, checker, arrival, on_token))
+        return Request.join(samples) if len(samples) > 1 else samples[0]
 
     def _fresh_id(self) -> str:
         return next(name for i in self._numbers if (name := f"r{i}") not in self.taken)

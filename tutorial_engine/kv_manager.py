@@ -4,6 +4,7 @@ Knows requests by their id and number of tokens, and which row is whose; knows n
 no model. Later layouts answer the same question (notebook 04).
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from tutorial_engine.cache_config import CacheConfig
@@ -11,7 +12,7 @@ from tutorial_engine.config import ModelConfig
 from tutorial_engine.kv_cache import Allocation, StaticKVCache
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.request import Request
-from tutorial_engine.trace import Recorder, RowFreed, RowTaken
+from tutorial_engine.trace import Recorder, RowFreed, RowTaken, Setting
 
 
 class KVCacheManager(Protocol):
@@ -43,6 +44,13 @@ class KVCacheManager(Protocol):
         """The forward has written the next num_tokens of the allocation: they count from now on."""
         ...
 
+    def fork(self, parent: Request, child: Request) -> int:
+        """Let the child begin with the parent's computed tokens → how many it has without running.
+
+        At least one of its own is left to run. The child waits; a layout that cannot share says 0.
+        """
+        ...
+
     def free(self, request: Request) -> None:
         """Take back all that the request holds; nothing happens when that is nothing."""
         ...
@@ -53,6 +61,11 @@ class KVCacheManager(Protocol):
 
     def table_of(self, request: Request) -> tuple[int, ...]:
         """The units that it holds, as numbers: its row here; its blocks, in order, with pages."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """What a trace should know of this memory: its sizes."""
         ...
 
     def check_integrity(self) -> None:
@@ -115,6 +128,10 @@ class RowManager:
         """As KVCacheManager.commit."""
         self.cache.advance(self._rows[request.request_id], num_tokens)
 
+    def fork(self, parent: Request, child: Request) -> int:
+        """As KVCacheManager.fork: rows share nothing."""
+        return 0
+
     def free(self, request: Request) -> None:
         """As KVCacheManager.free."""
         row = self._rows.pop(request.request_id, None)
@@ -137,6 +154,11 @@ class RowManager:
         """As KVCacheManager.table_of: its row, once it has one."""
         row = self._rows.get(request.request_id)
         return () if row is None else (row,)
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """As KVCacheManager.settings."""
+        return {"num_rows": self.cache.num_rows, "row_len": self.cache.max_len}
 
     def check_integrity(self) -> None:
         """As KVCacheManager.check_integrity: every row is free and empty, or exactly one's."""

@@ -5,6 +5,7 @@ Each overrides a small method or two of Scheduler; all give the same tokens, at 
 
 from itertools import islice
 
+from tutorial_engine.request import Request
 from tutorial_engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 
 
@@ -18,14 +19,18 @@ class StaticBatching(Scheduler):
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """As Scheduler.schedule_waiting; a new batch is chosen when the old one is over."""
-        if not self.running and self.batch.isdisjoint(r.request_id for r in self.waiting):
-            batch = islice(self.waiting, self.config.max_num_seqs)
-            self.batch = frozenset(request.request_id for request in batch)
+        if not self.running and self.batch.isdisjoint(map(_name, self.waiting)):
+            self.batch = frozenset(map(_name, islice(self.waiting, self.config.max_num_seqs)))
         super().schedule_waiting(plan)
 
     def may_admit(self, plan: StepPlan) -> bool:
         """As Scheduler.may_admit, and only who is of the batch."""
-        return super().may_admit(plan) and self.next_waiting().request_id in self.batch
+        return super().may_admit(plan) and _name(self.next_waiting()) in self.batch
+
+
+def _name(request: Request) -> str:
+    """The samples of a prompt are of one batch."""
+    return request.samples[0].request_id
 
 
 class OneByOne(Scheduler):

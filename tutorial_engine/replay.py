@@ -70,7 +70,8 @@ class Replay:
                 self._requests[event.request_id] = RequestState(
                     "waiting", len(prompt), prompt, 0, ()
                 )
-                self._waiting.append(event.request_id)
+                place = len(self._waiting) if event.place is None else event.place
+                self._waiting.insert(place, event.request_id)
             case RequestEvent():
                 if event.request_id not in self._requests:
                     raise ValueError(f"{event} is about a request that was never added")
@@ -106,6 +107,8 @@ class Replay:
                 request = request._replace(table=())
             case trace.CellsTaken(first_position=first, cells=cells):
                 request = request._replace(table=request.table[:first] + cells)
+            case trace.CellsShared(cells=cells):
+                request = request._replace(table=cells)
             case trace.CellsFreed():
                 request = request._replace(table=())
             case trace.BlockTaken() | trace.BlockShared() | trace.BlockFreed():

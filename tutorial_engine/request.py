@@ -58,7 +58,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What became of a request: its continuations and its times. `error` says what went wrong."""
+    """What became of a request: its continuations and its times. `error` says what went wrong.
+
+    Of several continuations the metrics have the first one's tokens and the last one's end.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -70,7 +73,8 @@ class RequestOutput:
 class StepOutput(NamedTuple):
     """What a step brought to one request: a token and the text that is safe to show, or its end.
 
-    Put together, the texts of a request's outputs are its text. `output` comes with the last one.
+    Put together, the texts of a request's outputs are its text; of its continuation `sample`, if it
+    has several. `output` comes with the last one of all.
     """
 
     request_id: str
@@ -78,6 +82,7 @@ class StepOutput(NamedTuple):
     text: str
     finish: Finish | None
     output: RequestOutput | None
+    sample: int = 0
 
 
 TokenCallback = Callable[[StepOutput], None]
@@ -88,6 +93,7 @@ class Request:
 
     `token_ids` are prompt and output; the K and V of the first `num_computed_tokens` are in the
     cache. Their difference is the work that is left: the only thing that the scheduler looks at.
+    Of n continuations of one prompt each is such a request: see `join`.
     """
 
     def __init__(
@@ -111,7 +117,32 @@ class Request:
         self.tokens: list[SampledToken] = []
         self.finish: Finish | None = None
         self.error: str | None = None
+        self.index = 0  # among the continuations of its prompt
+        self.is_queued = False
+        self._samples: tuple[Request, ...] = ()
         self._status = RequestStatus.WAITING
+
+    @staticmethod
+    def join(samples: Sequence["Request"]) -> "Request":
+        """Make these the continuations of one prompt → the first, which stands for all.
+
+        The others are queued when it has computed the prompt, which they then share.
+        """
+        for i, sample in enumerate(samples):
+            sample.index, sample._samples = i, tuple(samples)
+        return samples[0]
+
+    @property
+    def samples(self) -> tuple["Request", ...]:
+        """All continuations of its prompt, itself among them."""
+        return self._samples or (self,)
+
+    @property
+    def held(self) -> tuple["Request", ...]:
+        """Those that wait for it to compute the prompt."""
+        if self.index or not self._samples:
+            return ()
+        return tuple(s for s in self._samples[1:] if not (s.is_queued or s.is_over))
 
     @property
     def params(self) -> SamplingParams:
@@ -166,11 +197,23 @@ class Request:
         self.token_times.append(now)
         return finish
 
-    def output(self) -> RequestOutput:
-        """What became of it, when it is over."""
+    def output(self) -> RequestOutput | None:
+        """What became of it and of all its samples; None as long as one is not over."""
+        first, *_ = samples = self.samples
+        if not all(sample.is_over for sample in samples):
+            return None
+        metrics = first.metrics
+        if len(samples) > 1:
+            metrics = metrics._replace(finished=max(sample.finished or 0 for sample in samples))
+        prompt = tuple(first.token_ids[: first.num_prompt_tokens])
+        errors = (sample.error for sample in samples if sample.error is not None)
+        completions = tuple(sample._completion() for sample in samples)
+        return RequestOutput(first.request_id, prompt, completions, metrics, next(errors, None))
+
+    def _completion(self) -> CompletionOutput:
         assert self.finish is not None, f"request {self.request_id} is not over"
-        completion = CompletionOutput(
-            index=0,
+        return CompletionOutput(
+            index=self.index,
             text=self.checker.text,
             token_ids=self.output_token_ids,
             finish_reason=self.finish.reason,
@@ -178,8 +221,6 @@ class Request:
             tokens=tuple(self.tokens),
             cumulative_logprob=self._cumulative_logprob(),
         )
-        prompt = tuple(self.token_ids[: self.num_prompt_tokens])
-        return RequestOutput(self.request_id, prompt, (completion,), self.metrics, self.error)
 
     def _cumulative_logprob(self) -> float | None:
         """Of the tokens that it has; its sampler may have drawn one more that nobody got."""

@@ -5,10 +5,11 @@ Knows names and ranges; knows no logits, no text and no model.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # field: (whole numbers only?, least, most, hint)
 RANGES = {
+    "n": (True, 1, math.inf, "one continuation at least"),
     "temperature": (False, 0, 1e6, "0 is greedy"),
     "top_k": (True, -math.inf, math.inf, "0 is off"),
     "top_p": (False, 0, 1, "1 is off; for greedy use temperature=0"),
@@ -27,8 +28,10 @@ class SamplingParams:
     temperature 0 is greedy, and the default: the same text comes out on every machine. top_k ≤ 0
     or ≥ V is off. max_tokens and min_tokens count sampled tokens. `stop` is one string or several;
     it and stop_token_ids are tuples afterwards. logprobs=N asks for the N best and the sampled one.
+    n continuations of the prompt: an engine's (notebook 04); number i draws with seed + i.
     """
 
+    n: int = 1
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -49,6 +52,8 @@ class SamplingParams:
             raise ValueError(f"temperature {self.temperature} overflows fp32; for greedy use 0")
         if self.top_p == 0:
             raise ValueError("top_p 0 would keep no token; for greedy use temperature=0")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n {self.n} at temperature 0 is {self.n} times the same: raise it")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}")
         for flag in ("ignore_eos", "include_stop_str_in_output"):
@@ -63,6 +68,11 @@ class SamplingParams:
             raise ValueError(f"stop_token_ids must be whole numbers from 0 up, got {ids!r}")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    def sample(self, index: int) -> "SamplingParams":
+        """Those of continuation `index` alone: n is 1, and a seed is its own."""
+        seed = None if self.seed is None else (self.seed + index) % 2**64
+        return replace(self, n=1, seed=seed)
 
     def _check_range(self, name: str) -> None:
         """ValueError unless the field holds a number, or a None, that RANGES allows."""

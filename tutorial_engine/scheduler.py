@@ -68,13 +68,20 @@ class Scheduler:
                 "raise max_num_batched_tokens, or allow chunked prefill"
             )
 
-    def add(self, request: Request) -> None:
-        """To the end of the queue. ValueError for what could never run."""
+    def add(self, request: Request, place: int | None = None) -> None:
+        """To the end of the queue, or to a place in it. ValueError for what could never run."""
         self.check(f"the prompt of request {request.request_id}", request.num_prompt_tokens)
-        self.waiting.append(request)
+        self.waiting.insert(len(self.waiting) if place is None else place, request)
+        request.is_queued = True
         if self.trace is not None:
-            prompt = tuple(request.token_ids)
-            self._record(events.Added, request, prompt, request.params.max_tokens, request.arrival)
+            prompt, most = tuple(request.token_ids), request.params.max_tokens
+            self._record(events.Added, request, prompt, most, request.arrival, place)
+
+    def fork(self, parent: Request) -> None:
+        """Queue its other samples, before all who wait: they share what it has computed."""
+        for place, child in enumerate(parent.held):
+            self.add(child, place)
+            self._record(events.Forked, child, parent.request_id, self.memory.fork(parent, child))
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
@@ -173,11 +180,15 @@ class Scheduler:
                 continue
             self.memory.commit(request, num_tokens)
             request.num_computed_tokens = allocation.first_position + num_tokens
+            if request.num_computed_tokens >= request.num_prompt_tokens:
+                self.fork(request)
             if token is not None:
                 yield self._append(request, token)
 
     def fail(self, request: Request, fault: Exception) -> Update:
-        """End it alone, with a reason; the others do not notice."""
+        """End it alone, with a reason; the others do not notice, its own samples neither."""
+        for place, child in enumerate(request.held):
+            self.add(child, place)
         request.error = f"{type(fault).__name__}: {fault}"
         self.end(request, RequestStatus.ERROR, Finish("error"), request.error)
         return Update(request, None)
@@ -196,6 +207,8 @@ class Scheduler:
         if request.checker.finish is None:
             request.checker.end(finish)
         request.finish, request.finished = finish, self.now()
+        if not request.is_queued:
+            return
         self.memory.free(request)
         queue.remove(request)
         self._record(events.Finished, request, finish.reason, detail or finish.stop_reason)

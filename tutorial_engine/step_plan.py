@@ -39,6 +39,13 @@ class SchedulerConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(SchedulerConfig):
+    """A SchedulerConfig, and how rows are laid out (`slots_first` as in CacheConfig)."""
+
+    slots_first: bool = False
+
+
 class ScheduledRequest(NamedTuple):
     """A request's share of a step: its tokens at first_position, ... and where they lie."""
 

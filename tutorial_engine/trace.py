@@ -31,11 +31,20 @@ class RequestEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Added(RequestEvent):
-    """It came and waits at the end of the queue. `arrival` may lie before `time`."""
+    """It came and waits at the end of the queue, or at `place`. `arrival` may lie before `time`."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     arrival: float
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked(RequestEvent):
+    """One more sample of a request's prompt: it shares num_tokens that the parent has computed."""
+
+    parent_id: str
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +149,15 @@ class CellsTaken(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class CellsShared(RequestEvent):
+    """It owns these cells of another's first tokens as well: they are its first ones."""
+
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CellsFreed(RequestEvent):
-    """All its cells, by position, are empty again."""
+    """It leaves all its cells, by position; those that are nobody else's are empty again."""
 
     cells: tuple[int, ...]
 
@@ -161,9 +177,9 @@ class StepEnded(Event):
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
-        *(Added, Admitted, Scheduled, Preempted, TokenSampled, Finished),
+        *(Added, Forked, Admitted, Scheduled, Preempted, TokenSampled, Finished),
         *(RowTaken, RowFreed, StepBegan, StepEnded),
-        *(CellsTaken, CellsFreed),
+        *(CellsTaken, CellsShared, CellsFreed),
         *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockFreed),
     )
 }

@@ -1,0 +1,381 @@
+"""n continuations of one prompt: the prompt is computed once, and each is as if it were alone."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import random_sequences
+from engines import VOCAB, one_thread, random_model
+from torch import Tensor
+
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.cells import CellKVCache
+from tutorial_engine.clock import VirtualClock
+from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.generate import generate
+from tutorial_engine.kv_manager import KVCacheManager, RowManager
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.paged import PagedKVCache
+from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.replay import states
+from tutorial_engine.request import RequestOutput, StepOutput
+from tutorial_engine.runner import make_runner
+from tutorial_engine.sampling import SampledToken, Sampler
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import Scheduler
+from tutorial_engine.trace import (
+    Admitted,
+    BlockCopied,
+    CellsShared,
+    Forked,
+    Preempted,
+    Recorder,
+    Trace,
+)
+
+PROMPT = random_sequences([11], VOCAB, seed=3)[0]
+OTHERS = random_sequences([7, 9], VOCAB, seed=4)
+WARM = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+MAPS = ("rows", "pages of 1", "pages of 4", "pages of 16", "cells")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    return random_model(3)
+
+
+def memory_of(kind: str, model: Qwen3ForCausalLM, num_slots: int = 128) -> KVCacheManager:
+    """A poisoned memory of this kind."""
+    memory: KVCacheManager
+    if kind == "rows":
+        memory = RowManager.from_config(model.config, CacheConfig(max_seqs=8, max_len=64))
+    elif kind == "cells":
+        memory = CellKVCache.from_config(model.config, num_slots)
+    else:
+        size = int(kind.split()[-1])
+        memory = PagedKVCache.from_config(
+            model.config, block_size=size, num_blocks=num_slots // size
+        )
+    for shelf in (memory.storage.k, memory.storage.v):
+        shelf.fill_(float("nan"))
+    return memory
+
+
+def engine_on(
+    kind: str,
+    model: Qwen3ForCausalLM,
+    num_slots: int = 128,
+    policy: type[Scheduler] = Scheduler,
+    **limits: Any,
+) -> LLMEngine:
+    return LLMEngine(
+        model,
+        config=EngineConfig(**{"max_model_len": 64} | limits),
+        scheduler=policy,
+        memory=memory_of(kind, model, num_slots),
+        clock=VirtualClock(),
+        trace=Recorder(),
+    )
+
+
+def alone(model: Qwen3ForCausalLM, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> list:
+    """Token ids of each sample, from the loop without a scheduler."""
+    runner = make_runner(model, max_len=64)
+    each = [params.sample(i) for i in range(params.n)]
+    return [generate(runner, [prompt], own)[0].token_ids for own in each]
+
+
+def tokens(output: RequestOutput) -> list[tuple[int, ...]]:
+    return [one.token_ids for one in output.outputs]
+
+
+def run_and_check(engine: LLMEngine, max_steps: int = 300) -> dict[str, RequestOutput]:
+    """Step to the end; integrity, and the replay against the live engine, after every step."""
+    live, outputs = [], {}
+    while engine.has_unfinished_requests:
+        assert engine.num_steps < max_steps, "this goes on for ever"
+        for result in engine.step():
+            if result.output is not None:
+                outputs[result.request_id] = result.output
+        engine.check_integrity()
+        live.append(engine.state())
+    trace = trace_of(engine)
+    assert [state.unfinished() for state in states(trace)] == live[: trace.num_steps]
+    assert Trace.from_json(trace.to_json()) == trace
+    assert not engine.requests
+    empty(engine.memory)
+    return outputs
+
+
+def trace_of(engine: LLMEngine) -> Trace:
+    assert engine.trace is not None
+    return engine.trace.trace()
+
+
+def count(engine: LLMEngine, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in trace_of(engine).events)
+
+
+def empty(memory: KVCacheManager) -> None:
+    """Nothing is anybody's."""
+    if isinstance(memory, PagedKVCache):
+        assert memory.blocks.num_free == memory.blocks.num_blocks and not memory.blocks.tables
+    elif isinstance(memory, CellKVCache):
+        assert memory.table.num_used == 0
+    else:
+        assert isinstance(memory, RowManager) and memory.num_free_rows == 8
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_each_sample_is_as_if_alone(kind: str, model: Qwen3ForCausalLM) -> None:
+    want = alone(model, WARM)
+    assert len({ids[:4] for ids in want}) == 3, "they differ early"
+    engine = engine_on(kind, model)
+    engine.add_request(PROMPT, WARM, "A")
+    output = run_and_check(engine)["A"]
+    assert tokens(output) == want
+    assert [one.index for one in output.outputs] == [0, 1, 2]
+    ran, once = engine.model_runner.num_tokens, 11 + 11 + 2 * (1 + 11)
+    assert ran == (once if kind != "rows" else 3 * (11 + 11)), "the prompt runs once, if shared"
+    shared = [e.num_tokens for e in trace_of(engine).events if isinstance(e, Forked)]
+    assert shared == ([0, 0] if kind == "rows" else [10, 10])
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_parent_may_end_with_its_first_token(
+    kind: str, most: int, model: Qwen3ForCausalLM
+) -> None:
+    params = SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=most, ignore_eos=True)
+    engine = engine_on(kind, model)
+    engine.add_request(PROMPT, params, "A")
+    assert tokens(run_and_check(engine)["A"]) == alone(model, params)
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("policy", [Scheduler, StaticBatching, PrefillFirst, OneByOne])
+@pytest.mark.parametrize("budget", [3, 512])
+def test_beside_others_under_every_policy(
+    kind: str, policy: type[Scheduler], budget: int, model: Qwen3ForCausalLM
+) -> None:
+    if policy is PrefillFirst:
+        budget = max(budget, 16)  # prompts run whole
+    engine = engine_on(kind, model, 128, policy, max_num_seqs=3, max_num_batched_tokens=budget)
+    greedy = SamplingParams(max_tokens=8, ignore_eos=True)
+    engine.add_request(OTHERS[0], greedy, "B")
+    engine.add_request(PROMPT, WARM, "A")
+    engine.add_request(OTHERS[1], greedy, "C")
+    outputs = run_and_check(engine)
+    assert tokens(outputs["A"]) == alone(model, WARM)
+    for name, prompt in zip("BC", OTHERS, strict=True):
+        assert tokens(outputs[name]) == alone(model, greedy, prompt)
+
+
+@pytest.mark.parametrize("kind", ["pages of 1", "pages of 4", "cells"])
+@pytest.mark.parametrize("num_slots", [24, 28, 36])
+def test_in_a_small_pool_samples_give_way_and_come_back(
+    kind: str, num_slots: int, model: Qwen3ForCausalLM
+) -> None:
+    engine = engine_on(kind, model, num_slots)
+    engine.add_request(PROMPT, WARM, "A")
+    assert tokens(run_and_check(engine)["A"]) == alone(model, WARM)
+    assert count(engine, Preempted) > 0
+
+
+def test_samples_stand_before_all_who_wait(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 4", model, max_num_seqs=1)
+    engine.add_request(PROMPT, WARM, "A")
+    engine.add_request(OTHERS[0], SamplingParams(max_tokens=2), "B")
+    engine.step()
+    assert engine.state().waiting == ("A.1", "A.2", "B")
+    ended = [out.request_id for out in engine.run()]
+    assert ended == ["A", "B"]
+
+
+def test_pages_copy_the_open_block_once_for_each_sample_but_one(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 16", model)
+    engine.add_request(PROMPT, WARM, "A")
+    run_and_check(engine)
+    assert count(engine, BlockCopied) == 2
+
+
+def test_cells_are_shared_without_moving_data(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("cells", model)
+    assert isinstance(engine.memory, CellKVCache)
+    engine.add_request(PROMPT, WARM, "A")
+    engine.step()
+    engine.step()
+    owners = [len(engine.memory.table[cell].owners) for cell in range(11)]
+    assert owners == [3] * 10 + [1], "the last prompt token is each one's own"
+    assert count(engine, CellsShared) == 2
+    run_with_others = 11 + 1 + 2 * 1
+    assert engine.memory.table.num_used == run_with_others
+    engine.run()
+    empty(engine.memory)
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_abort_ends_all_samples(kind: str, after: int, model: Qwen3ForCausalLM) -> None:
+    engine = engine_on(kind, model, max_num_batched_tokens=8)
+    engine.add_request(PROMPT, WARM, "A")
+    engine.add_request(OTHERS[0], SamplingParams(max_tokens=4, ignore_eos=True), "B")
+    for _ in range(after):
+        engine.step()
+    engine.abort("A")
+    engine.check_integrity()
+    outputs = {out.request_id: out for out in engine.run()}
+    assert [one.finish_reason for one in outputs["A"].outputs] == ["abort"] * 3
+    got = tokens(outputs["A"])
+    assert [own == all_[: len(own)] for own, all_ in zip(got, alone(model, WARM), strict=True)]
+    assert outputs["B"].outputs[0].finish_reason == "length"
+    empty(engine.memory)
+
+
+def test_abort_works_when_the_first_sample_is_over(model: Qwen3ForCausalLM) -> None:
+    """The stop token is one that only sample 0 meets early."""
+    want = alone(model, WARM)
+    first, others = want[0], {token for ids in want[1:] for token in ids[:6]}
+    stop = next(i for i, token in enumerate(first[:6]) if token not in others)
+    params = SamplingParams(
+        n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, stop_token_ids=[first[stop]]
+    )
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT, params, "A")
+    seen = []
+    while not any(result.finish for result in seen):
+        seen += engine.step()
+    assert [(r.sample, r.output) for r in seen if r.finish] == [(0, None)]
+    with pytest.raises(ValueError, match="here already"):
+        engine.add_request(PROMPT, request_id="A")
+    engine.abort("A")
+    (output,) = engine.run()
+    assert [one.finish_reason for one in output.outputs] == ["stop", "abort", "abort"]
+    assert output.metrics.finished == engine.clock.now()
+    empty(engine.memory)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=1), "A")
+
+
+class _Fails(Sampler):
+    def sample(self, logits: Tensor) -> SampledToken:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_sample_that_fails_ends_alone(kind: str, which: int, model: Qwen3ForCausalLM) -> None:
+    engine = engine_on(kind, model)
+    samplers = [_Fails(WARM.sample(i)) if i == which else Sampler(WARM.sample(i)) for i in range(3)]
+    engine.add_request(PROMPT, WARM, "A", sampler=samplers)
+    output = run_and_check(engine)["A"]
+    reasons = [one.finish_reason for one in output.outputs]
+    assert reasons == ["error" if i == which else "length" for i in range(3)]
+    assert output.error == "RuntimeError: no"
+    want = alone(model, WARM)
+    assert all(own in ((), full) for own, full in zip(tokens(output), want, strict=True))
+
+
+def test_a_first_sample_that_never_ran_leaves_the_others_a_whole_prompt(
+    model: Qwen3ForCausalLM,
+) -> None:
+    """The model refuses the whole request in its first chunk: the others run it themselves."""
+    engine = engine_on("pages of 4", model, max_num_batched_tokens=4)
+    engine.add_request(PROMPT, WARM, "A")
+    engine.step()
+    engine.scheduler.fail(engine.requests["A"], RuntimeError("gone"))
+    assert engine.state().waiting == ("A.1", "A.2")
+    engine.check_integrity()
+    outputs = {out.request_id: out for out in engine.run()}
+    assert tokens(outputs["A"]) == [(), *alone(model, WARM)[1:]]
+    empty(engine.memory)
+
+
+def test_results_come_with_their_index_and_the_output_with_the_last(
+    model: Qwen3ForCausalLM,
+) -> None:
+    want = alone(model, WARM)
+    engine = engine_on("pages of 4", model)
+    results = list(engine.stream([PROMPT, OTHERS[0]], [WARM, SamplingParams(max_tokens=3)]))
+    names = {result.request_id for result in results}
+    assert len(names) == 2
+    many = [r for r in results if r.request_id == results[0].request_id]
+    for index, ids in enumerate(want):
+        own = [r.token.token_id for r in many if r.sample == index and r.token is not None]
+        assert tuple(own) == ids
+    assert [r.output is not None for r in many] == [False] * (len(many) - 1) + [True]
+    empty(engine.memory)
+
+
+def test_leaving_a_stream_ends_all_samples(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 4", model)
+    for number, _ in enumerate(engine.stream([PROMPT], WARM)):
+        if number == 3:
+            break
+    assert not engine.requests
+    empty(engine.memory)
+
+
+def test_generate_gives_them_in_order(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("cells", model)
+    first, second = engine.generate([PROMPT, OTHERS[1]], WARM)
+    assert tokens(first) == alone(model, WARM)
+    assert tokens(second) == alone(model, WARM, OTHERS[1])
+
+
+def test_a_prefix_found_in_the_cache_is_forked_as_well(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 4", model)
+    engine.generate([PROMPT], SamplingParams(max_tokens=1))
+    (output,) = engine.generate([PROMPT], WARM)
+    assert tokens(output) == alone(model, WARM)
+    found = [e.num_cached for e in trace_of(engine).events if isinstance(e, Admitted)]
+    assert found == [0, 8, 10, 10]
+
+
+def test_what_cannot_be_is_refused(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 4", model)
+    with pytest.raises(ValueError, match="n must be from 1"):
+        SamplingParams(n=0)
+    with pytest.raises(ValueError, match="temperature 0 is 2 times the same"):
+        SamplingParams(n=2)
+    with pytest.raises(ValueError, match="one continuation a prompt; n 3"):
+        generate(model, [PROMPT], WARM)
+    with pytest.raises(ValueError, match="3 continuations, but 1 samplers"):
+        engine.add_request(PROMPT, WARM, sampler=Sampler(WARM))
+    engine.add_request(PROMPT, SamplingParams(max_tokens=1), "A.1")
+    with pytest.raises(ValueError, match=r"'A\.1' is here already"):
+        engine.add_request(PROMPT, WARM, "A")
+    assert engine.requests.keys() == {"A.1"}
+    engine.run()
+
+
+def test_a_seed_belongs_to_a_sample_and_none_stays_none() -> None:
+    assert WARM.sample(2) == SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    assert SamplingParams(seed=2**64 - 1, n=2, temperature=1.0).sample(1).seed == 0
+    assert SamplingParams(n=2, temperature=1.0).sample(1).seed is None
+
+
+def test_unseeded_samples_differ(model: Qwen3ForCausalLM) -> None:
+    torch.manual_seed(0)
+    params = SamplingParams(n=4, temperature=1.0, max_tokens=12, ignore_eos=True)
+    (output,) = engine_on("cells", model).generate([PROMPT], params)
+    assert len(set(tokens(output))) == 4
+
+
+def test_a_callback_hears_of_all_samples(model: Qwen3ForCausalLM) -> None:
+    heard: list[tuple[int, bool]] = []
+
+    def hear(result: StepOutput) -> None:
+        heard.append((result.sample, result.output is None))
+
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT, WARM, "A", on_token=hear)
+    engine.run()
+    assert sorted({index for index, _ in heard}) == [0, 1, 2] and len(heard) == 3 * 12
+    assert [pending for _, pending in heard].count(False) == 1 and not heard[-1][1]
