@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,10 +17,7 @@ from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.generate import generate
 from tutorial_engine.kv_manager import KVCacheManager
 from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
-from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.paged import PagedKVCache, num_blocks_in
-from tutorial_engine.paged_paths import paged_paths
 from tutorial_engine.replay import states
 from tutorial_engine.request import Request
 from tutorial_engine.runner import make_runner
@@ -554,76 +550,3 @@ def test_pages_take_what_the_engine_takes() -> None:
         for prompt in ([p] for p in prompts)
     ]
     assert said[0] == said[1] == want
-
-
-# -- the ledger -----------------------------------------------------------------------------------
-
-LENGTHS, STEPS, MAX_LEN = [1, 9, 5, 13], 6, 32
-
-
-def all_paths(model: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> dict[str, AnyPath]:
-    return {**our_paths(model, max_len), **paged_paths(model, max_len)}
-
-
-@pytest.fixture
-def nan_pools() -> Iterator[None]:
-    """NaN in every slot before a path runs."""
-    init = PagedKVCache.__init__
-
-    def wrapped(self: PagedKVCache, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        poisoned(self)
-
-    with patch.object(PagedKVCache, "__init__", wrapped):
-        yield
-
-
-@pytest.mark.usefixtures("nan_pools")
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape", [{}, {"num_key_value_heads": 1, "num_attention_heads": 6}])
-def test_pages_give_the_logits_of_every_other_path(shape: dict[str, int], seed: int) -> None:
-    model, prompts = random_model(seed, **shape), random_sequences(LENGTHS, VOCAB, seed)
-    rows = {row.path: row for row in ledger(all_paths(model), prompts, STEPS)}
-    assert len(rows) == len(our_paths(model)) + 7
-    assert {row.path: row.difference for row in rows.values() if not row.within} == {}
-    if rows[REFERENCE].margin > SAFE_MARGIN:
-        assert all(row.ok for row in rows.values())
-
-
-@pytest.mark.usefixtures("nan_pools")
-def test_shipped_model_has_a_whole_ledger_on_pages(model: Qwen3ForCausalLM, tokenizer: Any) -> None:
-    texts = ["Once upon a time", "Anna had a red kite. One day", "Tom"]
-    rows = ledger(all_paths(model, 128), [tokenizer.encode(text).ids for text in texts], 8)
-    assert [row.path for row in rows if not row.ok] == [] and "✘" not in table(rows)
-    assert sum("pages" in row.path for row in rows) == 7
-
-
-def test_a_row_that_does_not_do_what_it_says_is_refused() -> None:
-    paths = paged_paths(random_model(), MAX_LEN)
-    with pytest.raises(ValueError, match="nobody gave way"):
-        paths["pages, preempted and resumed"].run([[1, 2, 3]], 2)
-    with pytest.raises(ValueError, match="0 tokens were found"):
-        paths["pages, prefix cache, warm"].run([[1, 2, 3]], 2)
-
-
-@pytest.mark.usefixtures("nan_pools")
-@pytest.mark.parametrize("size", [1, 4, 16])
-def test_a_forgotten_offset_is_seen_by_the_ledger_unless_blocks_have_none(size: int) -> None:
-    """Written to the first slot of the block, wherever in it: what is read then is NaN."""
-    model, prompts = random_model(1), random_sequences(LENGTHS, VOCAB, 1)
-    right = PagedKVCache._slots
-
-    def wrong(self: PagedKVCache, table: Any, start: int, end: int) -> Sequence[int]:
-        return [slot - slot % self.block_size for slot in right(self, table, start, end)]
-
-    path = paged_paths(model, MAX_LEN)[f"pages, blocks of {size}"]
-    with (
-        patch.object(PagedKVCache, "_slots", wrong),
-        patch.object(PagedKVCache, "check_integrity", lambda self: None),
-    ):
-        if size > 1:
-            with pytest.raises(ValueError, match="ended before"):
-                path.run(prompts, STEPS)
-        else:
-            (_, row) = ledger({REFERENCE: our_paths(model)[REFERENCE], "1": path}, prompts, STEPS)
-            assert row.ok

@@ -51,7 +51,7 @@ tutorial_engine/
   cell_cache         cells under the same engine; K-shift in every layer
   cells              both, by one name
   layouts            the same bytes by token and by layer
-  paged_paths        the rows of pages in the equality ledger
+  memory_paths       pages and cells in the equality ledger
   -- seeing and doing
   syllabus           this table
   viz                pictures: style, plots, scenes, explorers

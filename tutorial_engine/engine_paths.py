@@ -5,7 +5,7 @@ Knows the engine from outside, and how to make it say given tokens; knows no sch
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ class EnginePath:
     """A path through the engine, each of its steps followed by an integrity check.
 
     The prompts come in this `order`, `apart` steps from one to the next (0: all at once).
-    `neighbours` are prompts that run along until `abort_after` steps (None: to the end).
+    `neighbours` are prompts that run along until `abort_after` steps (None: to the end). With
+    several `samples` of each prompt the logits are the last one's.
     """
 
     make_engine: Callable[[], LLMEngine]
@@ -45,22 +46,26 @@ class EnginePath:
     apart: int = 0
     neighbours: Sequence[Sequence[int]] = ()
     abort_after: int | None = None
+    samples: int = 1
 
     def run(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
     ) -> Tensor:
         """As ledger.AnyPath.run."""
         engine = self.make_engine()
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        params = greedy = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        if self.samples > 1:  # who draws is chosen below
+            params = replace(params, n=self.samples, temperature=1.0)
         forced = [None] * len(prompts) if tokens is None else tokens.tolist()
-        samplers = [ForcedSampler(params, own) for own in forced]
+        several = [[ForcedSampler(greedy, own) for _ in range(self.samples)] for own in forced]
+        samplers = [own[-1] for own in several]
         long = SamplingParams(max_tokens=10**6, ignore_eos=True)
         others = {engine.add_request(prompt, long) for prompt in self.neighbours}
         to_come, step = list(self.order(len(prompts))), 0
         while to_come or any(len(sampler.logits) < num_tokens for sampler in samplers):
             while to_come and step >= self.apart * (len(prompts) - len(to_come)):
                 i = to_come.pop(0)
-                engine.add_request(prompts[i], params, sampler=samplers[i])
+                engine.add_request(prompts[i], params, sampler=several[i])
             if step == self.abort_after:
                 for request_id in others & engine.requests.keys():
                     engine.abort(request_id)

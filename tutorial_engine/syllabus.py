@@ -99,7 +99,7 @@ LESSONS = (
             Module("cell_cache", "cells under the same engine; K-shift in every layer"),
             Module("cells", "both, by one name"),
             Module("layouts", "the same bytes by token and by layer"),
-            Module("paged_paths", "the rows of pages in the equality ledger"),
+            Module("memory_paths", "pages and cells in the equality ledger"),
         ),
         is_written=False,
     ),
