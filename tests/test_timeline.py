@@ -80,7 +80,7 @@ def test_caption_has_the_numbers_of_the_run() -> None:
         "8 steps ran 54 tokens of 4 requests in 134 ms, 6.8 of 8 a step on average; A: first token "
         "in step 0, finished (stop) in step 6; B: first token in step 2, not over; C: first token "
         "in step 3, aborted before step 8; D: first token in step 4, error before step 8; "
-        "1 preempted, 6 tokens computed again."
+        "1 preempted, 5 tokens computed again."
     )
     assert timeline(played(STORY[:1])).caption == (
         "1 step ran 8 tokens of 2 requests in 18 ms, 8.0 of 8 a step on average; A: first token in "

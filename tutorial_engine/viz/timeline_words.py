@@ -75,7 +75,7 @@ def run_caption(run: Rows) -> str:
         said += f"; the first to end is {_told(first)}; the last is {_told(last)}"
     lost = sum(share.kind == "preempted" for life in lives for share in life.shares.values())
     if lost:
-        again = sum(s.num_tokens for x in lives for s in x.shares.values() if s.kind == "recompute")
+        again = sum(share.num_again for life in lives for share in life.shares.values())
         said += f"; {lost} preempted, {tokens(again)} computed again"
     return said + "."
 

@@ -27,12 +27,14 @@ class Share(NamedTuple):
     """What one step did with one request.
 
     `kind`: "prefill", "decode", "recompute" (was computed before and lost), "waits" (in the queue),
-    "stalls" (it runs, but got nothing), "preempted". `num_tokens` is 0 for the last three.
+    "stalls" (it runs, but got nothing), "preempted". `num_tokens` is 0 for the last three;
+    `num_again` of them were run before.
     """
 
     kind: str
     num_tokens: int = 0
     first_position: int = 0
+    num_again: int = 0
 
 
 @dataclass
@@ -190,9 +192,10 @@ class _Reader:
 
 
 def _share(life: Life, planned: events.Scheduled) -> Share:
-    first = planned.first_position
+    first, num_tokens = planned.first_position, len(planned.slots)
     kind = "decode" if first >= life.num_prompt_tokens else "prefill"
-    return Share("recompute" if first < life.num_computed else kind, len(planned.slots), first)
+    again = max(0, min(life.num_computed - first, num_tokens))
+    return Share("recompute" if again else kind, num_tokens, first, again)
 
 
 def metrics_of(trace: Trace) -> dict[str, RequestMetrics]:
