@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from tutorial_engine.syllabus import WRITTEN
+from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.picture import WIDGET_VIEW
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -23,7 +23,7 @@ MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
 
 def sources() -> dict[str, Path]:
     """Lesson name → its source. ValueError when a lesson of the syllabus has none."""
-    found = {lesson.notebook: NOTEBOOKS / "src" / f"{lesson.notebook}.py" for lesson in WRITTEN}
+    found = {lesson.notebook: NOTEBOOKS / "src" / f"{lesson.notebook}.py" for lesson in LESSONS}
     missing = [str(path) for path in found.values() if not path.is_file()]
     if missing:
         raise ValueError(

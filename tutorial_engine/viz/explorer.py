@@ -23,6 +23,7 @@ class Explorer:
 
     title = "Explorer"
     step_name = "step"
+    zoom = 1.4  # of the stored PNG: less for a large scene, or notebooks grow heavy
 
     def __init__(self, parameters: dict[str, widgets.Widget]) -> None:
         self.parameters = parameters
@@ -130,7 +131,7 @@ class Explorer:
 
     def picture(self) -> Picture:
         """What is shown now, as a Picture."""
-        return self.shown.picture(self.shown_caption)
+        return self.shown.picture(self.shown_caption, self.zoom)
 
     def _go(self, by: int) -> None:
         self.slider.value = min(max(self.step + by, 0), self.num_steps - 1)

@@ -1,0 +1,106 @@
+"""Introduced in notebook 04. The context shift put to the test: is it a fresh run, or is it not?
+
+Forget the first tokens of a sequence, move the others to the front, turn their keys (K-shift), and
+compare with a model that never saw the forgotten ones. In one layer they agree; above the first
+layer every key and value has already taken in what is forgotten, and no rotation takes it out.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.cell_cache import CellSequences
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.runner import decode, prefill
+
+
+class ShiftGap(NamedTuple):
+    """How far a shifted cache is from a fresh one: largest differences, all 0 if they agree.
+
+    `logits` of the next token; `keys` and `values` of the tokens that stayed, one number a layer.
+    `largest_logit` is the fresh run's, to compare with.
+    """
+
+    num_layers: int
+    logits: float
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
+    largest_logit: float
+
+
+def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -> ShiftGap:
+    """Run all tokens but the last, forget the first `discard`, shift, run the last; and afresh.
+
+    ValueError unless at least one token is forgotten and one stays before the last.
+    """
+    kept = len(token_ids) - 1 - discard
+    if discard < 1 or kept < 1:
+        raise ValueError(
+            f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
+            "leave at least 1 before the last"
+        )
+    cache = _cells(model, len(token_ids))
+    prefill(model, cache, [token_ids[:-1]])
+    cache.seq_rm(0, 0, discard)
+    cache.seq_add(0, discard, -1, -discard)
+    shifted = decode(model, cache, token_ids[-1:])  # turns the keys before anything reads them
+    other = _cells(model, kept + 1)
+    prefill(model, other, [token_ids[discard:-1]])
+    fresh = decode(model, other, token_ids[-1:])
+    gaps: list[tuple[float, float]] = []
+    for layer in range(model.config.num_hidden_layers):
+        pairs = zip(_shelves(cache, layer, kept), _shelves(other, layer, kept), strict=True)
+        k, v = (float((ours - theirs).abs().max()) for ours, theirs in pairs)
+        gaps.append((k, v))
+    keys, values = zip(*gaps, strict=True)
+    difference = float((shifted - fresh).abs().max())
+    return ShiftGap(len(gaps), difference, keys, values, float(fresh.abs().max()))
+
+
+def shift_against_recompute(
+    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int
+) -> float:
+    """`shift_gap`, and of it the largest difference of a next-token logit."""
+    return shift_gap(model, token_ids, discard).logits
+
+
+def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
+    """A small random model of so many layers, with weights large enough for logits that differ."""
+    config = ModelConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rope_theta=10_000.0,
+        tie_word_embeddings=False,
+        eos_token_ids=(0,),
+    )
+    model = Qwen3ForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(1.0)
+        else:  # so that what comes out of a matrix [out, in] is as large as what goes in
+            std = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+            parameter.data.normal_(std=std, generator=generator)
+    model.tie_weights()
+    return model.requires_grad_(False).eval()
+
+
+def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellSequences:
+    return CellSequences.from_config(
+        model.config, num_cells, dtype=model.dtype, device=model.device
+    )
+
+
+def _shelves(cache: CellSequences, layer: int, n: int) -> tuple[Tensor, Tensor]:
+    """K and V [n, H_kv, D] of the first n tokens, as numbers that can be compared."""
+    k, v = cache.storage.read(layer, cache.slots(0, n))
+    return k.float(), v.float()

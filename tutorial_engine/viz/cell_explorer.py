@@ -1,0 +1,279 @@
+"""Introduced in notebook 04. The cells explorer: change the table by hand, see every layer's shelf.
+
+Runs the real model over real cells; each operation is a step that can be looked at again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+from tokenizers import Tokenizer
+
+from tutorial_engine.cell_cache import CellSequences
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.runner import prefill
+from tutorial_engine.viz.cell_scene import MAX_CELLS, Scale, cells_scene, heat_scale
+from tutorial_engine.viz.cell_steps import (
+    CellsSnapshot,
+    Changes,
+    describe,
+    find_changes,
+    take_snapshot,
+)
+from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.tokens import token_label, visible
+
+MAX_POS, MAX_SEQ = 999, 5  # larger numbers would not fit into the table; looks differ up to here
+
+APPEND, SHIFT, RESET, AGAIN = "append", "apply K-shift", "reset", "start over"
+# operation -> the knobs it reads, and what it does
+OPERATIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    APPEND: (("seq", "text"), "run the text's tokens through the model, at the sequence's end"),
+    "seq_rm": (("seq", "p0", "p1"), "the sequence leaves its cells at positions p0 to p1 − 1"),
+    "seq_cp": (("seq", "dst", "p0", "p1"), "dst shares these cells of seq; nothing is copied"),
+    "seq_keep": (("seq",), "all other sequences leave their cells"),
+    "seq_add": (("seq", "p0", "p1", "delta"), "positions p0 to p1 − 1 move by delta"),
+    "seq_unshare": (("seq", "p0", "p1"), "cells of its own for what seq shares: K, V are copied"),
+    SHIFT: ((), "turn the keys that lag, in every layer; a forward does it by itself"),
+    RESET: ((), "empty all cells"),
+}
+
+
+class Operation(NamedTuple):
+    """One thing to do with the cells: a key of OPERATIONS, and the knobs that it reads."""
+
+    name: str
+    seq: int = 0
+    dst: int = 1
+    p0: int = 0
+    p1: int = -1
+    delta: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        """As a call: `seq_cp(0, 1, 0, 4)`."""
+        knobs = OPERATIONS[self.name][0]
+        if self.name == APPEND:
+            return f"append “{visible(self.text)}” to sequence {self.seq}"
+        if not knobs:
+            return self.name
+        numbers = [str(getattr(self, knob)).replace("-", "−") for knob in knobs]
+        return f"{self.name}({', '.join(numbers)})"
+
+
+class CellStep(NamedTuple):
+    """A moment of the history: what was done, and what was there afterwards."""
+
+    done: str
+    cells: CellsSnapshot
+    changes: Changes
+
+
+def story(text: str, num_tokens: int) -> list[Operation]:
+    """A text, a second sequence that shares all of it but the last token, a hole, and its filling.
+
+    Needs as many cells as tokens, and two more.
+    """
+    shared = num_tokens - 1
+    return [
+        Operation(APPEND, 0, text=text),
+        Operation(APPEND, 0, text=" Ben"),
+        Operation("seq_cp", 0, 1, 0, shared),
+        Operation(APPEND, 1, text=" Anna"),
+        Operation("seq_rm", 0, p0=shared),
+        Operation(APPEND, 1, text=" and"),
+    ]
+
+
+class CellExplorer(Explorer):
+    """Append, share, remove and move tokens by hand; see the table and every layer's K and V.
+
+    It opens on the end of a `script`: unless told otherwise, the story of `text`, a second sequence
+    that shares its beginning, and a hole that is filled.
+    """
+
+    title = "Cells explorer"
+    zoom = 1.0
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        tokenizer: Tokenizer,
+        text: str = "How are you",
+        num_cells: int = 8,
+        script: Sequence[Operation] | None = None,
+    ) -> None:
+        if not 1 <= num_cells <= MAX_CELLS:
+            raise ValueError(f"give 1 to {MAX_CELLS} cells, more cannot be seen; got {num_cells}")
+        self.model, self.tokenizer, self.num_cells = model, tokenizer, num_cells
+        count = len(tokenizer.encode(text).ids)
+        if count < 2 and script is None:
+            raise ValueError(f"the story needs a text of at least 2 tokens, {text!r} has {count}")
+        self.script = story(text, count) if script is None else list(script)
+        self.steps: list[CellStep] = []
+        self._wanted: Operation | None = None
+        super().__init__(_knobs(" Ella"))
+        self.buttons = {name: self._button(name, what) for name, (_, what) in OPERATIONS.items()}
+        self.buttons[AGAIN] = self._button(AGAIN, "the recorded beginning, without what you did")
+        row = widgets.HBox(list(self.buttons.values()))
+        row.layout = widgets.Layout(flex_flow="row wrap")
+        title, knobs, *rest = self.view.children
+        self.view.children = (title, knobs, row, *rest)
+
+    def do(self, operation: str, **knobs: Any) -> Picture:
+        """Press a button from code; knobs that are not named are as in Operation.
+
+        ValueError, and cells and history as before, for what cannot be done.
+        """
+        if operation not in self.buttons:
+            raise ValueError(f"no operation {operation!r}; there are {[*self.buttons]}")
+        reads = OPERATIONS[operation][0] if operation in OPERATIONS else ()
+        if unknown := knobs.keys() - {*reads}:
+            raise ValueError(f"{operation} has no {sorted(unknown)}; it reads {[*reads]}")
+        defaults = Operation._field_defaults
+        self.set(**{knob: defaults[knob] for knob in reads} | knobs)
+        self._press(operation)
+        if self.error:
+            raise ValueError(self.error)
+        return self.picture()
+
+    def rerun(self) -> None:
+        """Do the operation whose button was pressed, if one was; knobs alone change nothing."""
+        wanted, self._wanted = self._wanted, None
+        if not self.steps:
+            self._start()
+        elif wanted is not None:
+            self._apply(wanted)
+
+    @property
+    def num_steps(self) -> int:
+        """The empty cells, and one step an operation."""
+        return len(self.steps)
+
+    @property
+    def start_step(self) -> int:
+        """The newest operation."""
+        return self.num_steps - 1
+
+    def scene(self, step: int) -> Scene:
+        """Table and shelves after the step's operation, with what it changed outlined."""
+        one = self.steps[step]
+        title = f"step {step} of {self.num_steps - 1} · {one.done}"
+        return cells_scene(one.cells, one.changes, title, self._scale, self._num_texts)
+
+    def caption(self, step: int) -> str:
+        """What was done, what changed by it, and what the cells hold."""
+        one = self.steps[step]
+        before = self.steps[step - 1].cells if step else None
+        return f"Step {step} of {self.num_steps - 1}, {one.done}: {describe(one.cells, before)}"
+
+    # -- inside
+
+    def _press(self, name: str) -> None:
+        """A button: its operation with the present knobs."""
+        if name == AGAIN:
+            self.steps = []
+        else:
+            used = {knob: self.value(knob) for knob in OPERATIONS[name][0]}
+            self._wanted = Operation(name, **used)
+        self._rerun()
+
+    def _button(self, name: str, what: str) -> widgets.Button:
+        knobs = OPERATIONS[name][0] if name in OPERATIONS else ()
+        reads = f" ({', '.join(knobs)})" if knobs else ""
+        button = widgets.Button(description=name, tooltip=f"{what}{reads}")
+        button.layout = widgets.Layout(width="auto")
+        button.on_click(lambda _: self._press(name))
+        return button
+
+    def _start(self) -> None:
+        """New cells, and the script's operations."""
+        self.cache = CellSequences.from_config(
+            self.model.config, self.num_cells, dtype=self.model.dtype, device=self.model.device
+        )
+        self.labels: dict[int, str] = {}
+        self._note("the beginning")
+        for operation in self.script:
+            self._apply(operation)
+
+    def _apply(self, operation: Operation) -> None:
+        """Do it to the cells and note what came of it. ValueError, and nothing done, else."""
+        try:
+            self._actions[operation.name](operation)
+        except ValueError as error:
+            raise ValueError(f"{operation}: {error}.") from error
+        self._note(str(operation))
+
+    @property
+    def _actions(self) -> dict[str, Callable[[Operation], Any]]:
+        cells = self.cache
+        return {
+            APPEND: self._append,
+            "seq_rm": lambda o: cells.seq_rm(o.seq, o.p0, o.p1),
+            "seq_cp": lambda o: cells.seq_cp(o.seq, o.dst, o.p0, o.p1),
+            "seq_keep": lambda o: cells.seq_keep(o.seq),
+            "seq_add": self._add,
+            "seq_unshare": self._unshare,
+            SHIFT: lambda _: cells.apply_shifts(),
+            RESET: lambda _: cells.reset(),
+        }
+
+    def _append(self, operation: Operation) -> None:
+        ids = self.tokenizer.encode(operation.text).ids
+        if not ids:
+            raise ValueError("there is no text: type some, with a blank before a new word")
+        if self.cache.table.next_pos(operation.seq) + len(ids) - 1 > MAX_POS:
+            raise ValueError(f"positions end at {MAX_POS} here")
+        prefill(self.model, self.cache, [ids], [operation.seq])
+        new = self.cache.table.cells_of(operation.seq)[-len(ids) :]
+        self.labels |= {cell: self._label(i) for cell, i in zip(new, ids, strict=True)}
+
+    def _add(self, operation: Operation) -> None:
+        if self.cache.table.next_pos(operation.seq) - 1 + operation.delta > MAX_POS:
+            raise ValueError(f"positions end at {MAX_POS} here")
+        self.cache.seq_add(operation.seq, operation.p0, operation.p1, operation.delta)
+
+    def _unshare(self, operation: Operation) -> None:
+        for old, new in self.cache.seq_unshare(operation.seq, operation.p0, operation.p1):
+            self.labels[new] = self.labels[old]
+
+    def _label(self, token_id: int) -> str:
+        try:
+            return token_label(self.tokenizer, token_id)
+        except ValueError:  # a checkpoint may have more rows than its tokenizer has tokens
+            return f"<id {token_id}>"
+
+    def _note(self, done: str) -> None:
+        """Write down what the cells hold now, as the history's newest step."""
+        before = self.steps[-1].cells if self.steps else None
+        now = take_snapshot(self.cache, self.labels, before)
+        changes = find_changes(before, now) if before is not None else Changes((), (), ())
+        self.steps.append(CellStep(done, now, changes))
+        moments = [step.cells for step in self.steps]
+        self._scale: Scale = heat_scale(moments)  # one for all steps: equal numbers, equal colours
+        self._num_texts = max(len(moment.seq_ids) for moment in moments)
+
+
+def _knobs(text: str) -> dict[str, widgets.Widget]:
+    """What the operations read: numbers that fit the table, and a text."""
+
+    def number(name: str, value: int, least: int, most: int) -> widgets.BoundedIntText:
+        return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), "110px")
+
+    words = widgets.Text(text, description="text", continuous_update=False)
+    return {
+        "text": _laid(words, "240px"),
+        "seq": number("seq", 0, 0, MAX_SEQ),
+        "dst": number("dst", 1, 0, MAX_SEQ),
+        "p0": number("p0", 0, -1, MAX_POS),
+        "p1": number("p1", -1, -1, MAX_POS),
+        "delta": number("delta", -1, -MAX_POS, MAX_POS),
+    }
+
+
+def _laid(box: Any, width: str) -> Any:
+    box.layout = widgets.Layout(width=width, margin="2px 12px 2px 0")
+    box.style.description_width = "initial"
+    return box
