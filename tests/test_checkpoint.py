@@ -1,6 +1,8 @@
 """Checkpoint files: every way to say the same loads the same, every damage is named."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,3 +313,14 @@ def test_broken_tokenizer_is_named(make_checkpoint: MakeCheckpoint) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         load_tokenizer(folder)
+
+
+def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
+    """Importing torch._dynamo takes longer than all else in a fresh process."""
+    script = (
+        "import sys, torch; from tutorial_engine.checkpoint import load_model; "
+        "before = torch.get_rng_state(); load_model(); "
+        "assert 'torch._dynamo' not in sys.modules; "
+        "assert torch.equal(before, torch.get_rng_state())"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
