@@ -1,0 +1,107 @@
+"""The picture of the ranks: every head is drawn where it is, every number is the run's."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from checkpoints import QWEN3_06B
+from engines import one_thread
+from test_parallel import in_threads
+from traces import check_words, items
+
+from tutorial_engine.parallel import Job, ParallelReport, Traffic
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.viz.parallel_plots import ranks_picture
+from tutorial_engine.viz.picture import Picture
+
+
+@functools.cache
+def report() -> ParallelReport:
+    with one_thread():
+        return in_threads(Job(params=SamplingParams(max_tokens=4)))[0]
+
+
+@functools.cache
+def drawn() -> Picture:
+    return ranks_picture(report())
+
+
+def other(size: int, **sizes: int) -> ParallelReport:
+    """The report with another number of ranks and other sizes."""
+    one = report()
+    return replace(
+        one,
+        tp_size=size,
+        sizes={**one.sizes, **sizes},
+        weight_bytes=(10**9,) * size,
+        kv_bytes=(2 * 10**8,) * size,
+    )
+
+
+def own(picture: Picture, kind: str, rank: int) -> list[int]:
+    """The parts of a row that are filled as this rank's own."""
+    found = items(picture)
+    names = [name for name in found if name.startswith(f"{kind}.{rank}.") and name.count(".") == 2]
+    return [int(name.split(".")[2]) for name in names if f"{name}.hatch" in found]
+
+
+def test_every_head_is_on_one_rank_with_the_group_that_reads_it() -> None:
+    assert [own(drawn(), "q", rank) for rank in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert [own(drawn(), "k, v", rank) for rank in range(2)] == [[0], [1]]
+    assert [own(drawn(), "mlp", rank) for rank in range(2)] == [[0], [1]]
+    four = ranks_picture(other(4, num_attention_heads=16, num_key_value_heads=8))
+    assert [own(four, "k, v", rank) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_key_head_is_as_wide_as_its_query_heads() -> None:
+    found = items(drawn())
+    first, last, group = (found[name].attrib for name in ("q.0.0", "q.0.2", "k, v.0.0"))
+    assert float(first["x"]) == float(group["x"])
+    end = float(last["x"]) + float(last["width"])
+    assert end == pytest.approx(float(group["x"]) + float(group["width"]))
+
+
+def test_caption_and_labels_have_the_numbers_of_the_run() -> None:
+    run, found = report(), items(drawn())
+    assert run.traffic == Traffic(2 * 4 * run.num_forwards, run.num_tokens * 2 * 4 * 192 * 4)
+    half = run.traffic.bytes // 2
+    for number in (1, 2):
+        assert found[f"sum.{number}.line.1"].text == f"{4 * run.num_forwards} in this run"
+        assert found[f"sum.{number}.line.2"].text == f"{half:,} bytes"
+    assert drawn().caption == (
+        "Each of 2 ranks has 3 of 6 query heads, 1 of 2 K/V heads and 256 of 512 MLP columns of "
+        f"every layer, 3,546,880 of 6,692,608 bytes of weights and {run.kv_bytes[0]:,} of "
+        f"{2 * run.kv_bytes[0]:,} of K/V; {run.num_tokens} tokens in {run.num_forwards} forwards "
+        f"took {run.traffic.calls} all-reduces (2 a layer and forward) of {run.traffic.bytes:,} "
+        "bytes together, 6,144 a token."
+    )
+
+
+def test_embedding_and_head_are_on_every_rank() -> None:
+    found = items(drawn())
+    looks = {found[f"{part}.{rank}"].attrib["fill"] for part in ("embedding", "head")
+             for rank in range(2)}  # fmt: skip
+    assert len(looks) == 1
+    assert found["legend.2"].text == (
+        f"on every rank, with the norms: {report().replicated_bytes:,} bytes of weights"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("heads", [(8, 8), (16, 8), (64, 8), (48, 48)])
+def test_any_split_is_readable(size: int, heads: tuple[int, int]) -> None:
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    sizes |= {"vocab_size": QWEN3_06B.vocab_size, "intermediate_size": 24_576}
+    check_words(ranks_picture(other(size, **sizes)))
+
+
+def test_the_picture_is_readable_small_and_the_same_every_time() -> None:
+    check_words(drawn())
+    assert len(drawn().png) <= 60_000
+    assert ranks_picture(report()) == drawn()
+
+
+def test_what_could_not_be_told_apart_is_refused() -> None:
+    for size, heads in ((16, 16), (2, 128)):
+        with pytest.raises(ValueError, match=f"{size} ranks and {heads} heads are too many"):
+            ranks_picture(other(size, num_attention_heads=heads))
