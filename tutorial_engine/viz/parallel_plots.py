@@ -44,7 +44,7 @@ def ranks_picture(report: ParallelReport) -> Picture:
     _sum(scene, report, 1, SUM_1, low, "attention")
     _sum(scene, report, 2, SUM_2, low, "MLP")
     _legend(scene, report, low)
-    return scene.picture(_caption(report))
+    return scene.picture(_caption(report), zoom=1.0)
 
 
 def _frame(scene: Scene, sizes: Mapping[str, int], low: float) -> None:

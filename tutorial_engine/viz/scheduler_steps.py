@@ -68,7 +68,8 @@ def steps(trace: Trace) -> list[Step]:
     return found
 
 
-_RESULTS = (events.TokenSampled, events.Finished, events.StepEnded)  # no plan goes on after these
+# no plan goes on after these; what is added within a step are the samples of a prompt that is done
+_RESULTS = (events.Added, events.TokenSampled, events.Finished, events.StepEnded)
 
 
 def _step(number: int, state: EngineState, notes: Mapping[Any, Mapping[str, Any]]) -> Step:

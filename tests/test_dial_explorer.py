@@ -1,0 +1,318 @@
+"""The dial explorer: at every position the pool that the engine had, and the counts of its run."""
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+from engines import one_thread
+from tokenizers import Tokenizer
+from traces import check_words
+
+from tutorial_engine.dial import Dial
+from tutorial_engine.generate import generate
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.pool import CELLS, ROWS, moments
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
+from tutorial_engine.viz.request_look import look
+from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.style import PAPER
+
+STORY = "Once upon a time Anna had a red kite."
+PROMPTS = [
+    STORY,
+    "Ben had a blue ball.",
+    f"{STORY} Ben had a blue ball.",
+    "One day",
+    f"{STORY} The",
+]
+NEW = (10, 6, 8, 12, 5)
+POSITIONS = [CELLS, 1, 2, 4, 8, 16, ROWS]
+VIEW = "application/vnd.jupyter.widget-view+json"
+NASTY = ["<s>hi</s>", "<img src=x>", "$x$ 😀", 'A & "b" ]]>', "</svg><b>", "\n\t "]
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def new(model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> DialExplorer:
+    return DialExplorer(model, tokenizer, PROMPTS, NEW, **options)
+
+
+@pytest.fixture(scope="module")
+def shared(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> DialExplorer:
+    explorer = new(model, tokenizer)
+    for position in POSITIONS:
+        explorer.parameters["block_size"].value = position
+    return explorer
+
+
+@pytest.fixture
+def explorer(shared: DialExplorer) -> DialExplorer:
+    """An explorer at rows and step 0 that has been everywhere."""
+    return turn(shared, ROWS, 0)
+
+
+def turn(explorer: DialExplorer, position: Any, step: int | None = None) -> DialExplorer:
+    """As `set`, without making the PNG."""
+    explorer.parameters["block_size"].value = position
+    if step is not None:
+        explorer.slider.value = step
+    return explorer
+
+
+class Text(HTMLParser):
+    """The words of a piece of HTML, and every tag that is in it."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.words, self.tags = "", []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def svg_of(explorer: DialExplorer) -> str:
+    return explorer._scene_html.value
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+@every_position
+def test_every_position_gives_the_tokens_of_generate_alone(
+    explorer: DialExplorer, position: Any
+) -> None:
+    turn(explorer, position)
+    point = explorer.point
+    assert point.position == position and point.tokens_equal and not explorer.error
+    for prompt, number, alone in zip(PROMPTS, NEW, explorer.dial.expected, strict=True):
+        params = SamplingParams(max_tokens=number)
+        (output,) = generate(explorer.dial.model, prompt, params, tokenizer=explorer.dial.tokenizer)
+        assert output.token_ids == alone
+
+
+def test_the_dial_goes_from_cells_over_powers_of_two_to_rows(explorer: DialExplorer) -> None:
+    assert [value for _, value in explorer.parameters["block_size"].options] == POSITIONS
+    assert {explorer.points[p].pool.num_slots for p in POSITIONS} == {128}
+    waste = [explorer.points[p].mean_waste for p in (1, 2, 4, 8, 16, ROWS)]
+    assert waste == sorted(waste) and waste[0] == 0 < waste[-1]
+    assert explorer.points[4].tokens_found > 0 == explorer.points[ROWS].tokens_found
+
+
+def test_the_engine_runs_once_at_each_position_and_only_on_demand(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    at = Dial.at
+
+    def noted(self: Dial, position: Any) -> Any:
+        asked.append(position)
+        return at(self, position)
+
+    monkeypatch.setattr(Dial, "at", noted)
+    explorer = new(model, tokenizer, block_size=8)
+    for position in (4, CELLS, 4, 8, CELLS):
+        turn(explorer, position, 3)
+    assert asked == [8, 4, CELLS] and set(explorer.points) == {8, 4, CELLS}
+
+
+# -- the picture ----------------------------------------------------------------------------------
+
+
+@every_position
+@pytest.mark.parametrize("step", [0, 4, 9])
+def test_the_pool_is_that_of_the_trace(explorer: DialExplorer, position: Any, step: int) -> None:
+    turn(explorer, position, step)
+    point, shown = explorer.point, explorer.shown.items
+    moment = moments(point.trace)[step]
+    for slot in range(128):
+        who = list(moment.tokens.get(slot, ()))
+        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.held else PAPER
+        assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
+
+
+@every_position
+def test_the_chart_is_as_high_as_slots_are_used_and_reserved(
+    explorer: DialExplorer, position: Any
+) -> None:
+    turn(explorer, position)
+    shown = explorer.shown.items
+    whole = float(shown["chart.pool"].attributes["height"])
+    for step, moment in enumerate(explorer.point.moments):
+        u = moment.usage
+        used = float(shown[f"chart.{step}.used"].attributes["height"])
+        assert used == pytest.approx(whole * u.used / 128)
+        idle = shown.get(f"chart.{step}.reserved")
+        high = float(idle.attributes["height"]) if idle else 0.0
+        assert high == pytest.approx(whole * u.reserved / 128)
+        told = f"step {step}: {u.used} used, {u.reserved} reserved, {u.free} free"
+        assert shown[f"chart.{step}.used"].tip == told
+
+
+def test_the_table_has_the_counts_of_every_position(explorer: DialExplorer) -> None:
+    shown = explorer.shown.items
+    assert [shown[f"head.{i}"].text for i in range(7)] == [str(p) for p in POSITIONS]
+    for i, position in enumerate(POSITIONS):
+        point = explorer.points[position]
+        column = [shown[f"fact{line}.{i}"].text for line in range(len(FACTS))]
+        assert column == [
+            str(point.pool.unit), f"{point.mean_waste:.1f}", str(point.peak_waste),
+            str(point.total_entries), str(point.tokens_found),
+            f"{point.bytes_gathered_per_step / 1024:.0f}", str(point.most_running),
+            str(point.preemptions), str(point.num_steps), "✔",
+        ]  # fmt: skip
+    bold = {n for n, item in shown.items() if item.attributes.get("font-weight") == "bold"}
+    assert {name for name in bold if re.match(r"head|fact", name)} == {
+        "head.6", *(f"fact{line}.6" for line in range(len(FACTS)))
+    }  # fmt: skip
+
+
+@every_position
+def test_words_neither_overlap_nor_are_cut(explorer: DialExplorer, position: Any) -> None:
+    for step in range(0, explorer.points[position].num_steps, 3):
+        turn(explorer, position, step)
+        check_words(explorer.shown.picture(""))
+
+
+def test_caption_has_the_numbers_of_this_step_and_of_the_run(explorer: DialExplorer) -> None:
+    turn(explorer, 4, 7)
+    point = explorer.point
+    moment = point.moments[7]
+    u, running = moment.usage, len(moment.running)
+    several = sum(len(who) > 1 for who in moment.tokens.values())
+    assert several > 0 and explorer.shown_caption == (
+        f"Step 7 of 0–{point.num_steps - 1}, pages of 4: {running} requests run, {u.used} of 128 "
+        f"slots have a token ({several} for several requests), {u.reserved} are reserved without "
+        f"one, {u.free} free. In all steps: waste {point.mean_waste:.1f} (peak "
+        f"{point.peak_waste}), at most {point.total_entries} table entries and "
+        f"{point.most_running} requests at once, {point.tokens_found} tokens found, "
+        f"{point.preemptions} preemptions; the tokens are those of each request alone."
+    )
+
+
+def test_a_change_keeps_the_step_that_is_looked_at(explorer: DialExplorer) -> None:
+    lengths = {p: explorer.points[p].num_steps for p in POSITIONS}
+    longest = max(lengths, key=lengths.__getitem__)
+    shortest = min(lengths, key=lengths.__getitem__)
+    turn(explorer, longest, 5)
+    assert turn(explorer, shortest).step == 5
+    turn(explorer, longest, lengths[longest] - 1)
+    assert turn(explorer, shortest).step == lengths[shortest] - 1
+    assert explorer.shown_caption == explorer.caption(explorer.step)
+
+
+# -- knobs and prompts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": []}, "give 1 to 12 prompts"),
+        ({"prompts": ["a"] * 13}, "give 1 to 12 prompts"),
+        ({"max_len": 256}, "max_len up to 128"),
+        ({"num_slots": 1024}, "num_slots up to 512"),
+        ({"num_slots": 100}, "100 slots must make whole rows of max_len=32"),
+        ({"new_tokens": (1, 2)}, "1 prompts need as many new_tokens, got 2"),
+        ({"new_tokens": 0}, "new_tokens must be"),
+        ({"new_tokens": 65}, "new_tokens may be 64 at most, got 65"),
+        ({"block_size": 3}, "block_size must be one of .* got 3"),
+        ({"prompts": [""]}, "empty"),
+        ({"prompts": [STORY * 4]}, "prompt"),
+    ],
+)
+def test_impossible_first_arguments_are_refused(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DialExplorer(model, tokenizer, **{"prompts": ["One day"], "new_tokens": 3} | options)
+
+
+def test_set_refuses_what_is_not_there_and_leaves_all_alone(explorer: DialExplorer) -> None:
+    turn(explorer, 8, 2)
+    before = svg_of(explorer)
+    refused: list[dict[str, Any]] = [
+        {"block_size": 3}, {"block_size": "pages"}, {"step": 999}, {"step": -1}, {"colour": 1}
+    ]  # fmt: skip
+    for knobs in refused:
+        with pytest.raises(Exception, match=r"cannot be|outside|no knob|[Ii]nvalid"):
+            explorer.set(**knobs)
+        assert svg_of(explorer) == before and explorer.step == 2
+        assert explorer.value("block_size") == 8
+
+
+def test_a_row_that_is_no_power_of_two_has_only_blocks_that_divide_it(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    explorer = DialExplorer(model, tokenizer, ["One day"], 3, num_slots=60, max_len=20)
+    assert [v for _, v in explorer.parameters["block_size"].options] == [CELLS, 1, 2, 4, ROWS]
+    for position in (CELLS, 4, ROWS):
+        assert turn(explorer, position, 1).point.pool.num_slots == 60
+        check_words(explorer.shown.picture(""))
+
+
+@pytest.mark.parametrize("prompt", NASTY)
+def test_markup_in_a_prompt_changes_nothing(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, explorer: DialExplorer, prompt: str
+) -> None:
+    known = {e.tag for e in ET.fromstring(svg_of(turn(explorer, 4, 4))).iter()}
+    nasty = DialExplorer(model, tokenizer, [prompt, "One day"], 3, block_size=4)
+    for step in range(nasty.num_steps):
+        nasty.slider.value = step
+        assert {e.tag for e in ET.fromstring(svg_of(nasty)).iter()} <= known
+        caption = Text(nasty._caption_html.value)
+        assert (caption.words, caption.tags) == (nasty.caption(step), ["div"])
+
+
+# -- what is displayed ----------------------------------------------------------------------------
+
+
+def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: DialExplorer) -> None:
+    data, metadata = turn(explorer, 4, 6)._repr_mimebundle_()
+    assert data.keys() == {VIEW, "image/png", "text/plain"}
+    assert data[VIEW]["model_id"] == explorer.view.model_id
+    assert data["text/plain"] == explorer.caption(6) == metadata["image/png"]["alt"]
+    assert len(data["image/png"]) < 80_000  # base64
+
+
+def test_pictures_are_the_same_every_time(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    pictures = [new(model, tokenizer).set(block_size=4, step=4) for _ in range(2)]
+    assert pictures[0] == pictures[1]
+    assert pictures[0].caption.startswith("Step 4 of 0–")
+
+
+def test_no_step_takes_longer_than_a_slider_may(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    explorer = new(model, tokenizer, num_slots=512, max_len=128, block_size=1)
+    turn(explorer, 1, 5)
+    spent = []
+    for step in (7, 8, 7, 8, 7, 8):
+        began = time.perf_counter()
+        explorer.slider.value = step
+        spent.append(time.perf_counter() - began)
+    assert min(spent) < 0.1 and len(svg_of(explorer).encode()) < 350_000
+
+
+def test_only_stock_controls_and_no_output_widget(explorer: DialExplorer) -> None:
+    def inside(widget: widgets.Widget) -> list[widgets.Widget]:
+        return [widget, *(w for child in getattr(widget, "children", ()) for w in inside(child))]
+
+    shown = inside(explorer.view)
+    assert all(type(w).__module__.startswith("ipywidgets.") for w in shown)
+    assert not any(isinstance(w, widgets.Output) for w in shown)
+    assert all(w in shown and w.description for w in explorer.parameters.values())

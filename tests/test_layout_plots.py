@@ -1,0 +1,187 @@
+"""The layout laboratory's pictures: every number where the strides put it, every byte framed."""
+
+import functools
+import io
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from traces import SVG, check_words, items, plot_words
+
+from tutorial_engine.layouts import ORDERS, KVLayout, LayoutTimes, layouts
+from tutorial_engine.viz.layout_plots import LAYERS, layout_race, layouts_picture
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import tint
+
+L, N, H, D = 3, 4, 2, 2
+TIMES = {
+    "by token": LayoutTimes(2e-6, 3e-3),
+    "by layer": LayoutTimes(8e-6, 1.5e-3),
+    "by layer, heads first": LayoutTimes(16.25e-6, 1e-3),
+}
+
+
+def numbered(layers: int = L, tokens: int = N, heads: int = H, dim: int = D) -> Tensor:
+    """K and V in which every number is another one."""
+    shape = (layers, 2, tokens, heads, dim)
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+PICTURES: dict[str, Callable[[], Picture]] = {
+    "all": lambda: layouts_picture(layouts(numbered()), layer=1, token=2),
+    "part": lambda: layouts_picture(layouts(numbered()), layer=0, token=3, num_tokens=2),
+    "one": lambda: layouts_picture({"by layer": KVLayout("by layer", numbered(6, 5, 1, 3))}, 5, 0),
+    "bf16": lambda: layouts_picture(layouts(numbered(2, 2, 4, 8).bfloat16()), 1, 1),
+    "race": lambda: layout_race(TIMES),
+}
+SCENES = [name for name in PICTURES if name != "race"]
+every = pytest.mark.parametrize("name", PICTURES)
+every_scene = pytest.mark.parametrize("name", SCENES)
+
+
+@functools.cache
+def drawn(name: str) -> Picture:
+    return PICTURES[name]()
+
+
+@every
+def test_picture_is_the_same_every_time_and_small(name: str) -> None:
+    picture = drawn(name)
+    assert PICTURES[name]() == picture and len(picture.png) <= 60_000
+    assert ET.fromstring(picture.svg).tag == f"{SVG}svg"
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert image.format == "PNG" and image.width <= 1000
+
+
+@every_scene
+def test_words_can_be_read(name: str) -> None:
+    check_words(drawn(name))
+
+
+def box(element: ET.Element) -> tuple[float, ...]:
+    return tuple(float(element.attrib[key]) for key in ("x", "y", "width", "height"))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
+    """The memory itself, byte after byte, against colour, label and tip of each box."""
+    kv = numbered()
+    layout, found = KVLayout(order, kv), items(drawn("all"))
+    memory = torch.frombuffer(bytearray(layout.kv.untyped_storage().tolist()), dtype=torch.float32)
+    for i, value in enumerate(memory.tolist()):
+        layer, which, token, head, dim = (int(x) for x in (kv == value).nonzero()[0])
+        fill = tint(LAYERS[layer], 0.26 if which else 0.55)
+        assert found[f"{order}.{i}"].attrib["fill"] == fill
+        tip = f"byte {4 * i}: layer {layer}, {'KV'[which]} of token {token}, head {head}, number"
+        assert f"{tip} {dim}" in drawn("all").svg
+    boxes = [box(found[f"{order}.{i}"]) for i in range(len(memory))]
+    assert boxes == sorted(boxes, key=lambda b: (b[1], b[0])) and len(set(boxes)) == len(boxes)
+
+
+@pytest.mark.parametrize("name", ["all", "part"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: str) -> None:
+    layer, token, n = {"all": (1, 2, 4), "part": (0, 3, 2)}[name]
+    layout, found = KVLayout(order, numbered()), items(drawn(name))
+
+    def over(kind: str) -> set[int]:
+        """The elements that frames or bars of this kind cover, from left to right."""
+        marks = [box(e) for key, e in found.items() if re.fullmatch(rf"{order}\.{kind}\d+", key)]
+        covered = set()
+        for i in range(layout.kv.numel()):
+            x, y, wide, _ = box(found[f"{order}.{i}"])
+            middle = x + wide / 2
+            covered |= {i for a, b, c, _ in marks if a < middle < a + c and abs(b - y) <= 6.1}
+        return covered
+
+    def places(part: Tensor) -> set[int]:
+        start = layout.kv.data_ptr()
+        return {
+            (part[tuple(index)].data_ptr() - start) // 4
+            for index in torch.cartesian_prod(*map(torch.arange, part.shape))
+        }
+
+    assert over("write") == places(layout.kv[:, :, token])
+    assert over("read") == places(layout.kv[layer, :, :n])
+
+
+@every_scene
+def test_counters_are_those_of_the_layouts(name: str) -> None:
+    kv, layer, token, n = {
+        "all": (numbered(), 1, 2, 4),
+        "part": (numbered(), 0, 3, 2),
+        "one": (numbered(6, 5, 1, 3), 5, 0, 5),
+        "bf16": (numbered(2, 2, 4, 8).bfloat16(), 1, 1, 2),
+    }[name]
+    found = items(drawn(name))
+    for order in ["by layer"] if name == "one" else ORDERS:
+        layout = KVLayout(order, kv)
+        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
+        assert found[f"{order}.counts"].text == " · ".join(
+            f"{what} {t.num_bytes} bytes, runs {t.runs}, lines {t.lines}, pages {t.pages}"
+            for what, t in (("write", write), ("read", read))
+        )
+        pieces = f"{write.num_bytes} bytes in {write.runs} piece{'s' * (write.runs != 1)}"
+        assert f"{order}: writing {pieces}" in drawn(name).caption
+
+
+def test_caption_of_the_usual_picture() -> None:
+    assert drawn("all").caption == (
+        "Token 2 in all 3 layers is written, layer 1 is read: by token: writing 96 bytes in 1 "
+        "piece on 2 cache lines, reading 128 bytes in 4 pieces on 4 cache lines; by layer: writing "
+        "96 bytes in 6 pieces on 6 cache lines, reading 128 bytes in 2 pieces on 2 cache lines; by "
+        "layer, heads first: writing 96 bytes in 12 pieces on 6 cache lines, reading 128 bytes in "
+        "2 pieces on 2 cache lines."
+    )
+
+
+def test_tokens_and_layers_are_named_besides_their_colour() -> None:
+    texts = [e.text for e in items(drawn("all")).values()]
+    for token in range(N):
+        assert f"K{token}" in texts and f"V{token}" in texts
+    assert all(texts.count(f"layer {layer}") > 2 for layer in range(L))
+    assert "written: token 2" in texts and "read: layer 1" in texts
+
+
+def test_the_race_tells_what_was_measured() -> None:
+    assert drawn("race").caption == (
+        "Measured on this machine, writing one token: by token 2 µs, by layer 8 µs, by layer, "
+        "heads first 16.2 µs; attention of one step, all layers: by token 3 ms, by layer 1.5 ms, "
+        "by layer, heads first 1 ms."
+    )
+    words = plot_words(drawn("race"))
+    assert {"8 µs, 4 times", "2 µs", "3 ms, 3 times", "1 ms", "by token"} <= set(words)
+    assert " ".join(drawn("race").caption.split()) in " ".join(" ".join(words).split())
+
+
+def picture(**changes: Any) -> Picture:
+    options: dict[str, Any] = {"layouts": layouts(numbered()), "layer": 0, "token": 0} | changes
+    return layouts_picture(**options)
+
+
+REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
+    "nothing": (lambda: picture(layouts={}), "at least one layout"),
+    "no layer": (lambda: picture(layer=3), r"layers 0 \.\. 2 .* got layer 3"),
+    "no token": (lambda: picture(token=-1), "got layer 0, token -1"),
+    "no tokens": (lambda: picture(num_tokens=0), r"num_tokens must be 1 \.\. 4, got 0"),
+    "too many tokens": (lambda: picture(num_tokens=5), r"1 \.\. 4, got 5"),
+    "too large": (lambda: picture(layouts=layouts(numbered(6, 8))), "at most 256, 6 layers"),
+    "two shapes": (
+        lambda: picture(layouts=layouts(numbered()) | {"b": KVLayout("by layer", numbered(2))}),
+        "the same K and V",
+    ),
+    "no race": (lambda: layout_race({}), "order -> LayoutTimes"),
+    "no time": (lambda: layout_race({"a": LayoutTimes(0.0, 1.0)}), "times above 0"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_drawn_is_refused_in_words(what: str) -> None:
+    draw, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        draw()
