@@ -21,7 +21,10 @@ from tutorial_engine.viz.attention_explorer import (
     AttentionExplorer,
     attention_weights,
 )
+from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.cell_explorer import CellExplorer
+from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.scene import Scene
@@ -47,7 +50,7 @@ def attention(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> AttentionExplore
     return AttentionExplorer(model, tokenizer, PROMPT)
 
 
-@pytest.fixture(params=["attention", "rope", "cache", "scheduler"])
+@pytest.fixture(params=["attention", "rope", "cache", "scheduler", "cells", "blocks", "dial"])
 def explorer(
     request: pytest.FixtureRequest,
     attention: AttentionExplorer,
@@ -56,6 +59,12 @@ def explorer(
 ) -> Explorer:
     if request.param == "cache":
         return CacheExplorer(model, tokenizer, PROMPT, new_tokens=4)
+    if request.param == "cells":
+        return CellExplorer(model, tokenizer)
+    if request.param == "blocks":
+        return BlockExplorer(model, tokenizer, [PROMPT, "One day"], new_tokens=3)
+    if request.param == "dial":
+        return DialExplorer(model, tokenizer, [PROMPT, "One day"], new_tokens=3)
     if request.param == "scheduler":
         return SchedulerExplorer(model, tokenizer, [PROMPT, "One day"], new_tokens=3)
     return attention if request.param == "attention" else RopeExplorer()
