@@ -14,10 +14,14 @@ from engines import BackendRunner, one_thread
 from test_bench import FakeLlama, fake_gguf
 
 import tutorial_engine.bench.__main__ as command
-from tutorial_engine.bench import report, servers, serving
+from tutorial_engine.bench import memory_cost, report, servers, serving
 from tutorial_engine.bench.contenders import load_transformers
 from tutorial_engine.bench.llama_server import LlamaServer
-from tutorial_engine.bench.scheduler_cost import engine_in_decode, measure_step_cost
+from tutorial_engine.bench.scheduler_cost import (
+    engine_in_decode,
+    measure_allocation,
+    measure_step_cost,
+)
 from tutorial_engine.bench.serving import (
     Agreement,
     Asked,
@@ -25,6 +29,7 @@ from tutorial_engine.bench.serving import (
     measure_serving,
     ragged_requests,
 )
+from tutorial_engine.bench.shapes import SHAPES
 from tutorial_engine.cache_config import CacheConfig
 from tutorial_engine.checkpoint import TINY, load_model
 from tutorial_engine.generate import generate
@@ -302,6 +307,21 @@ def test_command_races_servers_and_times_the_scheduler(
     fake_gguf(monkeypatch)
     monkeypatch.setattr(command, "load_llamas", lambda *_: ({}, {}))  # test_bench has that race
     monkeypatch.setattr(command, "RUNNING", (2, 3))
+    small: dict[str, Any] = {
+        "PREFIX": 16,
+        "OWN": 4,
+        "NEW": 2,
+        "BATCH": 2,
+        "CONTEXT": 40,
+        "LAYERS": 1,
+    }
+    part = {**SHAPES["qwen3-0.6b"], "hidden_size": 32, "intermediate_size": 32, "vocab_size": 2800}
+    small |= {
+        "SHAPES": {"qwen3-0.6b": part},
+        "measure_allocation": lambda: measure_allocation(2, 3),
+    }
+    for name, value in small.items():
+        monkeypatch.setattr(memory_cost, name, value)
     file = tmp_path / "bench.json"
     asked = ["--lengths", "4", "--rounds", "1", "--new-tokens", "2", "--requests", "3"]
     assert command.main([*asked, "--serving-rounds", "1", "--json", str(file)]) == 0
@@ -315,8 +335,12 @@ def test_command_races_servers_and_times_the_scheduler(
     for name, seconds in race["seconds"].items():
         assert race["wanted_per_second"][name] == pytest.approx(race["wanted_tokens"] / seconds)
     assert [cost["running"] for cost in figures["step_costs"]] == [2, 3]
+    memory = figures["memory"]
+    assert memory["ragged"]["num_requests"] == 3 and memory["prefix"]["num_requests"] == 2
+    assert memory["long_context"]["scattered"] == 1.0 and memory["shared"] == 0.8
     assert figures["settings"]["serving_rounds"] == 1
     said = capsys.readouterr().out
     assert "3 ragged requests" in said and "ours, slots first: " in said
     assert "µs per running request" in said and "3 running" in said
+    assert "2 with 80% shared" in said and "batch 2 at 40" in said and "pages, blocks of 16" in said
     assert library.open == 0

@@ -1,12 +1,8 @@
 """Blocks against a slow and obvious model, with stand-ins for keys and values; rule by rule; and
-with planted bugs, which must all be seen.
-
-    python tests/test_blocks.py --operations 100000
+with planted bugs, which must all be seen. long_run.py runs as many operations as you like.
 """
 
-import argparse
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -192,6 +188,22 @@ class Pair:
             self.computed[child] = shared
             self.counts["forks"] += 1
 
+    def fork_wrongly(self, number: int) -> None:
+        """More than the parent has room for; into one that is here; from one that is not."""
+        parent, before = self.pick(number), snapshot(self.real)
+        if parent is None:
+            return
+        room = len(self.real.tables[parent]) * self.real.block_size
+        for source, child, num_tokens in (
+            (parent, "new", room + 1),
+            (parent, parent, room),
+            ("nobody", "new", 1),
+        ):
+            with pytest.raises(ValueError, match=r"cannot be shared|blocks already"):
+                self.real.fork(source, child, num_tokens)
+            self.unchanged(before)
+        self.counts["wrong forks"] += 1
+
     def leave(self, number: int) -> None:
         name = self.pick(number)
         if name is not None:
@@ -238,7 +250,8 @@ def snapshot(real: BlockManager) -> object:
     """All that a manager knows, by value."""
     blocks = [(block.ref_cnt, block.hash) for block in real.blocks]
     tables = {name: tuple(table) for name, table in real.tables.items()}
-    return blocks, tables, list(real.free_queue), dict(real.cached)
+    chains = {name: tuple(chain) for name, chain in real._chains.items()}
+    return blocks, tables, chains, list(real.free_queue), dict(real.cached)
 
 
 def drive(seed: int, operations: int) -> Counter[str]:
@@ -255,8 +268,10 @@ def drive(seed: int, operations: int) -> Counter[str]:
             pair.come(some_tokens(1, 4 * pair.real.block_size))
         elif kind < 0.72:
             pair.run(number, draw.choice([1, 1, 3, 99]), draw.random() < 0.9)
-        elif kind < 0.84:
+        elif kind < 0.83:
             pair.fork(number, draw.randint(0, 2), some_tokens(0, 2))
+        elif kind < 0.84:
+            pair.fork_wrongly(number)
         elif kind < 0.99:
             pair.leave(number)
         else:
@@ -302,6 +317,11 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pair.tokens)
     @rule(number=st.integers(0, 20))
+    def fork_wrongly(self, number: int) -> None:
+        self.pair.fork_wrongly(number)
+
+    @precondition(lambda self: self.pair.tokens)
+    @rule(number=st.integers(0, 20))
     def leave(self, number: int) -> None:
         self.pair.leave(number)
 
@@ -331,7 +351,7 @@ def test_random_operations_do_what_the_slow_model_does() -> None:
         counts += drive(seed, 150)
     for what in ("hits", "copies", "forks", "refused"):
         assert counts[what] >= 100, counts
-    assert counts["resets"] >= 5, counts
+    assert counts["resets"] >= 5 and counts["wrong forks"] >= 20, counts
 
 
 # -- rule by rule (semantics 1) -------------------------------------------------------------------
@@ -756,20 +776,3 @@ def test_planted_bug_is_caught(name: str) -> None:
                 break
     assert caught, "4,000 operations did not show it"
     drive(0, 100)  # and without it, all is well again
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1_000, help="the tests use 0 to 59")
-    asked = parser.parse_args()
-    counts: Counter[str] = Counter()
-    began, seed = time.perf_counter(), asked.seed
-    while counts["operations"] < asked.operations:
-        counts += drive(seed, 250)
-        seed += 1
-    print(f"{dict(counts)} in {time.perf_counter() - began:.1f} s: all as the slow model says")
-
-
-if __name__ == "__main__":
-    main()

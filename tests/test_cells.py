@@ -1,13 +1,8 @@
-"""The table of cells against a slow, obvious one, operation by operation.
-
-    python tests/test_cells.py --operations 200000
-
-runs as many random operations as you like; the tests run some thousands.
+"""The table of cells against a slow, obvious one, operation by operation; example by example; and
+with planted bugs, which must all be seen. long_run.py runs as many operations as you like.
 """
 
-import argparse
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -165,6 +160,23 @@ class Twins:
         assert got == want and (want is not None or name == "clear"), (name, values, got, want)
         self.done[name] += 1
 
+    def misplace(self, cell: int, seq_id: int, pos: int) -> None:
+        """A cell that is taken, one named twice, one that is not there, a position below 0."""
+        before, num = self.picture(), self.fast.num_cells
+        free = [i for i in range(num) if self.fast[i].pos is None]
+        taken = [i for i in range(num) if self.fast[i].pos is not None]
+        wrong = [([num], [pos])]
+        if free:
+            one = free[cell % len(free)]
+            wrong += [([one, one], [pos, pos + 1]), ([one], [-1 - pos])]
+            if taken:
+                wrong.append(([one, taken[cell % len(taken)]], [pos, pos + 1]))
+        for cells, positions in wrong:
+            with pytest.raises((ValueError, IndexError)):
+                self.fast.place(cells, seq_id, positions)
+            assert self.picture() == before, f"placing at {cells} failed and changed something"
+        self.done["misplaced"] += 1
+
     def picture(self) -> list[Cell]:
         return [self.fast[i] for i in range(self.fast.num_cells)]
 
@@ -216,6 +228,10 @@ class CellTableMachine(RuleBasedStateMachine):
     def keep(self, seq: int) -> None:
         self.twins.same("seq_keep", seq)
 
+    @rule(cell=st.integers(0, 15), seq=seqs, pos=st.integers(0, 9))
+    def misplace(self, cell: int, seq: int, pos: int) -> None:
+        self.twins.misplace(cell, seq, pos)
+
     @rule(name=st.sampled_from(["take_shifts", "take_shifts", "clear"]))
     def whole(self, name: str) -> None:
         self.twins.same(name)
@@ -264,7 +280,7 @@ def one_operation(twins: Twins, draw: random.Random) -> None:
         + ["seq_unshare"] * 2 + ["take_shifts", "look"]
     )  # fmt: skip
     if draw.random() < 0.02:
-        name = draw.choice(["seq_keep", "clear"])
+        name = draw.choice(["seq_keep", "clear", "misplace"])
     match name:
         case "put":
             start = draw.choice([None, None, None, draw.randint(0, 10)])
@@ -277,6 +293,8 @@ def one_operation(twins: Twins, draw: random.Random) -> None:
             twins.same(name, seq, p0, p1, draw.randint(-6, 6))
         case "seq_keep":
             twins.same(name, seq)
+        case "misplace":
+            twins.misplace(draw.randrange(48), seq, draw.randint(0, 9))
         case "look":
             twins.look(seq, draw.randint(0, 20), draw.choice([None, 1, 4]))
         case _:
@@ -294,6 +312,7 @@ def test_random_operations_give_what_the_slow_table_gives() -> None:
         "seq_keep",
         "take_shifts",
         "clear",
+        "misplaced",
     ):
         assert done[name] > 20, done
 
@@ -602,15 +621,3 @@ def test_books_that_do_not_add_up_are_noticed() -> None:
     ]:
         with pytest.raises(AssertionError, match=says):
             corrupt(change).check_integrity()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Random operations on both tables.")
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1_000)
-    asked = parser.parse_args()
-    began = time.perf_counter()
-    done = run_random(asked.operations, asked.seed)
-    for name, times in sorted(done.items()):
-        print(f"{name:<20}{times:>10,}")
-    print(f"{asked.operations:,} operations in {time.perf_counter() - began:.0f} s: all the same")

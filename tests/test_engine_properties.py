@@ -72,7 +72,7 @@ def run_random(number: int, many: int) -> Counter[str]:
 
     @seed(number)
     @settings(max_examples=many, phases=[Phase.generate, Phase.shrink], **QUIET)
-    @given(workloads())
+    @given(workloads(faults=True))
     def property_(workload: Workload) -> None:
         counts.update(check(workload))
 
@@ -502,7 +502,7 @@ BUGS: dict[str, tuple[Bug, type[Exception], str]] = {
     "a prompt computed again for ever": (
         replaced(Scheduler, "update", computes_again_for_ever),
         AssertionError,
-        "still running|computed",
+        "still running|computed|replay",
     ),
 }
 
@@ -534,3 +534,13 @@ def test_planted_bug_is_caught(name: str) -> None:
     print(type(error).__name__, str(error)[:150])
     assert isinstance(error, kind) and re.search(said, str(error)), error
     check(BUSY)  # and without it, all is well again
+
+
+def test_step_budget_ends_what_would_run_for_ever() -> None:
+    """Whoever does not look at the books sees it as well, by the number of steps."""
+    long = next(i for i, asked in enumerate(pool()) if len(asked.prompt) == 20)
+    plant, *_ = BUGS["a prompt computed again for ever"]
+    blind = patch.object(Party, "look", lambda self: None)
+    with plant(), blind, pytest.raises(AssertionError, match="still running after"):
+        check(several([long], budget=3))
+    check(several([long], budget=3))

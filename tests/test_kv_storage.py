@@ -1,5 +1,6 @@
 """The shelves: a slot gives back what was put into it, in both layouts, and nothing else moves."""
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorial_engine.batch import Batch
+from tutorial_engine.batch import Batch, Slots
 from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.kv_storage import Contexts, KVStorage
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 SLOTS = 12
@@ -260,3 +261,117 @@ def test_layers_never_share_a_slot() -> None:
         got_k, got_v = storage.read(layer, slice(0, SLOTS))
         assert torch.equal(got_k, k) and torch.equal(got_v, v)
     assert all(not torch.equal(a[0], b[0]) for a, b in pairwise(filled))
+
+
+# -- contexts, one at a time --------------------------------------------------------------------
+
+
+def filled(slots_first: bool) -> KVStorage:
+    """Every slot of layers 0 and 1 written, layer 2 and slot 11 of all still poisoned."""
+    storage = poisoned(slots_first)
+    for layer in (0, 1):
+        storage.write(layer, torch.arange(SLOTS - 1), *random_kv(SLOTS - 1, seed=layer))
+    return storage
+
+
+SCATTERED = torch.tensor([9, 4, 0]), torch.tensor([2, 7]), torch.tensor([9, 4])
+
+
+def ask(storage: KVStorage, layer: int, *contexts: Tensor | slice) -> Contexts:
+    """An update that writes one token per sequence over what is in its first slot already."""
+    own = [slots.start if isinstance(slots, slice) else int(slots[0]) for slots in contexts]
+    k, v = (x.clone() for x in storage.read(layer, torch.tensor(own)))
+    return storage.update(layer, k, v, batch_at([[slot] for slot in own], list(contexts)))
+
+
+@LAYOUTS
+def test_no_sequences_copy_is_another_ones_memory(slots_first: bool) -> None:
+    storage = filled(slots_first)
+    before = memory(storage)
+    first, second, third = ask(storage, 0, *SCATTERED)
+    wanted = [[x.clone() for x in pair] for pair in (first, second, third)]
+    for x in second:
+        x.fill_(-1)
+    assert memory(storage) == before, "nor the shelves'"
+    for pair, want in ((first, wanted[0]), (third, wanted[2])):
+        assert all(torch.equal(x, y) for x, y in zip(pair, want, strict=True))
+
+
+@LAYOUTS
+def test_contexts_of_two_layers_stay_those_of_their_layer(slots_first: bool) -> None:
+    storage = filled(slots_first)
+    zero, one = ask(storage, 0, *SCATTERED), ask(storage, 1, *SCATTERED)
+    for _ in range(2):  # asked in turn, and again
+        for layer, contexts in ((0, zero), (1, one)):
+            k, v = random_kv(SLOTS - 1, seed=layer)
+            for (got_k, got_v), slots in zip(contexts, SCATTERED, strict=True):
+                assert torch.equal(got_k, k[slots]) and torch.equal(got_v, v[slots])
+
+
+@LAYOUTS
+def test_neighbours_are_read_without_a_copy(slots_first: bool) -> None:
+    storage = filled(slots_first)
+    contexts = ask(storage, 0, slice(3, 8), torch.tensor([9, 4]))
+    for shelf, x in zip((storage.k, storage.v), contexts[0], strict=True):
+        assert x.untyped_storage().data_ptr() == shelf.untyped_storage().data_ptr()
+    for shelf, x in zip((storage.k, storage.v), contexts[1], strict=True):
+        assert x.untyped_storage().data_ptr() != shelf.untyped_storage().data_ptr()
+
+
+@LAYOUTS
+def test_a_context_is_read_when_it_is_asked_for_and_then_let_go(
+    slots_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = filled(slots_first)
+    alive: list[weakref.ref[Tensor]] = []
+    read = storage.read
+
+    def watched(layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
+        pair = read(layer, slots)
+        alive.extend(map(weakref.ref, pair))
+        return pair
+
+    contexts = ask(storage, 0, *SCATTERED)
+    monkeypatch.setattr(storage, "read", watched)
+    assert len(contexts) == 3 and not alive, "nothing was copied yet"
+    for s in range(3):
+        assert len(contexts[s][0]) == len(SCATTERED[s])
+        assert len(alive) == 2 * s + 2 and not any(copy() is not None for copy in alive)
+    one_by_one = iter(contexts)
+    for _ in SCATTERED:
+        next(one_by_one)
+        assert not any(copy() is not None for copy in alive), "the iterator keeps none"
+
+
+def test_contexts_are_counted_and_cut_like_a_list() -> None:
+    storage = filled(True)
+    contexts = ask(storage, 0, *SCATTERED)
+    for got, want in ((contexts[-1], contexts[2]), (contexts[1:][0], contexts[1])):
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert [len(k) for k, _ in contexts] == [3, 2, 2] and len(contexts[:-1]) == 2
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            contexts[index]
+
+
+@LAYOUTS
+def test_longer_contexts_need_nothing_but_their_slots(slots_first: bool) -> None:
+    storage, k, v = poisoned(slots_first), *random_kv(SLOTS)
+    order = [9, 4, 11, 5, 0, 7]
+    for n in range(1, len(order) + 1):  # as in decode: each time one token more
+        own = batch_at([[order[n - 1]]], [torch.tensor(order[:n])])
+        (got,) = storage.update(2, k[n - 1 : n], v[n - 1 : n], own)
+        assert torch.equal(got[0], k[:n]) and torch.equal(got[1], v[:n])
+
+
+@LAYOUTS
+def test_inference_mode_leaves_nothing_behind_that_others_cannot_use(slots_first: bool) -> None:
+    with torch.inference_mode():
+        storage = filled(slots_first)
+        contexts = ask(storage, 0, *SCATTERED)
+        inside = [[x.clone() for x in pair] for pair in contexts]
+    for pair, want in zip(contexts, inside, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(pair, want, strict=True))
+        pair[0].add_(1)  # a copy made outside is an ordinary tensor
+    storage.write(0, torch.tensor([SLOTS - 1]), *random_kv(1))
+    assert unwritten(storage, 0) == []

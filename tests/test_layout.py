@@ -20,7 +20,7 @@ from packaging.version import Version
 
 import tutorial_engine
 from tutorial_engine.learn.build import sources
-from tutorial_engine.syllabus import AROUND, LESSONS, WRITTEN, Lesson, tree
+from tutorial_engine.syllabus import AROUND, LESSONS, Lesson, tree
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tutorial_engine"
@@ -75,9 +75,9 @@ def test_every_module_is_in_the_syllabus_and_the_other_way_round() -> None:
 
 def test_every_lesson_has_its_source_and_its_number() -> None:
     assert [lesson.number for lesson in LESSONS] == list(range(1, len(LESSONS) + 1))
-    assert sources().keys() == {lesson.notebook for lesson in WRITTEN}
+    assert sources().keys() == {lesson.notebook for lesson in LESSONS}
     written = {file.stem for file in (ROOT / "notebooks" / "src").glob("*.py")}
-    assert written == {lesson.notebook for lesson in WRITTEN}
+    assert written == {lesson.notebook for lesson in LESSONS}
 
 
 def test_tree_is_in_the_readme_and_in_the_package_docstring() -> None:
@@ -122,7 +122,7 @@ def test_module_imports_nothing_of_a_later_notebook(file: Path) -> None:
     assert all(LESSON_OF.get(name, number) <= number for name in imported(text))
 
 
-@pytest.mark.parametrize("lesson", WRITTEN, ids=lambda lesson: lesson.notebook)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.notebook)
 def test_notebook_imports_what_was_introduced_by_then(lesson: Lesson) -> None:
     notebook = jupytext.read(sources()[lesson.notebook], fmt="py:percent")
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")

@@ -111,8 +111,8 @@ def take_by_popping(free_queue: list[int], hash_of: Hashes, cached: Cached) -> i
 
 
 class Mended(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
-        return BlockManager._claim(self)
+    def forget(self, block: int) -> bool:
+        return BlockManager.forget(self, block)
 
 
 class MendedBefore(StaleBlocks):
@@ -234,12 +234,12 @@ class ForgetsAll(StaleBlocks):
 
 
 class FindsNothing(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
+    def forget(self, block: int) -> bool:
         self.prefix_caching = False
-        return BlockManager._claim(self)
+        return BlockManager.forget(self, block)
 
 
-class CountsNobody(StaleBlocks):
+class CountsNobody(Mended):
     def _claim(self) -> tuple[int, bool]:
         block, evicted = BlockManager._claim(self)
         self.blocks[block].ref_cnt = 0
@@ -253,16 +253,17 @@ class ClearsFoundOnly(StaleBlocks):
 
 
 class NumberOnly(StaleBlocks):
-    def _claim(self) -> Any:
-        return super()._claim()[0]
+    def forget(self, block: int) -> Any:
+        super().forget(block)
+        return block
 
 
 class Open(StaleBlocks):
-    def _claim(self) -> Any: ...
+    def forget(self, block: int) -> Any: ...
 
 
 class Broken(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
+    def forget(self, block: int) -> bool:
         raise KeyError("boom")
 
 
@@ -363,7 +364,7 @@ MENDED_WRONG: list[tuple[Any, str]] = [
     (FindsNothing, "0 are found in the cache where 8 can be"),
     (CountsNobody, "holders"),
     (ClearsFoundOnly, "cannot be found"),
-    (NumberOnly, "return the block and whether it was cached"),
+    (NumberOnly, "return True or False: could it be found"),
     (int, "hand over the class"),
     (BlockManager(4, 4), "hand over the class"),
 ]
@@ -436,7 +437,7 @@ def test_exception_becomes_a_verdict(check: Check, error: Exception) -> None:
     def fails(*_: object) -> Any:
         raise error
 
-    failing = type("Failing", (StaleBlocks,), {"_claim": fails})
+    failing = type("Failing", (StaleBlocks,), {"forget": fails})
     answer = {check_eviction: (fails, fails), check_mended: (failing,)}.get(check, (fails,))
     verdict = check(*answer)
     assert verdict.ok is False
@@ -490,7 +491,7 @@ def test_a_mended_class_that_runs_in_circles_gets_its_verdict() -> None:
     class Leaks(StaleBlocks):
         def _claim(self) -> tuple[int, bool]:
             self.free_queue.popitem()
-            return BlockManager._claim(self)
+            return super()._claim()
 
     verdict = check_mended(Leaks)
     assert verdict.ok is False, verdict

@@ -18,7 +18,7 @@ from tutorial_engine.checkpoint import load_model, load_tokenizer
 from tutorial_engine.dial import DialPoint, Measured, sharing, turn
 from tutorial_engine.pool import CELLS, ROWS, PoolHistory, memory_over_time, moments
 from tutorial_engine.trace import Trace
-from tutorial_engine.viz.dial_plots import dial, dial_measured
+from tutorial_engine.viz.dial_plots import dial
 from tutorial_engine.viz.memory_plots import layer_factor, slots_at, waste_over_time
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.pool_scene import MAX_SLOTS
@@ -62,7 +62,6 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "two layers": lambda: layer_factor(SMALL, 100_000, 4),
     "dial": lambda: dial(points()),
     "no pages": lambda: dial([at(CELLS), at(ROWS)]),
-    "measured": lambda: dial_measured(points()),
 }
 SCENES = ("slots", "slots of one")
 PLOTS = [name for name in PICTURES if name not in SCENES]
@@ -273,13 +272,6 @@ def test_the_dial_names_every_position() -> None:
     assert {"cells", "1", "4", "16", "rows"} <= set(plot_words(drawn("dial")))
 
 
-def test_measured_numbers_are_those_of_the_points() -> None:
-    assert drawn("measured").caption == (
-        "Measured on this machine: cells 100 tokens/s and 5.0 µs, pages of 4 200 tokens/s and "
-        "3.0 µs, rows 300 tokens/s and 1.0 µs of bookkeeping a token."
-    )
-
-
 # -- what cannot be drawn -------------------------------------------------------------------------
 
 
@@ -299,9 +291,6 @@ REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
     "no block": (lambda: layer_factor(LLAMA, GIB, 0), "block_size"),
     "no points": (lambda: dial([]), "at least two points"),
     "twice": (lambda: dial([at(4), at(4)]), "each position once"),
-    "not measured": (
-        lambda: dial_measured([at(4), replace(at(ROWS), measured=None)]), "not measured: rows"
-    ),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 from tutorial_engine.learn.build import SOLUTION, make_notebook, sources, target
 from tutorial_engine.learn.figures import FIGURES, TAG
 from tutorial_engine.learn.html import page
-from tutorial_engine.syllabus import WRITTEN
+from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
@@ -22,11 +22,11 @@ MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
 IGNORE = "nbval-ignore-output"
 EXERCISE = "exercise"
 KNOWN_TAGS = {IGNORE, EXERCISE}
-BUILT = [(lesson.notebook, solved) for lesson in WRITTEN for solved in (False, True)]
+BUILT = [(lesson.notebook, solved) for lesson in LESSONS for solved in (False, True)]
 BUILT_NAMES = [f"{name}{', solved' if solved else ''}" for name, solved in BUILT]
 
 every_notebook = pytest.mark.parametrize(("name", "solved"), BUILT, ids=BUILT_NAMES)
-every_lesson = pytest.mark.parametrize("name", [lesson.notebook for lesson in WRITTEN])
+every_lesson = pytest.mark.parametrize("name", [lesson.notebook for lesson in LESSONS])
 
 
 @cache
@@ -92,7 +92,7 @@ def test_notebook_is_valid_and_was_run_from_top_to_bottom(name: str, solved: boo
 
 
 def test_no_other_notebook_lies_around() -> None:
-    folder = target(WRITTEN[0].notebook, solved=False).parent
+    folder = target(LESSONS[0].notebook, solved=False).parent
     known = {target(name, solved) for name, solved in BUILT}
     found = {f for f in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in f.parts}
     assert found == known
@@ -316,7 +316,7 @@ def test_score_comes_last(name: str) -> None:
 def figure_names() -> list[str]:
     return [
         f"{lesson.notebook[:2]}_{tag.removeprefix(TAG)}"
-        for lesson in WRITTEN
+        for lesson in LESSONS
         for cell in fresh(lesson.notebook, True).cells
         for tag in sorted(tags(cell))
         if tag.startswith(TAG)

@@ -379,3 +379,18 @@ def test_a_callback_hears_of_all_samples(model: Qwen3ForCausalLM) -> None:
     engine.run()
     assert sorted({index for index, _ in heard}) == [0, 1, 2] and len(heard) == 3 * 12
     assert [pending for _, pending in heard].count(False) == 1 and not heard[-1][1]
+
+
+def test_a_callback_that_raises_at_a_samples_end_is_told_by_the_output_of_all(
+    model: Qwen3ForCausalLM,
+) -> None:
+    def raises(result: StepOutput) -> None:
+        if result.finish is not None and result.output is None:
+            raise RuntimeError("gone")
+
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT, WARM, "A", on_token=raises)
+    (output,) = engine.run()
+    assert output.error == "RuntimeError: gone"
+    assert tokens(output) == alone(model, WARM)
+    empty(engine.memory)

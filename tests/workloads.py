@@ -1,14 +1,16 @@
 """Random workloads for the engine, and the check that every request comes out as if alone.
 
-`check` runs one workload and asserts all that the engine promises; `workloads` draws them, for
-hypothesis. test_engine_properties.py runs some thousands, long_run.py as many as you like.
+`check` runs one workload on rows and asserts all that the engine promises; `workloads` draws them,
+for hypothesis. test_engine_properties.py runs some thousands, long_run.py as many as you like.
+memory_runs.py has the same on pages and cells.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count as numbers_from
 from itertools import pairwise
 from typing import Any
 
@@ -28,14 +30,15 @@ from tutorial_engine.kv_manager import RowManager
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.replay import EngineState, states
-from tutorial_engine.request import Request, RequestOutput
+from tutorial_engine.replay import Replay
+from tutorial_engine.request import CompletionOutput, Request, RequestOutput
 from tutorial_engine.runner import CachedRunner, make_runner
 from tutorial_engine.sampling import SampledToken, Sampler
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.scheduler import Scheduler
 from tutorial_engine.trace import (
     Admitted,
+    Forked,
     Preempted,
     Recorder,
     Scheduled,
@@ -197,9 +200,22 @@ def pool() -> tuple[Asked, ...]:
 
 
 @cache
-def alone(index: int, limit: int) -> GenerationOutput:
-    """What request `index` of the pool gives when nobody else is there."""
-    return run_alone(pool()[index], limit)[0]
+def alone(index: int, limit: int, sample: int = 0) -> GenerationOutput:
+    """What request `index` of the pool gives when nobody else is there; or a sample of it."""
+    asked = pool()[index]
+    return run_alone(replace(asked, params=asked.params.sample(sample)), limit)[0]
+
+
+@cache
+def most_samples(index: int) -> int:
+    """Continuations, 3 at most, that a request of the pool can have: all of them are safe."""
+    asked, found = pool()[index], 1
+    while found < 3 and asked.params.temperature > 0:
+        other = replace(asked, params=asked.params.sample(found))
+        if not is_safe(other, *run_alone(other, max(LIMITS))):
+            break
+        found += 1
+    return found
 
 
 # -- memory that runs out -------------------------------------------------------------------------
@@ -275,15 +291,29 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Visitor:
-    """A request of the pool: when it comes, and when it is aborted, if it is.
+    """A request of the pool: when it comes, with how many samples, and what goes wrong.
 
     `aborted_at` counts steps; `kills` is the visitor whom its first token's callback aborts.
+    `fails` are a sample and the number of the token that its sampler fails to choose; `raises` is
+    the number of the call in which its callback does.
     """
 
     index: int
     arrival: int = 0
     aborted_at: int | None = None
     kills: int | None = None
+    n: int = 1
+    fails: tuple[int, int] | None = None
+    raises: int | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """What it asks for."""
+        return replace(pool()[self.index].params, n=self.n)
+
+    def alone(self, limit: int) -> list[GenerationOutput]:
+        """What each of its samples gives when nobody else is there."""
+        return [alone(self.index, limit, sample) for sample in range(self.n)]
 
 
 @dataclass(frozen=True)
@@ -305,35 +335,44 @@ class Workload:
         return self.chunked and self.policy != "PrefillFirst"
 
     @property
+    def longest(self) -> int:
+        """Tokens that a request can have, prompt and output."""
+        return self.limit
+
+    @property
     def max_steps(self) -> int:
         """More steps than any right engine can need.
 
         The first of those that run is never thrown out, and each step runs a token of it at least;
         only PrefillFirst has steps in between that let others in, at most one per seat.
         """
-        own = len(self.visitors) * self.limit
+        own = sum(visitor.n for visitor in self.visitors) * self.limit
         pauses = self.max_num_seqs + 1 if self.policy == "PrefillFirst" else 1
         return max((v.arrival for v in self.visitors), default=0) + own * pauses + 2
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    """Any workload; two of five are a crowd whose memory runs out."""
+def workloads(draw: st.DrawFn, faults: bool = False) -> Workload:
+    """Any workload; two of five are a crowd whose memory runs out.
+
+    With `faults` some have several samples, samplers that fail, or callbacks that raise.
+    """
     crowd = draw(st.sampled_from([False, False, False, True, True]))
-    n = draw(st.integers(3, 7) if crowd else st.integers(1, 6))
-    visitors = tuple(draw(_visitors(n, 2 if crowd else 7)) for _ in range(n))
+    budget = draw(st.sampled_from([3, 4, 5] if crowd else range(8)))
+    n = draw(st.integers(3, 5) if crowd else st.integers(1, 3 if budget < 2 else 5))
+    visitors = draw(_visitors(n, 2 if crowd else 7, faults))
     limit = draw(st.sampled_from(LIMITS))
     others = ["StaticBatching", "PrefillFirst", *([] if crowd else ["OneByOne"])]
     policy = draw(st.sampled_from(["Scheduler", "Scheduler", *others]))
     chunked = draw(st.sampled_from([True, True, False]))
     whole = policy == "PrefillFirst" or not chunked  # or most would be refused
-    budgets = [8, 13, 20, 34, 500] if whole else [1, 2, 3, 5, 8, 13, 34, 500]
+    budgets = [8, 13, 20, 20, 34, 34, 500, 500] if whole else [1, 2, 3, 5, 8, 13, 34, 500]
     room = [None, limit, limit + 4, limit + 11, 2 * limit]
     return Workload(
         visitors,
         policy,
         draw(st.integers(3, 6) if crowd else st.integers(1, 5)),
-        draw(st.sampled_from(budgets[2:] if crowd else budgets)),
+        budgets[budget],
         limit,
         draw(st.sampled_from([None, None, 1, 3, 7])),
         chunked,
@@ -342,18 +381,27 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-def _visitors(n: int, latest: int) -> st.SearchStrategy[Visitor]:
-    """One of n; every fifth or so is aborted, or has another one aborted."""
-    seldom = st.integers(0, 9)
-    return st.builds(
-        lambda index, arrival, leaves, when, victim: Visitor(
-            index, arrival, when if leaves == 8 else None, victim if leaves == 9 else None
-        ),
-        st.integers(0, POOL_SIZE - 1),
-        st.integers(0, latest),
-        seldom,
-        st.integers(0, 14),
-        st.integers(0, n - 1),
+def _visitors(n: int, latest: int, faults: bool) -> st.SearchStrategy[tuple[Visitor, ...]]:
+    """n of them; every fifth is aborted or has another one aborted, as long as it is there.
+
+    All are in seven bytes each, which hypothesis draws ten times faster than seven numbers.
+    """
+
+    def visitor(drawn: bytes) -> Visitor:
+        index, arrival, fate, when, victim, samples, which = drawn
+        index, fate, many = index % POOL_SIZE, fate % 20, 1
+        aborted_at = when % 15 if fate in (16, 17) else None
+        kills = victim % n if fate in (18, 19) else None
+        one = Visitor(index, arrival % (latest + 1), aborted_at, kills)
+        if not faults:
+            return one
+        if samples % 8 > 5:  # 2 or 3
+            many = min(samples % 8 - 4, most_samples(index))
+        fails = (which % many, when % 8) if fate == 15 else None
+        return replace(one, n=many, fails=fails, raises=when % 10 if fate == 14 else None)
+
+    return st.binary(min_size=7 * n, max_size=7 * n).map(
+        lambda drawn: tuple(visitor(drawn[7 * i : 7 * i + 7]) for i in range(n))
     )
 
 
@@ -363,38 +411,48 @@ class Differs(AssertionError):
 
 @dataclass
 class Diary:
-    """What was delivered to one visitor."""
+    """What was delivered to one visitor, sample by sample."""
 
-    tokens: list[SampledToken] = field(default_factory=list)
-    text: str = ""
+    tokens: dict[int, list[SampledToken]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
     output: RequestOutput | None = None
 
     def write(self, result: StepOutput) -> None:
-        assert self.output is None, f"{result.request_id} gets something after its end"
+        name, sample = result.request_id, result.sample
+        assert self.output is None and sample not in self.ended, f"{name} gets more after its end"
+        self.tokens.setdefault(sample, [])
         if result.token is not None:
-            self.tokens.append(result.token)
-        self.text += result.text
-        assert (result.finish is None) == (result.output is None)
+            self.tokens[sample].append(result.token)
+        self.texts[sample] = self.texts.get(sample, "") + result.text
+        if result.finish is not None:
+            self.ended.add(sample)
+        assert result.output is None or result.finish is not None, f"{name} ends with no reason"
         self.output = result.output
+
+
+class Faulty(Sampler):
+    """Fails to choose token number `at`, and tells it."""
+
+    def __init__(self, params: SamplingParams, at: int, tell: Callable[[], object]) -> None:
+        super().__init__(params, EOS)
+        self.at, self.tell = at, tell
+
+    def sample(self, logits: Tensor) -> SampledToken:
+        if self.num_sampled == self.at:
+            self.tell()
+            raise RuntimeError("out of luck")
+        return super().sample(logits)
 
 
 class Party:
     """One workload in its engine, from the first arrival to the last end."""
 
+    memory: Any
+
     def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.recorder = Recorder()
-        model = small_model()
-        rows = RowManager.from_config(
-            model.config,
-            CacheConfig(
-                max_seqs=workload.max_num_seqs,
-                max_len=workload.limit,
-                slots_first=workload.slots_first,
-            ),
-            self.recorder,
-        )
-        self.memory = SharedRows(rows, workload.capacity)
+        self.workload, self.recorder = workload, Recorder()
+        self.memory = self.make_memory()
         config = EngineConfig(
             max_num_seqs=workload.max_num_seqs,
             max_num_batched_tokens=workload.budget,
@@ -404,7 +462,7 @@ class Party:
             slots_first=workload.slots_first,
         )
         self.engine = LLMEngine(
-            model,
+            small_model(),
             the_tokenizer(),
             config,
             scheduler=POLICIES[workload.policy],
@@ -415,11 +473,23 @@ class Party:
         self.diaries: dict[str, Diary] = {}
         self.aborted: set[str] = set()
         self.refused = 0
-        self.live: list[EngineState] = []
+
+    def make_memory(self) -> Any:
+        """Rows, poisoned."""
+        workload = self.workload
+        config = CacheConfig(
+            max_seqs=workload.max_num_seqs,
+            max_len=workload.limit,
+            slots_first=workload.slots_first,
+        )
+        rows = RowManager.from_config(small_model().config, config, self.recorder)
+        return SharedRows(rows, workload.capacity)
 
     def run(self) -> None:
         """Let them come, go and run; look at everything after every step."""
         engine, workload, now = self.engine, self.workload, 0
+        self.replay, self.seen = Replay(), 0
+        self.broken: set[tuple[str, int]] = set()  # requests' samples whose sampler or callback was
         last = max(visitor.arrival for visitor in workload.visitors)
         while now <= last or engine.has_unfinished_requests:
             assert now <= workload.max_steps, f"still running after {now} steps"
@@ -428,25 +498,35 @@ class Party:
                     self.enter(number, visitor)
                 if visitor.aborted_at == now:
                     self.abort(number)
-            engine.check_integrity()
-            before = engine.num_steps
+            if len(self.recorder.events) > self.seen:  # some came, or went
+                self.look()
             for result in engine.step():
                 self.diaries[result.request_id].write(result)
-            engine.check_integrity()
-            if engine.num_steps > before:
-                self.live.append(engine.state())
+            self.look()
             now += 1
+
+    def look(self) -> None:
+        """The books are right, and what a replay of the trace has is what is there."""
+        self.engine.check_integrity()
+        for event in self.recorder.events[self.seen :]:
+            self.replay.apply(event)
+        self.seen = len(self.recorder.events)
+        assert self.replay.state.unfinished() == self.engine.state(), "the replay differs"
 
     def enter(self, number: int, visitor: Visitor) -> None:
         asked, workload = pool()[visitor.index], self.workload
-        never = len(asked.prompt) >= workload.limit or (
+        never = len(asked.prompt) >= workload.longest or (
             not workload.can_chunk and len(asked.prompt) > workload.budget
         )
-
         name, engine = f"v{number}", self.engine
-        callback = None if visitor.kills is None else self.once(visitor.kills)
         try:
-            engine.add_request(asked.prompt, asked.params, name, on_token=callback)
+            engine.add_request(
+                asked.prompt,
+                visitor.params,
+                name,
+                on_token=self.callback(name, visitor),
+                sampler=self.samplers(name, visitor),
+            )
         except ValueError as error:
             assert never and f"{len(asked.prompt)} tokens" in str(error), error
             self.refused += 1
@@ -454,15 +534,30 @@ class Party:
             assert not never, f"{name} can never run"
             self.diaries[name] = Diary()
 
-    def once(self, victim: int) -> Callable[[StepOutput], None]:
-        """A callback that aborts the victim when it is called first."""
-        left = [victim]
+    def callback(self, name: str, visitor: Visitor) -> Callable[[StepOutput], None] | None:
+        """One that aborts its victim when it is called first, or raises when its time has come."""
+        if visitor.kills is None and visitor.raises is None:
+            return None
+        left, calls = [] if visitor.kills is None else [visitor.kills], numbers_from(0)
 
         def callback(result: StepOutput) -> None:
             if left:
                 self.abort(left.pop())
+            if next(calls) == visitor.raises:
+                self.broken.add((name, result.sample))
+                raise RuntimeError("out of luck")
 
         return callback
+
+    def samplers(self, name: str, visitor: Visitor) -> list[Sampler] | None:
+        """One of them fails, if that is this visitor's fate."""
+        if visitor.fails is None:
+            return None
+        which, at = visitor.fails
+        each = [visitor.params.sample(i) for i in range(visitor.n)]
+        samplers = [Sampler(params, EOS) for params in each]
+        samplers[which] = Faulty(each[which], at, lambda: self.broken.add((name, which)))
+        return samplers
 
     def abort(self, number: int) -> None:
         name = f"v{number}"
@@ -475,31 +570,49 @@ class Party:
     def check(self) -> None:
         """All that is promised about a run that is over."""
         engine = self.engine
-        assert not engine.requests and not self.memory.held, "something is left over"
-        assert self.memory.rows.num_free_rows == self.workload.max_num_seqs, "rows leaked"
+        assert not engine.requests, "something is left over"
+        self.check_memory()
         assert engine.step() == [], "an empty engine has nothing to deliver"
         assert engine.model_runner.num_forwards == engine.num_steps, "one forward per step"
         for number, visitor in enumerate(self.workload.visitors):
             name = f"v{number}"
             if name in self.diaries:
-                want = alone(visitor.index, self.workload.limit)
-                self.check_request(name, self.diaries[name], want)
+                self.check_request(name, self.diaries[name], *visitor.alone(self.workload.longest))
         self.check_trace()
 
-    def check_request(self, name: str, diary: Diary, want: GenerationOutput) -> None:
-        assert diary.output is not None, f"{name} never ended"
-        (got,) = diary.output.outputs
-        assert diary.output.error is None and diary.output.prompt_token_ids == want.prompt_token_ids
-        assert tuple(diary.tokens) == got.tokens, f"{name}: not every token was delivered once"
-        assert diary.text == got.text, f"{name}: {diary.text!r} was delivered of {got.text!r}"
-        times = diary.output.metrics.token_times
-        assert len(times) == len(got.tokens) and all(a < b for a, b in pairwise(times))
+    def check_memory(self) -> None:
+        """All is free."""
+        assert not self.memory.held, "something is left over"
+        assert self.memory.rows.num_free_rows == self.workload.max_num_seqs, "rows leaked"
+
+    def check_request(self, name: str, diary: Diary, *wanted: GenerationOutput) -> None:
+        output = diary.output
+        assert output is not None, f"{name} never ended"
+        assert output.prompt_token_ids == wanted[0].prompt_token_ids
+        assert [got.index for got in output.outputs] == list(range(len(wanted)))
+        times = output.metrics.token_times
+        assert len(times) == len(output.outputs[0].tokens)
+        assert all(a < b for a, b in pairwise(times))
+        for got, want in zip(output.outputs, wanted, strict=True):
+            self.check_sample(name, diary, got, want)
+        reasons = [got.finish_reason for got in output.outputs]
+        assert ("abort" in reasons) == (name in self.aborted), f"{name} ended with {reasons}"
+        assert output.error or "error" not in reasons, f"{name} does not say what went wrong"
+        assert not output.error or any((name, i) in self.broken for i in range(len(wanted)))
+
+    def check_sample(
+        self, name: str, diary: Diary, got: CompletionOutput, want: GenerationOutput
+    ) -> None:
+        told = diary.tokens.get(got.index, []), diary.texts.get(got.index, "")
+        name = f"{name} sample {got.index}" if got.index else name
+        assert tuple(told[0]) == got.tokens, f"{name}: not every token was delivered once"
+        assert told[1] == got.text, f"{name}: {told[1]!r} was delivered of {got.text!r}"
         if got.cumulative_logprob is not None:
-            told = sum(token.logprob for token in got.tokens if token.logprob is not None)
-            assert abs(got.cumulative_logprob - told) < 1e-9, "a sum over what was delivered"
-        if name in self.aborted:
+            total = sum(token.logprob for token in got.tokens if token.logprob is not None)
+            assert abs(got.cumulative_logprob - total) < 1e-9, "a sum over what was delivered"
+        if got.finish_reason in ("abort", "error"):
             same_tokens(name, got.tokens, want.tokens[: len(got.tokens)])
-            assert got.finish_reason == "abort" and len(got.tokens) <= len(want.tokens)
+            assert len(got.tokens) <= len(want.tokens)
             assert the_tokenizer().decode(list(got.token_ids)).startswith(got.text)
             return
         same_tokens(name, got.tokens, want.tokens)
@@ -512,8 +625,8 @@ class Party:
 
     def check_trace(self) -> None:
         trace = self.recorder.trace()
-        assert Trace.from_json(trace.to_json()) == trace
-        assert [state.unfinished() for state in states(trace)] == self.live
+        if trace.num_steps % 4 == 0:  # for some: it takes long
+            assert Trace.from_json(trace.to_json()) == trace
         assert trace.num_steps == self.engine.num_steps
         ran = [event.num_tokens for event in trace.events if isinstance(event, StepEnded)]
         assert all(1 <= n <= self.workload.budget for n in ran), f"{ran} of {self.workload.budget}"
@@ -532,8 +645,12 @@ class Party:
             refused=self.refused,
             aborts=len(self.aborted),
             steps=self.engine.num_steps,
-            tokens=sum(len(diary.tokens) for diary in self.diaries.values()),
+            tokens=sum(
+                len(ids) for diary in self.diaries.values() for ids in diary.tokens.values()
+            ),
         )
+        counts["samples"] = sum(len(diary.tokens) for diary in self.diaries.values())
+        counts["faults"] = len(self.broken)
         prompt_lens = {
             f"v{number}": len(pool()[visitor.index].prompt)
             for number, visitor in enumerate(self.workload.visitors)
@@ -543,15 +660,18 @@ class Party:
         for event in events:
             if isinstance(event, Preempted):
                 counts["preemptions"] += 1
+            elif isinstance(event, Forked):
+                counts["forks"] += 1
             elif isinstance(event, Admitted):
                 counts["resumed"] += event.request_id in admitted
                 admitted.add(event.request_id)
             elif isinstance(event, Scheduled):
-                prompt_len = prompt_lens[event.request_id]
+                prompt_len = prompt_lens[event.request_id.split(".")[0]]
                 prefill = event.first_position < prompt_len
                 kinds.setdefault(event.step, set()).add("prefill" if prefill else "decode")
                 counts["chunked prefills"] += event.first_position + len(event.slots) < prompt_len
         counts["mixed steps"] = sum(len(found) == 2 for found in kinds.values())
+        counts["runs that preempt"] = counts["preemptions"] > 0
         return counts
 
 
@@ -588,8 +708,5 @@ def several(numbers: Sequence[int], **options: Any) -> Workload:
 
 def counted(counts: Counter[str]) -> Iterator[str]:
     """Lines for people."""
-    for name in (
-        *("workloads", "requests", "refused", "aborts", "steps", "tokens"),
-        *("chunked prefills", "mixed steps", "preemptions", "resumed"),
-    ):
-        yield f"{name:<20}{counts[name]:>12,}"
+    for name, number in counts.items():
+        yield f"{name:<34}{number:>12,}"

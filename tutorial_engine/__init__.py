@@ -44,7 +44,7 @@ tutorial_engine/
   engine             add_request, step, generate, stream, abort
   workload           requests that come over time
   engine_paths       the engine's rows of the equality ledger
-  -- 04_paged_cells: memory (its notebook is to come)
+  -- 04_paged_cells: memory
   blocks             who holds which block, what can be found again
   paged              pages: block tables to slots, under the same engine
   cell_table         one cell per token: position, owners, shift
@@ -52,6 +52,12 @@ tutorial_engine/
   cells              both, by one name
   layouts            the same bytes by token and by layer
   memory_paths       pages and cells in the equality ledger
+  pool               a trace as slots: whose, reserved, free, step by step
+  dial               one storage, three maps: block size from 1 to a row
+  parallel_model     a rank's share of a model, and what it adds up
+  parallel_report    what ranks did: tokens, bytes, who agreed
+  parallel_run       one rank: the same engine on a share of the model
+  parallel           two ranks on this machine; a rank that dies
   -- seeing and doing
   syllabus           this table
   viz                pictures: style, plots, scenes, explorers

@@ -148,10 +148,13 @@ class SdpaAttention:
             return _sdpa(q, k, v, batch.num_seqs)
         cache = NoCache() if self.cache is None else self.cache
         contexts = cache.update(layer, k, v, batch)
-        if batch.num_seqs == len(contexts) == 1:
+        if len(contexts) != batch.num_seqs:
+            raise ValueError(f"the cache gave {len(contexts)} of {batch.num_seqs} sequences")
+        if batch.num_seqs == 1:
             return self.one_sequence(q, *contexts[0])
-        parts = zip(q.split(lengths), contexts, strict=True)
-        return torch.cat([self.one_sequence(q_s, *kv) for q_s, kv in parts])
+        # by index: a loop's variable would hold one context while the next is copied together
+        parts = enumerate(q.split(lengths))
+        return torch.cat([self.one_sequence(q_s, *contexts[s]) for s, q_s in parts])
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""

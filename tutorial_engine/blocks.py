@@ -178,9 +178,12 @@ class BlockManager:
 
     def free(self, request_id: str) -> None:
         """Give all blocks of a request back, the last one first: tails go before heads."""
-        for block in reversed(self.tables.pop(request_id, [])):
+        table = self.tables.pop(request_id, [])[::-1]
+        for block in table:
             self._release(block)
-            self._record(BlockFreed, request_id, block)
+        if self.trace is not None:
+            for block in table:
+                self._record(BlockFreed, request_id, block)
         self._chains.pop(request_id, None)
 
     def reset(self) -> None:
@@ -197,6 +200,14 @@ class BlockManager:
 
     # ---- one block
 
+    def forget(self, block: int) -> bool:
+        """Nobody finds this block from now on → whether it could be found until now."""
+        one = self.blocks[block]
+        key, one.hash = one.hash, None
+        if key is not None:
+            del self.cached[key]
+        return key is not None
+
     def _is_own(self, block: int) -> bool:
         """May its one holder write to it? Not if others read it, or might find it."""
         return self.blocks[block].ref_cnt == 1 and self.blocks[block].hash is None
@@ -204,12 +215,8 @@ class BlockManager:
     def _claim(self) -> tuple[int, bool]:
         """The next free block, for one holder, and whether it was in the prefix cache till now."""
         block, _ = self.free_queue.popitem(last=False)
-        one = self.blocks[block]
-        evicted, one.ref_cnt = one.hash is not None, 1
-        if one.hash is not None:
-            del self.cached[one.hash]
-            one.hash = None
-        return block, evicted
+        self.blocks[block].ref_cnt = 1
+        return block, self.forget(block)
 
     def _take(self, request_id: str) -> None:
         block, evicted = self._claim()
@@ -232,8 +239,9 @@ class BlockManager:
         self._record(BlockCopied, request_id, source, table[index], tuple(where), evicted)
 
     def _release(self, block: int) -> None:
-        self.blocks[block].ref_cnt -= 1
-        if self.blocks[block].ref_cnt == 0:
+        one = self.blocks[block]
+        one.ref_cnt -= 1
+        if one.ref_cnt == 0:
             self.free_queue[block] = None
 
     def _record(self, kind: type[Event], *values: object) -> None:

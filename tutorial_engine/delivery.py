@@ -59,7 +59,9 @@ class Delivery:
             if not request.is_over:
                 self._fail(request, fault)
                 self.deliver(request, None)
-            elif output is not None:  # it is complete, but its owner should know
+            elif output is None:  # other samples go on: their output will tell
+                request.error = f"{type(fault).__name__}: {fault}"
+            else:  # it is complete, but its owner should know
                 told = replace(output, error=f"{type(fault).__name__}: {fault}")
                 inbox[inbox.index(result)] = result._replace(output=told)
         else:

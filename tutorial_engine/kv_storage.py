@@ -4,7 +4,8 @@ Knows slots; knows no sequence, no position, no model. Every cache layout uses t
 and an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv K/V heads, D head_dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -76,14 +77,16 @@ class KVStorage:
             k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Sequence[tuple[Tensor, Tensor]]:
-        """Write the batch's K and V where it says, then give each sequence all of its own."""
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> "Contexts":
+        """Write the batch's K and V where it says, then give each sequence all of its own.
+
+        What a sequence has is read when it is asked for. Attend to one and let go of it before the
+        next, and scattered slots cost one sequence's copy, in memory that the last one left warm.
+        """
         if batch.slot_mapping is None:
             raise ValueError("this batch has no slots: get it from cache.batch(sequences)")
         self.write(layer, batch.slot_mapping, k, v)
-        return [self.read(layer, slots) for slots in batch.context_slots]
+        return Contexts(self, layer, batch.context_slots)
 
     def by_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """The same memory in the classic shape, [layers, rows, H_kv, slots per row, D], K and V."""
@@ -115,3 +118,31 @@ class KVStorage:
             )
         if k.dtype != spec.dtype or v.dtype != spec.dtype:
             raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
+
+
+class Contexts(Sequence[tuple[Tensor, Tensor]]):
+    """K and V of each sequence of a batch in one layer, as KVStorage.read gives them, one by one.
+
+    Each is read when it is asked for, and nothing is kept here: all copies at once would be as much
+    as the whole cache, in memory that the system has to find and clear in every layer.
+    """
+
+    def __init__(self, storage: KVStorage, layer: int, slots: Sequence[Slots]) -> None:
+        self._storage, self._layer, self._slots = storage, layer, slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Contexts": ...
+
+    def __getitem__(self, index: int | slice) -> "tuple[Tensor, Tensor] | Contexts":
+        """One sequence's K and V [kv, H_kv, ·], read now; for a slice those of some sequences."""
+        if isinstance(index, slice):
+            return Contexts(self._storage, self._layer, self._slots[index])
+        return self._storage.read(self._layer, self._slots[index])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(self.__getitem__, range(len(self)))  # which, unlike a generator, holds none

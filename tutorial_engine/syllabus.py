@@ -14,15 +14,11 @@ class Module(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """A notebook, what it is about, and the modules that it introduces, in import order.
-
-    Modules may be there before their notebook is written.
-    """
+    """A notebook, what it is about, and the modules that it introduces, in import order."""
 
     notebook: str
     title: str
     modules: tuple[Module, ...]
-    is_written: bool = True
 
     @property
     def number(self) -> int:
@@ -91,7 +87,7 @@ LESSONS = (
     ),
     Lesson(
         "04_paged_cells",
-        "memory (its notebook is to come)",
+        "memory",
         (
             Module("blocks", "who holds which block, what can be found again"),
             Module("paged", "pages: block tables to slots, under the same engine"),
@@ -100,12 +96,15 @@ LESSONS = (
             Module("cells", "both, by one name"),
             Module("layouts", "the same bytes by token and by layer"),
             Module("memory_paths", "pages and cells in the equality ledger"),
+            Module("pool", "a trace as slots: whose, reserved, free, step by step"),
+            Module("dial", "one storage, three maps: block size from 1 to a row"),
+            Module("parallel_model", "a rank's share of a model, and what it adds up"),
+            Module("parallel_report", "what ranks did: tokens, bytes, who agreed"),
+            Module("parallel_run", "one rank: the same engine on a share of the model"),
+            Module("parallel", "two ranks on this machine; a rank that dies"),
         ),
-        is_written=False,
     ),
 )
-
-WRITTEN = tuple(lesson for lesson in LESSONS if lesson.is_written)
 
 # Beside the lessons: what draws and what teaches. The engine never imports these.
 AROUND = (

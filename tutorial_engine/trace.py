@@ -5,7 +5,7 @@ Knows names, numbers and times; knows no request object, no tensor and no pictur
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,7 +199,7 @@ class Trace(NamedTuple):
     def to_json(self) -> str:
         """One line per event, so that two runs can be compared with diff."""
         head = json.dumps({"format": FORMAT, "settings": dict(self.settings)})
-        lines = [json.dumps([type(event).__name__, asdict(event)]) for event in self.events]
+        lines = [json.dumps([type(event).__name__, _values(event)]) for event in self.events]
         return "[\n" + ",\n".join([head, *lines]) + "\n]\n"
 
     @classmethod
@@ -224,6 +224,10 @@ class Trace(NamedTuple):
     def load(cls, path: str | Path) -> "Trace":
         """Read what save wrote."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _values(event: Event) -> dict[str, Any]:
+    return {field.name: getattr(event, field.name) for field in fields(event)}
 
 
 def _event(index: int, entry: Any) -> Event:

@@ -17,6 +17,7 @@ from tutorial_engine.bench import llama_cpp, report, servers
 from tutorial_engine.bench.contenders import Ours, Transformers, load_transformers
 from tutorial_engine.bench.llama_server import LlamaServer
 from tutorial_engine.bench.measure import PEER, Contender, Measurement, Workload, measure
+from tutorial_engine.bench.memory_cost import measure_memory
 from tutorial_engine.bench.roofline import roofline_probe
 from tutorial_engine.bench.scheduler_cost import RUNNING, measure_step_cost
 from tutorial_engine.bench.serving import (
@@ -186,7 +187,7 @@ def serve(
     requests: Sequence[Asked],
     stack: ExitStack,
 ) -> dict[str, Any]:
-    """The ragged race and the scheduler's own cost: printed, and as figures."""
+    """The ragged race, the scheduler's own cost and the memories': printed, and as figures."""
     contenders, notes = load_servers(args, folders, session, requests, stack)
     print()
     _tell(notes)
@@ -195,7 +196,9 @@ def serve(
     print("\n" + report.serving_table(serving), flush=True)
     costs = [measure_step_cost(running) for running in RUNNING]
     print("\n" + report.cost_table(costs), flush=True)
-    return report.serving_figures(serving, notes, costs)
+    memory = measure_memory(session.ours, requests, args.serving_rounds, args.rounds)
+    print("\n" + report.memory_table(memory), flush=True)
+    return report.serving_figures(serving, notes, costs) | report.memory_figures(memory)
 
 
 def _tell(notes: dict[str, str]) -> None:

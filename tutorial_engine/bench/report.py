@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tutorial_engine.bench.measure import PEER, Measurement, Row
+from tutorial_engine.bench.memory_cost import MemoryCost
 from tutorial_engine.bench.roofline import (
     Roofline,
     decode_floor,
@@ -186,3 +187,51 @@ def serving_figures(
         "serving": {**serving._asdict(), "agreement": agreement, "contenders": notes},
         "step_costs": [cost._asdict() for cost in costs],
     }
+
+
+def memory_table(cost: MemoryCost) -> str:
+    """Pages beside rows, a shared prefix, long contexts, and what the books cost by themselves."""
+    ragged, prefix, long = cost.ragged, cost.prefix, cost.long_context
+    text = [
+        _line(f"{ragged.num_requests} ragged requests", ["wanted/s", "seconds", "÷rows"], [], "")
+    ]
+    text += _race_lines(ragged, {name: 1 / ratio for name, ratio in ragged.ratio.items()})
+    shared = f"{prefix.num_requests} with {cost.shared:.0%} shared"
+    text += ["", _line(shared, ["wanted/s", "seconds", "×speed"], [], "")]
+    text += _race_lines(prefix, prefix.ratio)
+    first = f"batch {long.batch} at {long.context}"
+    about = f"one decode step, {cost.long_shape}"
+    text += ["", _line(first, ["", "ms", "÷rows"], [], about)]
+    for name, seconds in long.seconds.items():
+        text.append(_line(name, ["", f"{seconds * 1000:.1f}", f"{long.ratio[name]:.2f}×"], [], ""))
+    titles = ["allocate", "commit", "free", "together"]
+    text += ["", _line("µs per running request", titles, [], "")]
+    for own in cost.allocation:
+        cells = [f"{cell:.1f}" for cell in (own.allocate, own.commit, own.free, own.together)]
+        text.append(_line(own.memory, cells, [], ""))
+    return "\n".join(line.rstrip() for line in text)
+
+
+def _race_lines(serving: Serving, ratio: dict[str, float]) -> list[str]:
+    """A line for each of two memories in the same race."""
+    lines = []
+    for name, seconds in serving.seconds.items():
+        cells = [f"{serving.wanted_per_second[name]:.1f}", f"{seconds:.2f}", f"{ratio[name]:.2f}×"]
+        requests, tokens = serving.agreement[name]
+        same = f"same answers: {requests} of {serving.num_requests} requests, {tokens} tokens"
+        lines.append(_line(name, cells, [], same))
+    return lines
+
+
+def memory_figures(cost: MemoryCost) -> dict[str, Any]:
+    """The memories' account, as plain lists and dicts."""
+    races = {
+        name: {**race._asdict(), "agreement": {k: v._asdict() for k, v in race.agreement.items()}}
+        for name, race in (("ragged", cost.ragged), ("prefix", cost.prefix))
+    }
+    parts = {
+        "shared": cost.shared,
+        "long_context": {**cost.long_context._asdict(), "shape": cost.long_shape},
+        "allocation": [own._asdict() for own in cost.allocation],
+    }
+    return {"memory": {**races, **parts}}

@@ -11,7 +11,9 @@ import torch
 from tutorial_engine.bench.contenders import import_transformers
 from tutorial_engine.bench.serving import Asked, Tokens, longest_request
 from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.kv_manager import KVCacheManager
 from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.paged import PagedKVCache
 from tutorial_engine.sampling_params import SamplingParams
 
 STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' scheduler
@@ -35,16 +37,34 @@ def serving_config(requests: Sequence[Asked], slots_first: bool = False) -> Engi
 
 
 class OurServer:
-    """This engine, with rows; made once, as a server is, and used for every run."""
+    """This engine, on rows unless told; made once, as a server is, and used for every run."""
 
-    def __init__(self, model: Qwen3ForCausalLM, config: EngineConfig) -> None:
-        self.engine = LLMEngine(model, config=config)
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        config: EngineConfig,
+        memory: KVCacheManager | None = None,
+    ) -> None:
+        self.engine = LLMEngine(model, config=config, memory=memory)
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Tokens]:
         """As Server.serve."""
         params = [SamplingParams(max_tokens=one.new_tokens, ignore_eos=True) for one in requests]
         outputs = self.engine.generate([one.prompt for one in requests], params)
         return [output.outputs[0].token_ids for output in outputs]
+
+
+class ColdServer(OurServer):
+    """The same on pages that forget, before each run, what the one before left in them."""
+
+    def __init__(self, model: Qwen3ForCausalLM, config: EngineConfig, memory: PagedKVCache) -> None:
+        super().__init__(model, config, memory)
+        self.memory = memory
+
+    def serve(self, requests: Sequence[Asked]) -> Sequence[Tokens]:
+        """As Server.serve."""
+        self.memory.blocks.reset()
+        return super().serve(requests)
 
 
 class PaddedTransformers:

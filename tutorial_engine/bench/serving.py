@@ -87,6 +87,7 @@ def measure_serving(
     rounds: int,
     reference: str,
     optional: Collection[str] = (),
+    peer: str = PEER,
 ) -> Serving:
     """Warm up, then `rounds` rounds in which each serves all requests once, in turn first.
 
@@ -113,7 +114,7 @@ def measure_serving(
             if turn >= 0:
                 answers[name].append(done)
                 samples[name].append(took)
-    return _serving(requests, answers, samples, reference, failed)
+    return _serving(requests, answers, samples, reference, peer, failed)
 
 
 def _run(name: str, server: Server, requests: Sequence[Asked]) -> tuple[Sequence[Tokens], float]:
@@ -136,6 +137,7 @@ def _serving(
     answers: Mapping[str, list[Sequence[Tokens]]],
     samples: Mapping[str, list[float]],
     reference: str,
+    peer: str,
     failed: dict[str, str],
 ) -> Serving:
     names = [name for name in samples if name not in failed]
@@ -147,7 +149,7 @@ def _serving(
         wanted,
         median,
         {name: wanted / seconds for name, seconds in median.items()},
-        {name: median[PEER] / seconds for name, seconds in median.items()},
+        {name: median[peer] / seconds for name, seconds in median.items()},
         {name: samples[name] for name in names},
         reference,
         {name: agreement(answers[name][0], answers[reference][0]) for name in names},

@@ -149,17 +149,17 @@ class _NotDone(Exception):
 
 
 def _watched(blocks: type[BlockManager]) -> type[BlockManager]:
-    """The class, with an eye on what its _claim returns."""
+    """The class, with an eye on what its `forget` returns."""
 
-    def watch(self: BlockManager) -> tuple[int, bool]:
-        got: object = blocks._claim(self)
+    def watch(self: BlockManager, block: int) -> bool:
+        got: object = blocks.forget(self, block)
         if got is None or got is Ellipsis:
             raise _NotDone
-        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], int)):
-            raise ValueError(f"return the block and whether it was cached, not {got!r}")
+        if not isinstance(got, bool):
+            raise ValueError(f"return True or False: could it be found until now? Not {got!r}")
         return got
 
-    return type(blocks.__name__, (blocks,), {"_claim": watch})
+    return type(blocks.__name__, (blocks,), {"forget": watch})
 
 
 @cache
@@ -190,7 +190,7 @@ def check_mended(
         try:
             theirs = through(_watched(blocks))
         except _NotDone:
-            return Verdict(None, "not done yet: _claim returns None")
+            return Verdict(None, "not done yet: forget returns None")
         said = f" (check_integrity: {theirs.complaint})" if theirs.complaint else ""
         for name, tokens in serve(one, None, *scene[:3]).tokens.items():
             got = theirs.tokens.get(name)

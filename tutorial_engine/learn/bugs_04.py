@@ -25,13 +25,11 @@ MAX_STEPS = 200  # no run needs as many: one that does goes round in circles
 class StaleBlocks(BlockManager):
     """A BlockManager with a bug in one method. Who is the first to read another's tokens?"""
 
-    def _claim(self) -> tuple[int, bool]:
-        """The next free block, for one holder, and whether it was in the prefix cache till now."""
-        block, _ = self.free_queue.popitem(last=False)
+    def forget(self, block: int) -> bool:
+        """Nobody finds this block from now on → whether it could be found until now."""
         one = self.blocks[block]
-        evicted = one.hash is not None
-        one.ref_cnt, one.hash = 1, None
-        return block, evicted
+        key, one.hash = one.hash, None
+        return key is not None
 
 
 _right_admit, _right_hash = BlockManager.admit, BlockManager.hash_of
@@ -64,7 +62,7 @@ def _head_first(self: BlockManager, request_id: str) -> None:
 
 
 BUGS_04: Zoo = {
-    "a taken block keeps its hash": (BlockManager, "_claim", StaleBlocks._claim),
+    "a taken block keeps its hash": (BlockManager, "forget", StaleBlocks.forget),
     "hashes without the parent's": (BlockManager, "hash_of", _hash_without_parent),
     "found before it is written": (BlockManager, "admit", _found_before_written),
     "a shared block is written": (BlockManager, "_is_own", _always_own),

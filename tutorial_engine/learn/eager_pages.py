@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tutorial_engine.clock import VirtualClock
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache, _Held
+from tutorial_engine.paged import PagedKVCache
 from tutorial_engine.request import Request
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.trace import Preempted, Recorder, Scheduled, TokenSampled, Trace
@@ -24,17 +24,10 @@ class EagerPages(PagedKVCache):
     is let in again at once, and starts anew.
     """
 
-    def _room(self, request: Request, max_new_tokens: int) -> int | None:
-        """As PagedKVCache._room, but a new request takes blocks for its first chunk only."""
-        name = request.request_id
-        if name in self._held:
-            return super()._room(request, max_new_tokens)
+    def must_fit(self, request: Request, max_new_tokens: int) -> Sequence[int]:
+        """What is found in the cache and the first chunk, and no more."""
         known = len(self.blocks.find(request.token_ids)) * self.block_size
-        found = self.blocks.admit(name, request.token_ids[: known + max_new_tokens])
-        if found is None:
-            return None
-        self._held[name] = _Held(found)
-        return 0
+        return request.token_ids[: known + max_new_tokens]
 
 
 class Cost(NamedTuple):

@@ -84,37 +84,6 @@ def _ends(points: Sequence[DialPoint]) -> list[DialPoint]:
     return [*(of[k] for k in (CELLS,) if k in of), *middle, *(of[k] for k in (ROWS,) if k in of)]
 
 
-def dial_measured(points: Sequence[DialPoint]) -> Picture:
-    """What this machine took: tokens per second, and the map's own time per token that is run.
-
-    ValueError as `dial`, and for a point that was not measured.
-    """
-    places = _places(points)
-    missing = [p.name for p in points if p.measured is None]
-    if missing:
-        raise ValueError(f"not measured: {', '.join(missing)}; turn the dial with repeats ≥ 1")
-
-    def speed(point: DialPoint) -> float:
-        return point.measured.tokens_per_second if point.measured else 0.0
-
-    def cost(point: DialPoint) -> float:
-        return 1e6 * point.measured.bookkeeping if point.measured else 0.0
-
-    with house_style():
-        figure = new_figure(10, 3.4)
-        left, right = figure.subplots(1, 2)
-        _panel(left, points, places, (Curve("tokens/s", speed),))
-        left.set_title("output tokens per second, measured here", fontsize=10.5)
-        _panel(right, points, places, (Curve("µs", cost),))
-        right.set_title("µs per token in allocate, commit, free", fontsize=10.5)
-        for ax in (left, right):
-            ax.set_xlabel("block size")
-        parts = [f"{p.name} {speed(p):.0f} tokens/s and {cost(p):.1f} µs" for p in _ends(points)]
-        return finish(
-            figure, f"Measured on this machine: {', '.join(parts)} of bookkeeping a token."
-        )
-
-
 def _places(points: Sequence[DialPoint]) -> list[float]:
     """Where each point stands on the axis: log2 of its block size, the two ends beside it."""
     positions = [p.position for p in points]

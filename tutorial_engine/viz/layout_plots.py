@@ -231,7 +231,7 @@ def layout_race(times: Mapping[str, LayoutTimes]) -> Picture:
         "attention of one step, all layers": [1e6 * t.attend for t in times.values()],
     }
     with house_style():
-        figure = new_figure(10, 0.5 * len(times) + 1.6)
+        figure = new_figure(9, 0.4 * len(times) + 1.3)
         axes = figure.subplots(1, 2, sharey=True)
         for ax, (title, values) in zip(axes, panels.items(), strict=True):
             _bars(ax, values)

@@ -1,0 +1,201 @@
+"""Introduced in notebook 04. A decode step over long contexts, on rows and on scattered pages.
+
+The weights are random, a few layers in the shape of a released model; so are K and V, which no
+prompt has to be run for. Knows memories and a model runner; knows no queue and no sampling.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.bench.measure import PAUSE
+from tutorial_engine.cache_config import CacheConfig
+from tutorial_engine.config import ModelConfig
+from tutorial_engine.kv_manager import KVCacheManager, RowManager
+from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model_runner import ModelRunner
+from tutorial_engine.paged import PagedKVCache
+from tutorial_engine.request import Request
+from tutorial_engine.sampling import Sampler
+from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.scheduler import ScheduledRequest
+from tutorial_engine.stopping import StopChecker
+
+ROWS, PAGES = "rows", "pages"
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here
+
+
+class LongContext(NamedTuple):
+    """Medians of seconds of a decode step; `ratio` is each one's time over that of rows.
+
+    `difference` is the largest |Δ| between two memories' logits, `scattered` the share of contexts
+    on pages that are no slice.
+    """
+
+    batch: int
+    context: int
+    layers: int
+    block_size: int
+    seconds: dict[str, float]
+    ratio: dict[str, float]
+    samples: dict[str, list[float]]
+    difference: float
+    scattered: float
+
+
+def slice_of(shape: dict[str, Any], layers: int) -> ModelConfig:
+    """A model of that shape with fewer layers, and a vocabulary that is smaller by as much.
+
+    So a step's time divides among layers, head and attention as it does in the whole model.
+    """
+    vocab = shape["vocab_size"] * layers // shape["num_hidden_layers"]
+    changes = {"model_type": "qwen3", "num_hidden_layers": layers, "vocab_size": vocab}
+    return ModelConfig.from_dict({**shape, **changes})
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype) -> Qwen3ForCausalLM:
+    """Random weights, prepacked where that is possible, as a loaded model's are."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).to(dtype).requires_grad_(False).eval()
+    model.prepack()
+    return model
+
+
+@torch.inference_mode()
+def measure_long_context(
+    model: Qwen3ForCausalLM, batch: int, context: int, rounds: int, block_size: int = 16
+) -> LongContext:
+    """The same decode step on each memory, `rounds` times in turn.
+
+    The last token of each context is the one that is run. ValueError unless all memories give the
+    same logits, and the same tokens in fp32.
+    """
+    memories = _memories(model, batch, context, block_size)
+    steps = {name: _Step(model, memory, batch, context) for name, memory in memories.items()}
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    logits: dict[str, Tensor] = {}
+    names = list(steps)
+    for turn in range(-1, rounds):
+        first = max(turn, 0) % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(PAUSE)
+            began = time.perf_counter()
+            logits[name] = steps[name].run()
+            if turn >= 0:
+                samples[name].append(time.perf_counter() - began)
+    difference = _compare(logits, model.dtype)
+    seconds = {name: statistics.median(values) for name, values in samples.items()}
+    return LongContext(
+        batch,
+        context,
+        model.config.num_hidden_layers,
+        block_size,
+        seconds,
+        {name: value / seconds[ROWS] for name, value in seconds.items()},
+        samples,
+        difference,
+        steps[PAGES].num_scattered / batch,
+    )
+
+
+def _memories(
+    model: Qwen3ForCausalLM, batch: int, context: int, block_size: int
+) -> dict[str, KVCacheManager]:
+    """Rows and pages that hold exactly these contexts, each in the layout that it has by itself."""
+    rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
+    pages = PagedKVCache.from_config(
+        model.config,
+        block_size=block_size,
+        num_blocks=batch * -(-context // block_size),
+        dtype=model.dtype,
+        device=model.device,
+        prefix_caching=False,
+    )
+    return {ROWS: RowManager.from_config(model.config, rows), PAGES: pages}
+
+
+class _Step:
+    """A memory that is full of contexts, and the step in which the last token of each is run.
+
+    The contexts grew together, some tokens at a time, as those of requests that decode side by
+    side: so no two blocks of one table are neighbours.
+    """
+
+    def __init__(
+        self, model: Qwen3ForCausalLM, memory: KVCacheManager, batch: int, context: int
+    ) -> None:
+        self.memory, self.runner = memory, ModelRunner(model, memory.storage)
+        draw = random.Random(0)
+        ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]
+        params = SamplingParams(max_tokens=context)
+        self.requests = [
+            Request(f"r{i}", [], Sampler(params), StopChecker(params)) for i in range(batch)
+        ]
+        slots: list[list[int]] = [[] for _ in ids]
+        for end in range(1, context):
+            for own, request, where in zip(ids, self.requests, slots, strict=True):
+                request.token_ids.append(own[end - 1])
+                room = memory.allocate(request, 1)
+                assert room is not None, "there is memory for all"
+                memory.commit(request, 1)
+                where += room.new_slots
+        for own, request in zip(ids, self.requests, strict=True):
+            request.token_ids.append(own[-1])
+        _fill(memory.storage, slots)
+
+    @property
+    def num_scattered(self) -> int:
+        """Requests whose slots are no slice."""
+        rooms = [share.allocation for share in self.plan()]
+        return sum(not isinstance(room.context_slots, slice) for room in rooms)
+
+    def plan(self) -> list[ScheduledRequest]:
+        """The newest token of each; the same every time, for nothing is committed."""
+        scheduled = []
+        for request in self.requests:
+            room = self.memory.allocate(request, 1)
+            assert room is not None, "there is memory for all"
+            scheduled.append(ScheduledRequest(request, 1, room))
+        return scheduled
+
+    def run(self) -> Tensor:
+        """Allocation, batch and forward → logits [batch, V]."""
+        outcome = self.runner.run(self.plan())
+        if outcome.faults:
+            raise ValueError(f"the step could not be run: {outcome.faults}")
+        return outcome.logits
+
+
+def _fill(storage: KVStorage, slots: Sequence[Sequence[int]]) -> None:
+    """Random K and V for all of these tokens; each layout gets the same, position by position."""
+    spec = storage.spec
+    device = storage.k.device
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(spec.num_layers):
+        k, v = (
+            torch.randn(len(slots[0]), spec.num_kv_heads, dim, generator=generator)
+            for dim in (spec.k_head_dim, spec.v_head_dim)
+        )
+        for s, own in enumerate(slots):  # every sequence has them at other positions
+            where = torch.tensor(own, device=device)
+            rolled = (x.roll(s, 0).to(device=device, dtype=spec.dtype) for x in (k, v))
+            storage.write(layer, where, *rolled)
+
+
+def _compare(logits: dict[str, Tensor], dtype: torch.dtype) -> float:
+    """The largest |Δ| to the logits of rows; ValueError where it is no rounding."""
+    reference = logits[ROWS]
+    difference = max(float((own - reference).abs().max()) for own in logits.values())
+    same = all(torch.equal(own.argmax(-1), reference.argmax(-1)) for own in logits.values())
+    if difference > TOLERANCE[dtype] or not (same or dtype != torch.float32):
+        raise ValueError(
+            f"rows and pages disagree by {difference:.1e} in their logits (same tokens: {same}): "
+            "the comparison would not be fair"
+        )
+    return difference
