@@ -11,15 +11,16 @@ from torch import Tensor
 
 from tutorial_engine.batch import Slots
 from tutorial_engine.bench import long_context, memory_cost, report, scheduler_cost
+from tutorial_engine.bench.allocation_cost import measure_allocation
 from tutorial_engine.bench.long_context import measure_long_context, slice_of
 from tutorial_engine.bench.memory_cost import (
+    ColdServer,
     MemoryCost,
     race_layouts,
     race_prefix_cache,
     shared_prefix_requests,
 )
-from tutorial_engine.bench.scheduler_cost import measure_allocation
-from tutorial_engine.bench.servers import ColdServer, serving_config
+from tutorial_engine.bench.servers import serving_config
 from tutorial_engine.bench.serving import Agreement
 from tutorial_engine.bench.shapes import SHAPES
 from tutorial_engine.checkpoint import TINY, load_model

@@ -238,23 +238,25 @@ def test_exercises_are_marked_and_solved_in_the_source(name: str) -> None:
     solved = [part for part in parts if SOLUTION.search(part)]
     assert marked == solved and len(marked) == len(exercise_ids(name)) >= 3
     for part in marked:
-        assert part.count("### BEGIN SOLUTION") == part.count("### END SOLUTION") == 1
+        assert part.count("### BEGIN SOLUTION") == part.count("### END SOLUTION") >= 1
 
 
 @every_lesson
 def test_learners_copy_is_open_and_the_other_is_solved(name: str) -> None:
     source = sources()[name].read_text(encoding="utf-8")
-    answers = [match[0].splitlines()[1:-1] for match in SOLUTION.finditer(source)]
+    cells = [cell for cell in re.split(r"^# %%", source, flags=re.M) if SOLUTION.search(cell)]
+    answers = [[match[0].splitlines()[1:-1] for match in SOLUTION.finditer(c)] for c in cells]
     opened, solved = (built(name, which) for which in (False, True))
     learners_code = "\n".join(cell.source for cell in code_cells(opened))
-    for exercise, answer in zip(exercise_ids(name), answers, strict=True):
+    for exercise, parts in zip(exercise_ids(name), answers, strict=True):
         mine, theirs = (by_id(n)[exercise].source for n in (opened, solved))
-        assert re.search(r"^ +\.\.\.$", mine, re.M) and mine.count("...") == 1
+        assert len(re.findall(r"^ +\.\.\.$", mine, re.M)) == mine.count("...") == len(parts)
         assert "..." not in theirs
-        for line in answer:
-            assert line.strip() and line in theirs
-            assert line not in mine
-        assert "\n".join(answer) not in learners_code
+        for answer in parts:
+            for line in answer:
+                assert line.strip() and line in theirs
+                assert line not in mine
+            assert "\n".join(answer) not in learners_code
     for notebook in (opened, solved):
         assert "SOLUTION" not in "\n".join(cell.source for cell in notebook.cells)
 

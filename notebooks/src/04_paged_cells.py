@@ -384,8 +384,7 @@ print("C has blocks", blocks.tables["C"])
 # start.
 #
 # ### Exercise 3: write eviction (10 minutes)
-
-# %% [markdown]
+#
 # <details><summary>Hint</summary>In <code>free</code>, go through the table backwards. In
 # <code>take</code>, a block that gets new content must not be found under its old hash.</details>
 
@@ -435,13 +434,13 @@ class Mended(StaleBlocks):
     """StaleBlocks, with the bug taken out."""
 
     def forget(self, block):
+        ### BEGIN SOLUTION
         one = self.blocks[block]
         key, one.hash = one.hash, None
-        ### BEGIN SOLUTION
         if key is not None:
             del self.cached[key]
-        ### END SOLUTION
         return key is not None
+        ### END SOLUTION
 
 
 # %%
@@ -730,7 +729,7 @@ shift_picture(gaps, discard=6)
 from tutorial_engine.layouts import layouts
 from tutorial_engine.viz.layout_plots import layouts_picture
 
-small = torch.arange(3 * 2 * 3 * 2 * 2.0).view(3, 2, 3, 2, 2)  # layers, K and V, tokens, heads, dim
+small = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens, heads, dim
 layouts_picture(layouts(small), layer=1, token=1)
 
 # %%
@@ -758,7 +757,8 @@ print("same attention:", all(torch.allclose(out, outs[0], atol=1e-6) for out in 
 from tutorial_engine.layouts import time_layout
 from tutorial_engine.viz.layout_plots import layout_race
 
-layout_race({name: time_layout(layout, num_heads=16) for name, layout in three.items()})
+measured = {name: time_layout(layout, num_heads=16) for name, layout in three.items()}
+layout_race(measured)
 
 # %% [markdown]
 # ## 14 · The dial

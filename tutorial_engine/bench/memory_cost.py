@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import torch
 
+from tutorial_engine.bench.allocation_cost import AllocationCost, measure_allocation
 from tutorial_engine.bench.long_context import (
     LongContext,
     measure_long_context,
     random_model,
     slice_of,
 )
-from tutorial_engine.bench.scheduler_cost import AllocationCost, measure_allocation
-from tutorial_engine.bench.servers import ColdServer, OurServer, serving_config
-from tutorial_engine.bench.serving import Asked, Serving, measure_serving
+from tutorial_engine.bench.servers import OurServer, serving_config
+from tutorial_engine.bench.serving import Asked, Serving, Tokens, measure_serving
 from tutorial_engine.bench.shapes import SHAPES
 from tutorial_engine.engine import EngineConfig
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -32,6 +32,19 @@ SHARING = 16  # requests with that prefix, at most
 BATCH, CONTEXT = 8, 2048  # of the decode step over long contexts
 SHAPE, LAYERS = "qwen3-0.6b", 4  # whose decode step, and how much of it
 ALMOST_ALL = 0.95  # of the requests say the same in fp32: a tie may be broken the other way
+
+
+class ColdServer(OurServer):
+    """The same on pages that forget, before each run, what the one before left in them."""
+
+    def __init__(self, model: Qwen3ForCausalLM, config: EngineConfig, memory: PagedKVCache) -> None:
+        super().__init__(model, config, memory)
+        self.memory = memory
+
+    def serve(self, requests: Sequence[Asked]) -> Sequence[Tokens]:
+        """As Server.serve."""
+        self.memory.blocks.reset()
+        return super().serve(requests)
 
 
 class MemoryCost(NamedTuple):

@@ -13,7 +13,6 @@ from tutorial_engine.bench.serving import Asked, Tokens, longest_request
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.kv_manager import KVCacheManager
 from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
 from tutorial_engine.sampling_params import SamplingParams
 
 STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' scheduler
@@ -52,19 +51,6 @@ class OurServer:
         params = [SamplingParams(max_tokens=one.new_tokens, ignore_eos=True) for one in requests]
         outputs = self.engine.generate([one.prompt for one in requests], params)
         return [output.outputs[0].token_ids for output in outputs]
-
-
-class ColdServer(OurServer):
-    """The same on pages that forget, before each run, what the one before left in them."""
-
-    def __init__(self, model: Qwen3ForCausalLM, config: EngineConfig, memory: PagedKVCache) -> None:
-        super().__init__(model, config, memory)
-        self.memory = memory
-
-    def serve(self, requests: Sequence[Asked]) -> Sequence[Tokens]:
-        """As Server.serve."""
-        self.memory.blocks.reset()
-        return super().serve(requests)
 
 
 class PaddedTransformers:
