@@ -10,7 +10,7 @@ from test_bench_serving import SMALL, alone
 from torch import Tensor
 
 from tutorial_engine.batch import Slots
-from tutorial_engine.bench import long_context, memory_cost, report, scheduler_cost
+from tutorial_engine.bench import allocation_cost, long_context, memory_cost, report
 from tutorial_engine.bench.allocation_cost import measure_allocation
 from tutorial_engine.bench.long_context import measure_long_context, slice_of
 from tutorial_engine.bench.memory_cost import (
@@ -204,7 +204,7 @@ def test_allocation_is_measured_in_decode_on_books_that_end_empty(
             asked.append(num_tokens)
             super().commit(request, num_tokens)
 
-    monkeypatch.setattr(scheduler_cost, "PagedKVCache", Watched)
+    monkeypatch.setattr(allocation_cost, "PagedKVCache", Watched)
     measure_allocation(running=3, steps=4, prompt_len=6)
     assert asked == ([6, 7, 8] + [1] * 12) * 2, "prompts of unequal length, then decode"
     assert len(made) == 2 and all(m.blocks.num_free == m.blocks.num_blocks for m in made)

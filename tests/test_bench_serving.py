@@ -14,14 +14,10 @@ from engines import BackendRunner, one_thread
 from test_bench import FakeLlama, fake_gguf
 
 import tutorial_engine.bench.__main__ as command
-from tutorial_engine.bench import memory_cost, report, servers, serving
+from tutorial_engine.bench import allocation_cost, memory_cost, report, servers, serving
 from tutorial_engine.bench.contenders import load_transformers
 from tutorial_engine.bench.llama_server import LlamaServer
-from tutorial_engine.bench.scheduler_cost import (
-    engine_in_decode,
-    measure_allocation,
-    measure_step_cost,
-)
+from tutorial_engine.bench.scheduler_cost import engine_in_decode, measure_step_cost
 from tutorial_engine.bench.serving import (
     Agreement,
     Asked,
@@ -318,7 +314,7 @@ def test_command_races_servers_and_times_the_scheduler(
     part = {**SHAPES["qwen3-0.6b"], "hidden_size": 32, "intermediate_size": 32, "vocab_size": 2800}
     small |= {
         "SHAPES": {"qwen3-0.6b": part},
-        "measure_allocation": lambda: measure_allocation(2, 3),
+        "measure_allocation": lambda: allocation_cost.measure_allocation(2, 3),
     }
     for name, value in small.items():
         monkeypatch.setattr(memory_cost, name, value)

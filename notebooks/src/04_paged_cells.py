@@ -416,17 +416,21 @@ from tutorial_engine.learn.checks_04 import check_eviction
 
 check_eviction(free, take)
 # %% [markdown]
-# ### Exercise 4: the freed-block bug (10 minutes)
-#
-# This block manager serves wrong text, now and then, to somebody else. Its tests with one request are green.
-#
-# <details><summary>Hint</summary>Compare with your <code>take</code>.</details>
+# Now somebody else's block manager. It takes a block as ours does, and differs in `forget`. Its tests with one
+# request are green; now and then it serves wrong text to somebody else.
 
 # %%
 from tutorial_engine.learn.bugs_04 import StaleBlocks
 
 show_source(BlockManager._claim)
 show_source(StaleBlocks.forget)
+
+# %% [markdown]
+# ### Exercise 4: the freed-block bug (10 minutes)
+#
+# Write its `forget` anew. `self.blocks[block].hash` is the block's name, `self.cached` finds blocks by name.
+#
+# <details><summary>Hint</summary>Compare with your <code>take</code>.</details>
 
 
 # %% tags=["exercise"]
