@@ -17,6 +17,8 @@ LENGTHS ?= 128 512
 # How many ragged requests at once; empty: 64 for tiny, else 16; 0: none.
 REQUESTS ?=
 BENCH_ARGS ?=
+JOBS ?= 2
+PARALLEL := -n $(JOBS) --dist loadfile
 LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -42,12 +44,16 @@ lab: $(READY)
 	  --LabApp.extension_manager=readonly $(LAB_ARGS) \
 	  --LabApp.default_url=/lab/tree/01_attention_rope.ipynb
 
+# Two at a time with one thread each: models this small gain nothing from a second thread. A browser
+# wants the machine for itself.
+test: export OMP_NUM_THREADS ?= 1
 test: $(READY)
 	$(BIN)/python -m tutorial_engine.doctor
 ifeq ($(NB),)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) -m "not browser"
+	$(BIN)/python -m pytest -m browser
 endif
-	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+	$(BIN)/python -m pytest $(PARALLEL) --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

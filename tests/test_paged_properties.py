@@ -148,7 +148,8 @@ def test_samples_say_their_own_and_share_what_they_can(
     else:
         assert counts["preemptions"] >= 3 or block_size in (16, WHOLE)
     copies = memory == "pages" and block_size > 1
-    assert (counts["copies"] > 0) == copies or block_size == WHOLE or capacity, counts
+    if block_size != WHOLE and not capacity:
+        assert (counts["copies"] > 0) == copies, counts
 
 
 def test_smaller_blocks_find_more() -> None:

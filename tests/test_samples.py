@@ -18,6 +18,7 @@ from tutorial_engine.kv_manager import KVCacheManager, RowManager
 from tutorial_engine.model import Qwen3ForCausalLM
 from tutorial_engine.paged import PagedKVCache
 from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.pool import moments
 from tutorial_engine.replay import states
 from tutorial_engine.request import RequestOutput, StepOutput
 from tutorial_engine.runner import make_runner
@@ -289,7 +290,7 @@ def test_a_first_sample_that_never_ran_leaves_the_others_a_whole_prompt(
     engine = engine_on("pages of 4", model, max_num_batched_tokens=4)
     engine.add_request(PROMPT, WARM, "A")
     engine.step()
-    engine.scheduler.fail(engine.requests["A"], RuntimeError("gone"))
+    engine._deliver(engine.scheduler.fail(engine.requests["A"], RuntimeError("gone")).request, None)
     assert engine.state().waiting == ("A.1", "A.2")
     engine.check_integrity()
     outputs = {out.request_id: out for out in engine.run()}
@@ -394,3 +395,93 @@ def test_a_callback_that_raises_at_a_samples_end_is_told_by_the_output_of_all(
     assert output.error == "RuntimeError: gone"
     assert tokens(output) == alone(model, WARM)
     empty(engine.memory)
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_a_pool_is_told_as_it_was_before_a_failed_request_gave_back(
+    kind: str, model: Qwen3ForCausalLM
+) -> None:
+    """Its slots were written in this step, though nobody holds them when the step ends."""
+    engine = engine_on(kind, model)
+    engine.add_request(PROMPT, SamplingParams(), "A", sampler=_Fails(SamplingParams()))
+    engine.add_request(OTHERS[0], SamplingParams(max_tokens=2, ignore_eos=True), "B")
+    run_and_check(engine)
+    usage = [moment.usage for moment in moments(trace_of(engine))]
+    assert usage[0].used == len(PROMPT) + len(OTHERS[0]) and usage[1].used == len(OTHERS[0]) + 1
+    assert all(one.reserved >= 0 and one.free >= 0 for one in usage)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_an_abort_that_a_callback_breaks_off_is_done_all_the_same(
+    after: int, model: Qwen3ForCausalLM
+) -> None:
+    def breaks(result: StepOutput) -> None:
+        if result.token is None:
+            raise KeyboardInterrupt
+
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT, WARM, "A", on_token=breaks)
+    for _ in range(after):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.abort("A")
+    assert (not engine.requests and not engine.has_unfinished_requests) or engine.run()
+    engine.check_integrity()
+    assert not engine.requests
+    empty(engine.memory)
+    engine.add_request(PROMPT, WARM, "A")
+
+
+def test_a_callback_that_aborts_its_request_is_not_told_of_it(model: Qwen3ForCausalLM) -> None:
+    heard: list[int] = []
+
+    def aborts(result: StepOutput) -> None:
+        heard.append(result.sample)
+        engine.abort(result.request_id)
+
+    engine = engine_on("cells", model)
+    engine.add_request(PROMPT, WARM, "A", on_token=aborts)
+    (output,) = engine.run()
+    assert heard == [0] and output.error is None
+    assert [one.finish_reason for one in output.outputs] == ["abort"] * 3
+    empty(engine.memory)
+
+
+def test_samples_do_not_overtake_the_preempted_nor_older_samples(
+    model: Qwen3ForCausalLM,
+) -> None:
+    engine = engine_on("rows", model, max_num_seqs=2)
+    engine.add_request(PROMPT, WARM, "A")
+    engine.add_request(OTHERS[0], WARM, "B")
+    engine.add_request(OTHERS[1], SamplingParams(max_tokens=2), "C")
+    engine.step()
+    assert engine.state().waiting == ("A.1", "A.2", "B.1", "B.2", "C")
+    engine.run()
+    engine.add_request(OTHERS[0], SamplingParams(max_tokens=4), "P")
+    engine.step()
+    engine.add_request(PROMPT, WARM, "A")
+    engine.add_request(OTHERS[1], SamplingParams(max_tokens=2), "C")
+    engine.scheduler.preempt(engine.requests["P"])
+    engine.scheduler.fork(engine.requests["A"])
+    assert engine.state().waiting == ("P", "A.1", "A.2", "A", "C")
+    engine.run()
+    empty(engine.memory)
+
+
+def test_a_prompt_that_fills_its_last_block_costs_a_copy_for_each_child(
+    model: Qwen3ForCausalLM,
+) -> None:
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT[:8], WARM, "A")
+    assert tokens(run_and_check(engine)["A"]) == alone(model, WARM, PROMPT[:8])
+    copies = [event for event in trace_of(engine).events if isinstance(event, BlockCopied)]
+    assert [(e.request_id, len(e.slots)) for e in copies] == [("A.1", 3), ("A.2", 3)]
+
+
+def test_a_number_as_id_is_one_that_leaves_room_for_its_samples(model: Qwen3ForCausalLM) -> None:
+    engine = engine_on("pages of 4", model)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=1), "r0.1")
+    assert engine.add_request(PROMPT, WARM) == "r1"
+    engine.run()
+    with pytest.raises(ValueError, match="n must be from 1 to 1024"):
+        SamplingParams(n=10**9, temperature=1.0)

@@ -113,7 +113,7 @@ def test_json_has_one_line_per_event_and_is_plain_json() -> None:
     text = Trace({"a": 1}, tuple(ONE_OF_EACH)).to_json()
     lines = text.splitlines()
     assert len(lines) == len(ONE_OF_EACH) + 3  # brackets, and the head
-    assert lines[1] == '{"format": 1, "settings": {"a": 1}},'
+    assert lines[1] == '{"format": 2, "settings": {"a": 1}},'
     assert json.loads(lines[2].rstrip(",")) == [
         "Added",
         {
@@ -151,7 +151,7 @@ def test_events_are_frozen(event: Event) -> None:
     "text",
     [
         *("", "[", "{}", "[]", "null", "7", '"text"', '["head"]', "[7]", "[null]", "[[]]", "[{}]"),
-        *('[{"format": 1}]', '[{"settings": {}}]', '{"format": 1, "settings": {}}'),
+        *('[{"format": 2}]', '[{"settings": {}}]', '{"format": 2, "settings": {}}'),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str) -> None:
@@ -162,12 +162,12 @@ def test_what_is_no_trace_is_refused(text: str) -> None:
 @pytest.mark.parametrize("settings", [5, None, "text", [1]])
 def test_settings_that_are_no_table_are_refused(settings: Any) -> None:
     with pytest.raises(ValueError, match="this is no trace"):
-        Trace.from_json(json.dumps([{"format": 1, "settings": settings}]))
+        Trace.from_json(json.dumps([{"format": 2, "settings": settings}]))
 
 
-@pytest.mark.parametrize("found", [0, 2, "1", None])
+@pytest.mark.parametrize("found", [0, 1, "1", None])
 def test_another_format_is_refused_with_both_numbers(found: Any) -> None:
-    with pytest.raises(ValueError, match=f"has format {found!r}, this version reads 1"):
+    with pytest.raises(ValueError, match=f"has format {found!r}, this version reads 2"):
         Trace.from_json(json.dumps([{"format": found, "settings": {}}]))
 
 
@@ -192,7 +192,7 @@ BAD_ENTRIES: list[Any] = [
 
 @pytest.mark.parametrize("entry", BAD_ENTRIES, ids=str)
 def test_an_entry_that_is_no_event_is_named(entry: Any) -> None:
-    text = json.dumps([{"format": 1, "settings": {}}, GOOD, GOOD, entry, GOOD])
+    text = json.dumps([{"format": 2, "settings": {}}, GOOD, GOOD, entry, GOOD])
     with pytest.raises(ValueError) as error:
         Trace.from_json(text)
     assert str(error.value).startswith(f"event 2 of the trace, {entry!r}, is none: ")

@@ -173,7 +173,8 @@ class CellKVCache:
         runs = key in self._seq_ids and key not in self._forks
         if not self._forks or (len(self._forks) < len(self._seq_ids) and not runs):
             return False
-        self._free(next(reversed(self._forks)))
+        others = [name for name in self._forks if name != key]
+        self._free((others or list(self._forks))[-1])
         return True
 
     def _free(self, key: str) -> None:

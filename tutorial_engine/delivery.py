@@ -6,7 +6,7 @@ Knows requests, inboxes and callbacks; knows no queue, no cache and no model.
 from collections.abc import Callable
 from dataclasses import replace
 
-from tutorial_engine.request import Request, StepOutput
+from tutorial_engine.request import Request, StepOutput, TokenCallback
 from tutorial_engine.sampling import SampledToken
 
 
@@ -40,22 +40,26 @@ class Delivery:
 
         A callback that raises ends its request; if it was the end already, the output says so.
         """
-        output = request.output() if request.is_over else None
+        request.is_told = request.is_over
+        output = request.output() if all(s.is_told for s in request.samples) else None
         text, name = request.checker.take_text(), request.samples[0].request_id
         result = StepOutput(name, token, text, request.finish, output, request.index)
         inbox = self._own.get(request.request_id, self._common)
         inbox.append(result)
         if request.is_over:
             self._own.pop(request.request_id, None)
-        callback, request.on_token = request.on_token, None  # not told of what it does itself
+        callback = request.on_token
         if callback is None:
             return
+        _set_callback(request, None)  # it is not told of what it does itself
         try:
             callback(result)
         except KeyboardInterrupt:  # not a fault of the callback: the next token is for it again
-            request.on_token = callback
+            _set_callback(request, callback)
             raise
         except Exception as fault:
+            _set_callback(request, callback)
+            request.on_token = None
             if not request.is_over:
                 self._fail(request, fault)
                 self.deliver(request, None)
@@ -65,4 +69,10 @@ class Delivery:
                 told = replace(output, error=f"{type(fault).__name__}: {fault}")
                 inbox[inbox.index(result)] = result._replace(output=told)
         else:
-            request.on_token = callback
+            _set_callback(request, callback)
+
+
+def _set_callback(request: Request, callback: TokenCallback | None) -> None:
+    """Of all samples of a prompt: it is one and the same."""
+    for sample in request.samples:
+        sample.on_token = callback

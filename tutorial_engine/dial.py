@@ -103,6 +103,8 @@ class Dial:
                 f"{num_slots} slots must make whole rows of max_len={max_len}, for one request at "
                 f"least; got {len(arrivals)}"
             )
+        if any(one.params.n > 1 for one in arrivals):
+            raise ValueError("the dial compares one continuation a prompt: give params with n=1")
         self.model, self.arrivals, self.tokenizer = model, list(arrivals), tokenizer
         self.max_len = max_len
         self.config = EngineConfig(

@@ -3,7 +3,7 @@
 Knows how scheduler, model runner, samplers and trace work together; decides nothing itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache_config import CacheConfig
 from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.clock import Clock, VirtualClock, WallClock
 from tutorial_engine.delivery import Delivery
@@ -26,7 +25,7 @@ from tutorial_engine.request import Request, RequestOutput, StepOutput, TokenCal
 from tutorial_engine.sampling import SampledToken, Sampler, sample_each
 from tutorial_engine.sampling_params import SamplingParams
 from tutorial_engine.scheduler import ScheduledRequest, Scheduler
-from tutorial_engine.step_plan import EngineConfig
+from tutorial_engine.step_plan import EngineConfig, Update
 from tutorial_engine.trace import Recorder, Setting, StepBegan, StepEnded
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "StepOutput"]
@@ -53,13 +52,7 @@ class LLMEngine:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
-        cache = CacheConfig(
-            max_seqs=config.max_num_seqs,
-            max_len=config.max_model_len,
-            dtype=model.dtype,
-            device=model.device,
-            slots_first=config.slots_first,
-        )
+        cache = config.rows(model.dtype, model.device)
         self.config = replace(config, max_model_len=cache.length_for(model.config))
         self.model, self.tokenizer, self.trace = model, tokenizer, trace
         self.clock = WallClock() if clock is None else clock
@@ -126,10 +119,10 @@ class LLMEngine:
         """End a request in any state, now, with all its samples. The end comes like a token."""
         if request_id not in self.requests:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
-        for request in self.requests[request_id].samples:
-            if not request.is_over:
-                self.scheduler.abort(request)
-                self._deliver(request, None)
+        left = [sample for sample in self.requests[request_id].samples if not sample.is_over]
+        interrupt = self._deliver_all([self.scheduler.abort(sample) for sample in left])
+        if interrupt is not None:
+            raise interrupt
 
     def step(self) -> list[StepOutput]:
         """One forward for everything that is scheduled → what it brought; [] when all is done."""
@@ -180,12 +173,7 @@ class LLMEngine:
         """Tell the scheduler, and deliver what comes of it."""
         num_tokens = sum(share.num_tokens for share in scheduled)
         self.clock.forward_done(num_tokens)
-        interrupt: BaseException | None = None
-        for update in self.scheduler.update(scheduled, sampled):
-            try:
-                self._deliver(update.request, update.token)
-            except BaseException as error:  # a callback raised Ctrl-C: first the step is finished
-                interrupt = error
+        interrupt = self._deliver_all(self.scheduler.update(scheduled, sampled))
         if self.trace is not None:
             self.trace.record(StepEnded, num_tokens)
             self.trace.step += 1
@@ -193,9 +181,18 @@ class LLMEngine:
         if interrupt is not None:
             raise interrupt
 
+    def _deliver_all(self, updates: Iterable[Update]) -> BaseException | None:
+        """Deliver each → a Ctrl-C that a callback raised: first all are told."""
+        interrupt: BaseException | None = None
+        for update in updates:
+            try:
+                self._deliver(update.request, update.token)
+            except BaseException as error:
+                interrupt = error
+        return interrupt
+
     def _deliver(self, request: Request, token: SampledToken | None) -> None:
-        if request.is_over:
-            self._forget(request)
+        self._forget(request)
         self._delivery.deliver(request, token)
 
     def _fail(self, request: Request, fault: Exception) -> None:
@@ -285,7 +282,7 @@ class LLMEngine:
     def check_integrity(self) -> None:
         """AssertionError if queues, requests and memory do not agree."""
         self.scheduler.check_integrity()
-        queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
+        queued = {r.request_id for r in [*self.scheduler.waiting, *self.scheduler.running]}
         known = {k for k, r in self.requests.items() if r.is_queued and not r.is_over}
         assert queued == known, f"{queued} are queued, {known} known"
 

@@ -52,11 +52,12 @@ class Intake:
         With n continuations it is the first of its `samples`, and `sampler` a list of n.
         ValueError for a bad one, which the message calls `what`.
         """
-        name = self._fresh_id() if request_id is None else request_id
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a request_id is a text that is not empty, got {name!r}")
         if not isinstance(params, SamplingParams | None):
             raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
+        params = SamplingParams() if params is None else params
+        name = self._fresh_id(params.n) if request_id is None else request_id
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a request_id is a text that is not empty, got {name!r}")
         if not isinstance(prompt, str | int) and any(isinstance(part, str) for part in prompt):
             raise ValueError("this takes one prompt: call it once for each text, or use generate")
         if arrival is not None and not math.isfinite(arrival):
@@ -65,7 +66,6 @@ class Intake:
         (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
         check_token_ids(what, token_ids, self.config.vocab_size)
         self.scheduler.check(what, len(token_ids))
-        params = SamplingParams() if params is None else params
         arrival = self.clock.now() if arrival is None else arrival
         own = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
         eos = self.config.eos_token_ids
@@ -77,12 +77,13 @@ class Intake:
         samples = []
         for i, (one, chooses) in enumerate(zip(own, samplers, strict=True)):
             checker = StopChecker(one, eos, self.tokenizer, max_new_tokens=room)
-            its = name if i == 0 else f"{name}.{i}"
+            its = _sample_id(name, i)
             samples.append(Request(its, token_ids, chooses, checker, arrival, on_token))
         return Request.join(samples) if len(samples) > 1 else samples[0]
 
-    def _fresh_id(self) -> str:
-        return next(name for i in self._numbers if (name := f"r{i}") not in self.taken)
+    def _fresh_id(self, n: int) -> str:
+        names = (f"r{i}" for i in self._numbers)
+        return next(x for x in names if all(_sample_id(x, i) not in self.taken for i in range(n)))
 
     def make_all(
         self,
@@ -99,3 +100,8 @@ class Intake:
             raise ValueError(f"{len(sequences)} prompts but {len(params)} SamplingParams")
         pairs = enumerate(zip(sequences, params, strict=True))
         return [self.make(ids, own, what=f"prompt {i}") for i, (ids, own) in pairs]
+
+
+def _sample_id(name: str, index: int) -> str:
+    """The first of a prompt's samples has the request's own id."""
+    return f"{name}.{index}" if index else name

@@ -102,8 +102,7 @@ class PagedKVCache:
     ) -> "PagedKVCache":
         """A pool for a model: of num_blocks, or of as many as memory_bytes have room for.
 
-        No request gets longer than the model has positions. ValueError, with the numbers, for a
-        budget below one block and for more than this machine has.
+        ValueError, with the numbers, for a budget below one block or beyond this machine's memory.
         """
         if (num_blocks is None) == (memory_bytes is None):
             raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
@@ -246,7 +245,8 @@ class PagedKVCache:
         runs = held is not None and held.is_admitted
         if not forks or (len(forks) < len(self._held) and not runs):
             return False
-        self._free(forks[-1])
+        others = [name for name in forks if name != request.request_id]
+        self._free((others or forks)[-1])
         return True
 
     def _free(self, name: str) -> None:

@@ -148,7 +148,8 @@ def moments(trace: Trace) -> list[Moment]:
     forked: dict[str, int] = {}  # those that wait: tokens that they share
     now: Moment | None = None
     for event in trace.events:
-        if isinstance(event, _RESULTS) and scheduled and now is None:
+        gives_back = isinstance(event, _FREED) and event.request_id in scheduled  # it failed
+        if scheduled and now is None and (gives_back or isinstance(event, _RESULTS)):
             now = _moment(pool, len(found), run.state, scheduled, forked)
         match event:
             case events.StepBegan():
@@ -171,6 +172,7 @@ def moments(trace: Trace) -> list[Moment]:
 
 # the forward is done; forks are added then, before their parent has its token
 _RESULTS = (events.Added, events.TokenSampled, events.Finished, events.StepEnded)
+_FREED = (events.RowFreed, events.BlockFreed, events.CellsFreed)
 
 
 def _moment(

@@ -119,6 +119,7 @@ class Request:
         self.error: str | None = None
         self.index = 0  # among the continuations of its prompt
         self.is_queued = False
+        self.is_told = False  # its end was delivered
         self._samples: tuple[Request, ...] = ()
         self._status = RequestStatus.WAITING
 

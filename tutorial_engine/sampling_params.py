@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 # field: (whole numbers only?, least, most, hint)
 RANGES = {
-    "n": (True, 1, math.inf, "one continuation at least"),
+    "n": (True, 1, 1024, "one continuation at least"),
     "temperature": (False, 0, 1e6, "0 is greedy"),
     "top_k": (True, -math.inf, math.inf, "0 is off"),
     "top_p": (False, 0, 1, "1 is off; for greedy use temperature=0"),

@@ -78,10 +78,23 @@ class Scheduler:
             self._record(events.Added, request, prompt, most, request.arrival, place)
 
     def fork(self, parent: Request) -> None:
-        """Queue its other samples, before all who wait: they share what it has computed."""
-        for place, child in enumerate(parent.held):
-            self.add(child, place)
+        """Queue its other samples, which share what it has computed."""
+        for child in self._queue_samples(parent):
             self._record(events.Forked, child, parent.request_id, self.memory.fork(parent, child))
+
+    def _queue_samples(self, parent: Request) -> Iterator[Request]:
+        """One after the other, before all who wait but the preempted and other samples."""
+        first = next(
+            (
+                i
+                for i, request in enumerate(self.waiting)
+                if not request.index and request.status is not RequestStatus.PREEMPTED
+            ),
+            len(self.waiting),
+        )
+        for place, child in enumerate(parent.held, first):
+            self.add(child, place)
+            yield child
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
@@ -187,8 +200,7 @@ class Scheduler:
 
     def fail(self, request: Request, fault: Exception) -> Update:
         """End it alone, with a reason; the others do not notice, its own samples neither."""
-        for place, child in enumerate(request.held):
-            self.add(child, place)
+        list(self._queue_samples(request))
         request.error = f"{type(fault).__name__}: {fault}"
         self.end(request, RequestStatus.ERROR, Finish("error"), request.error)
         return Update(request, None)
@@ -207,11 +219,10 @@ class Scheduler:
         if request.checker.finish is None:
             request.checker.end(finish)
         request.finish, request.finished = finish, self.now()
-        if not request.is_queued:
-            return
-        self.memory.free(request)
-        queue.remove(request)
-        self._record(events.Finished, request, finish.reason, detail or finish.stop_reason)
+        if request.is_queued:
+            self.memory.free(request)
+            queue.remove(request)
+            self._record(events.Finished, request, finish.reason, detail or finish.stop_reason)
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""

@@ -6,7 +6,9 @@ Knows requests and where their tokens go; knows no queue, no policy and no model
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tutorial_engine.cache_config import at_least_one
+import torch
+
+from tutorial_engine.cache_config import CacheConfig, at_least_one
 from tutorial_engine.kv_cache import Allocation
 from tutorial_engine.request import Request
 from tutorial_engine.sampling import SampledToken
@@ -44,6 +46,16 @@ class EngineConfig(SchedulerConfig):
     """A SchedulerConfig, and how rows are laid out (`slots_first` as in CacheConfig)."""
 
     slots_first: bool = False
+
+    def rows(self, dtype: torch.dtype, device: torch.device) -> CacheConfig:
+        """A row for each request that may run at once."""
+        return CacheConfig(
+            max_seqs=self.max_num_seqs,
+            max_len=self.max_model_len,
+            dtype=dtype,
+            device=device,
+            slots_first=self.slots_first,
+        )
 
 
 class ScheduledRequest(NamedTuple):

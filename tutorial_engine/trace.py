@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMAT = 1  # of the JSON; raised when an old file could be misread
+FORMAT = 2  # of the JSON; raised when an old file could be misread
 
 Setting = int | float | str | bool | None
 

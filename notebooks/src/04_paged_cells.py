@@ -120,7 +120,7 @@ layer_factor(wide, 10 * 2**30)
 
 # %% [markdown]
 # Real shapes, on the `meta` device: tensors with a shape and no memory. (`tp`: the heads are shared among
-# that many GPUs; section 14.)
+# that many GPUs; section 15.)
 
 # %%
 from tutorial_engine.kv_storage import KVStorage
@@ -224,8 +224,9 @@ predictions.reveal("border", predictions.questions["border"].options[taken[1][0]
 print("C takes (step, block):", taken)
 
 # %% [markdown]
-# A sampled token has no K and V yet; it needs a slot when it is *run*. So a block comes at the last moment.
-# Logical blocks left, tables in the middle, the pool right:
+# A sampled token has no K and V yet; it needs a slot when it is *run*. A prompt takes all its blocks when it
+# is let in; from then on a block comes at the last moment. Logical blocks left, tables in the middle, the pool
+# right:
 
 # %% tags=["figure-pages"]
 from tutorial_engine.viz.block_scene import block_view
@@ -233,7 +234,7 @@ from tutorial_engine.viz.block_scene import block_view
 block_view(on_pages.trace.trace(), step=2, labels=labels)
 
 # %% [markdown]
-# Waste is now at most the open end of each request's last block. The shelves are the same memory as ever;
+# Once a prompt is computed, waste is at most the open end of its request's last block. The shelves are the same memory as ever;
 # the classic five axes are a view of it:
 
 # %%
@@ -338,7 +339,7 @@ for one in answers.outputs:
 block_view(engine.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
-# Whoever writes first to a block that others hold gets a copy; the last holder may keep it. (A.1 runs the
+# Whoever writes first to an open block that others hold gets a copy; the last holder keeps it. (A.1 runs the
 # last prompt token once more: it needs logits of its own.)
 
 # %%

@@ -60,13 +60,6 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
     return ShiftGap(len(gaps), difference, keys, values, float(fresh.abs().max()))
 
 
-def shift_against_recompute(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int
-) -> float:
-    """`shift_gap`, and of it the largest difference of a next-token logit."""
-    return shift_gap(model, token_ids, discard).logits
-
-
 def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
     """A small random model of so many layers, with weights large enough for logits that differ."""
     config = ModelConfig(
