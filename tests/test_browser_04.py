@@ -96,7 +96,7 @@ def test_cells_are_shared_shifted_and_refused_by_hand(page: Page) -> None:
     number(view, "seq", 0)
     view.get_by_role("button", name="seq_add", exact=True).click()
     expect(caption).to_contain_text("seq_add(0")
-    view.get_by_role("button", name="apply shifts", exact=False).click()
+    view.get_by_role("button", name="apply K-shift", exact=True).click()
     expect(view.locator(".te-error")).to_have_count(0)
     expect(caption).to_contain_text("shift")
 
@@ -104,11 +104,13 @@ def test_cells_are_shared_shifted_and_refused_by_hand(page: Page) -> None:
 def test_dial_runs_the_engine_at_each_block_size(page: Page) -> None:
     view = explorer(page, "Block-size dial")
     caption = view.locator(".te-caption")
-    expect(caption).to_contain_text("rows:")
+    expect(caption).to_contain_text("pages of 4:")
     handle = view.locator(".widget-hslider .noUi-handle").first
     handle.focus()
-    handle.press("ArrowLeft")
-    expect(caption).to_contain_text("pages of 16:")
+    handle.press("ArrowRight")
+    expect(caption).to_contain_text("pages of 8:")
+    handle.press("End")
+    expect(caption).to_contain_text("rows:")
     handle.press("Home")
     expect(caption).to_contain_text("cells:")
     expect(caption).to_contain_text("the tokens are those of each request alone")

@@ -48,8 +48,8 @@ tutorial_engine/
   blocks             who holds which block, what can be found again
   paged              pages: block tables to slots, under the same engine
   cell_table         one cell per token: position, owners, shift
-  cell_cache         cells under the same engine; K-shift in every layer
-  cells              both, by one name
+  cell_cache         cells by hand, with shelves; K-shift in every layer
+  cells              cells under the same engine
   layouts            the same bytes by token and by layer
   memory_paths       pages and cells in the equality ledger
   pool               a trace as slots: whose, reserved, free, step by step
