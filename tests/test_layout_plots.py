@@ -151,7 +151,7 @@ def test_tokens_and_layers_are_named_besides_their_colour() -> None:
 def test_the_race_tells_what_was_measured() -> None:
     assert drawn("race").caption == (
         "Measured on this machine, writing one token: by token 2 µs, by layer 8 µs, by layer, "
-        "heads first 16.2 µs; attention of one step, all layers: by token 3 ms, by layer 1.5 ms, "
+        "heads first 16.2 µs; attention, all layers: by token 3 ms, by layer 1.5 ms, "
         "by layer, heads first 1 ms."
     )
     words = plot_words(drawn("race"))

@@ -228,7 +228,7 @@ def layout_race(times: Mapping[str, LayoutTimes]) -> Picture:
         raise ValueError(f"give order -> LayoutTimes with times above 0, got {dict(times)}")
     panels: dict[str, list[float]] = {
         "writing one token": [1e6 * t.write for t in times.values()],
-        "attention of one step, all layers": [1e6 * t.attend for t in times.values()],
+        "attention, all layers": [1e6 * t.attend for t in times.values()],
     }
     with house_style():
         figure = new_figure(9, 0.4 * len(times) + 1.3)
