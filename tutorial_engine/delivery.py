@@ -40,8 +40,9 @@ class Delivery:
 
         A callback that raises ends its request; if it was the end already, the output says so.
         """
-        request.is_told = request.is_over
-        output = request.output() if all(s.is_told for s in request.samples) else None
+        request.is_told = is_last = request.is_over
+        is_last = is_last and all(sample.is_told for sample in request.samples)
+        output = request.output() if is_last else None
         text, name = request.checker.take_text(), request.samples[0].request_id
         result = StepOutput(name, token, text, request.finish, output, request.index)
         inbox = self._own.get(request.request_id, self._common)

@@ -192,7 +192,8 @@ class LLMEngine:
         return interrupt
 
     def _deliver(self, request: Request, token: SampledToken | None) -> None:
-        self._forget(request)
+        if request.is_over:
+            self._forget(request)
         self._delivery.deliver(request, token)
 
     def _fail(self, request: Request, fault: Exception) -> None:

@@ -193,7 +193,7 @@ class Scheduler:
                 continue
             self.memory.commit(request, num_tokens)
             request.num_computed_tokens = allocation.first_position + num_tokens
-            if request.num_computed_tokens >= request.num_prompt_tokens:
+            if request.held and request.num_computed_tokens >= request.num_prompt_tokens:
                 self.fork(request)
             if token is not None:
                 yield self._append(request, token)
