@@ -81,8 +81,11 @@ def test_opened_but_not_run_shows_the_explorers_as_pictures(browser: Browser, ad
     pictures = page.locator(".jp-OutputArea-output img")
     expect(pictures.first).to_be_attached()
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
-    assert len(widths) == 11
+    assert len(widths) == 8  # and three more are answers, folded away: only a first line shows
     assert all(width > 300 for width in widths)
+    folded = page.locator(".jp-OutputPlaceholder")
+    expect(folded).to_have_count(6)
+    assert all("No prediction yet" in text for text in folded.all_text_contents())
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
@@ -197,8 +200,11 @@ def test_a_prediction_is_kept_and_scored(browser: Browser, address: str) -> None
     asked = next(i for i, cell in enumerate(cells) if '"emoji"' in cell.source)
     for index in range(asked + 1):
         run_cell(page, index)
+    answers = page.locator(".jp-CodeCell").filter(has_text='predictions.reveal("emoji"')
+    expect(answers).not_to_contain_text("<0xF0>")  # the stored outputs do not say it before
     page.get_by_role("radio", name="4", exact=True).check()
     run_cell(page, asked + 1)
+    expect(answers).to_contain_text("<0xF0>")
     output = page.locator(".jp-OutputArea-output", has_text="Answer: 4.")
     expect(output.last).to_contain_text("✔ As you predicted.")
     expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()

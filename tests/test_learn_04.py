@@ -258,6 +258,11 @@ class NumberOnly(StaleBlocks):
         return block
 
 
+class ForgetsSilently(StaleBlocks):
+    def forget(self, block: int) -> Any:
+        BlockManager.forget(self, block)
+
+
 class Open(StaleBlocks):
     def forget(self, block: int) -> Any: ...
 
@@ -365,6 +370,7 @@ MENDED_WRONG: list[tuple[Any, str]] = [
     (CountsNobody, "holders"),
     (ClearsFoundOnly, "cannot be found"),
     (NumberOnly, "return True or False: could it be found"),
+    (ForgetsSilently, "it forgets, but does not return"),
     (int, "hand over the class"),
     (BlockManager(4, 4), "hand over the class"),
 ]

@@ -43,6 +43,11 @@ def tags(cell: NotebookNode) -> set[str]:
     return set(cell.metadata.get("tags", []))
 
 
+def is_folded(cell: NotebookNode) -> bool:
+    """Are its outputs hidden until it is run?"""
+    return bool(cell.metadata.get("jupyter", {}).get("outputs_hidden"))
+
+
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -78,10 +83,23 @@ def outputs(notebook: NotebookNode) -> list[Shown]:
 
 @every_notebook
 def test_notebook_is_in_step_with_its_source(name: str, solved: bool) -> None:
-    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str]]]:
-        return [(c.id, c.cell_type, c.source, sorted(tags(c))) for c in notebook.cells]
+    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str], bool]]:
+        return [
+            (c.id, c.cell_type, c.source, sorted(tags(c)), is_folded(c)) for c in notebook.cells
+        ]
 
     assert content(built(name, solved)) == content(fresh(name, solved)), "run `make notebooks`"
+
+
+@every_lesson
+def test_answers_are_folded_away_from_those_who_have_not_predicted_yet(name: str) -> None:
+    folded = [cell for cell in built(name, False).cells if is_folded(cell)]
+    asked = [cell for cell in built(name, False).cells if "predictions.ask(" in cell.source]
+    assert len(folded) == len(asked) > 0
+    assert all("predictions.reveal(" in cell.source for cell in folded)
+    for cell in folded:  # the first line is all that JupyterLab shows of them
+        assert cell.outputs[0].text.startswith("No prediction yet"), cell.source
+    assert not any(is_folded(cell) for cell in built(name, True).cells)
 
 
 @every_notebook

@@ -51,8 +51,8 @@ predictions.ask(
 
 # %%
 emoji = tokenizer.encode("😀").ids
-print(token_labels(tokenizer, emoji))
 predictions.reveal("emoji", str(len(emoji)))
+print(token_labels(tokenizer, emoji))
 
 # %% [markdown]
 # Nothing is ever out of vocabulary: the 256 bytes are in it. So any text survives the round trip,
@@ -519,9 +519,9 @@ period = 16
 noise = repeated_random_ids(random.Random(5), c.vocab_size, period, 2 * period)
 guesses = logits_of(Batch.from_sequences([noise])).argmax(-1)
 hits = int((guesses[period - 1 : -1] == torch.tensor(noise[period:])).sum())
-print(f"{hits} of {period} right")
 rarely, half, nearly = predictions.questions["induction"].options
 predictions.reveal("induction", nearly if hits > 12 else half if hits > 4 else rarely)
+print(f"{hits} of {period} right")
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights

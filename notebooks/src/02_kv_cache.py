@@ -684,9 +684,9 @@ for name, case in cases.items():
     flops, moved = flops_and_bytes(*case)
     points.append((name, flops / moved, flops / took[name]))
 factor = took["decode, 8 sequences"] / took["decode, 1 sequence"]
-print(f"8 sequences take {factor:.1f} times as long as one")
 times, little = predictions.questions["batch"].options
 predictions.reveal("batch", little if factor < 6 else times)
+print(f"8 sequences take {factor:.1f} times as long as one")
 roofline_picture(bandwidth, peak, points)
 
 # %% [markdown]

@@ -2,10 +2,8 @@
 # # 04 · Pages and cells
 #
 # A KV cache is two things: an **address book** (which slot holds whose token) and **shelves** (the K and V
-# of each layer). Here you change the address book, and nothing else: model, scheduler and engine are those
-# of notebook 03. About two hours.
-#
-# You should have done notebook 03.
+# of each layer). Here you change the address book only: model, scheduler and engine are those
+# of notebook 03; do that first. Two sittings: to section 10 (90 minutes), then the rest (60).
 
 # %%
 import torch
@@ -596,6 +594,8 @@ explorer
 # %% [markdown]
 # ## 11 · Cells
 #
+# A good place for a break. Afterwards, *Run → Run All Above Selected Cell* brings you back here.
+#
 # **Objective:** turn the dial to its end. llama.cpp has no blocks: a **cell** per token. One table of cells
 # (position, owners, pending shift) serves all layers.
 
@@ -622,17 +622,19 @@ predictions.reveal("cell", options[1 if cell == 3 else 2])
 print("visible at position 5:", table.visible(0, 5), "at position 4:", table.visible(0, 4))
 
 # %% [markdown]
-# A cell's number says where K and V lie, in every layer. Its *position* says where the token stands: who
-# may see it is a matter of positions and owners, never of cell numbers.
+# A cell's number says where K and V lie, in every layer; its *position*, where the token stands. Who
+# may see it depends on positions and owners, never on cell numbers.
 #
 # ### Exercise 5: who sees what? (5 minutes)
+#
+# List the cells that a query of `seq_id` at `pos` may read, by position.
 #
 # <details><summary>Hint</summary>Three conditions, then sort by position.</details>
 
 
 # %% tags=["exercise"]
 def visible(cells, seq_id, pos):
-    """cells: a list of (position or None, set of owners). The cells a query may attend to."""
+    """cells: a list of (position or None, owners). Numbers of those that a query may attend to."""
     ### BEGIN SOLUTION
     seen = [(p, i) for i, (p, owners) in enumerate(cells) if p is not None and seq_id in owners]
     return [i for p, i in sorted(seen) if p <= pos]

@@ -18,6 +18,7 @@ from tutorial_engine.viz.picture import WIDGET_VIEW
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\n?", re.M | re.S)
+REVEALS = "predictions.reveal("  # in the cell that answers a question
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
 
 
@@ -39,7 +40,11 @@ def target(name: str, solved: bool) -> Path:
 
 
 def make_notebook(source: Path, solved: bool) -> NotebookNode:
-    """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`."""
+    """The notebook of a source, not yet run.
+
+    Unsolved, a marked solution becomes one `...`, and what answers a question that the learner has
+    not been asked yet is folded away until its cell is run.
+    """
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:03d}"  # jupytext draws ids at random; ours never differ
@@ -47,6 +52,8 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
             cell.source = MARKS.sub("", cell.source + "\n").rstrip("\n")
         else:
             cell.source = SOLUTION.sub(r"\1...\n", cell.source + "\n").rstrip("\n")
+            if REVEALS in cell.source:
+                cell.metadata["jupyter"] = {"outputs_hidden": True}
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
