@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tutorial_engine import kv_storage
 from tutorial_engine.batch import Batch, Slots
 from tutorial_engine.cache_config import KVCacheSpec
 from tutorial_engine.kv_storage import Contexts, KVStorage
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
-SLOTS = 12
+SLOTS, KV_HEADS = 12, SPEC.num_kv_heads
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 
 
@@ -306,6 +307,42 @@ def test_contexts_of_two_layers_stay_those_of_their_layer(slots_first: bool) -> 
             k, v = random_kv(SLOTS - 1, seed=layer)
             for (got_k, got_v), slots in zip(contexts, SCATTERED, strict=True):
                 assert torch.equal(got_k, k[slots]) and torch.equal(got_v, v[slots])
+
+
+@LAYOUTS
+@pytest.mark.parametrize("part", [1, 30, 10**6])
+def test_heads_one_after_the_other_are_the_whole_context(
+    slots_first: bool, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_storage, "PART", part)
+    contexts = ask(filled(slots_first), 1, *SCATTERED, slice(2, 6))
+    for index, (k, v) in enumerate(contexts):
+        parts = [(some, k.clone(), v.clone()) for some, k, v in contexts.by_heads(index)]
+        assert [h for some, _, _ in parts for h in range(KV_HEADS)[some]] == list(range(KV_HEADS))
+        assert len(parts) == (1 if index == 3 or part == 10**6 else KV_HEADS)
+        assert torch.equal(torch.cat([k for _, k, _ in parts], dim=1), k)
+        assert torch.equal(torch.cat([v for _, _, v in parts], dim=1), v)
+
+
+@LAYOUTS
+def test_heads_are_copied_into_one_memory_and_never_over_the_shelves(slots_first: bool) -> None:
+    storage = filled(slots_first)
+    contexts = ask(storage, 0, *SCATTERED)
+    before, where = memory(storage), set()
+    for _ in range(3):
+        for index in range(3):
+            for _, k, v in contexts.by_heads(index):
+                where.add((k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()))
+                k.fill_(-1)
+                v.fill_(-1)
+    assert len(where) == 1 and memory(storage) == before
+
+
+def test_only_a_large_copy_is_read_by_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = ask(filled(True), 0, SCATTERED[0], SCATTERED[1], slice(0, 8))
+    assert not any(contexts.is_large(index) for index in range(3))
+    monkeypatch.setattr(kv_storage, "SMALL", 2 * filled(True).k_bytes)
+    assert [contexts.is_large(index) for index in range(3)] == [True, False, False]
 
 
 @LAYOUTS

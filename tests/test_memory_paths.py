@@ -8,6 +8,7 @@ import pytest
 from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model
 
+from tutorial_engine import kv_storage
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
 from tutorial_engine.memory_paths import memory_paths
@@ -45,9 +46,13 @@ def nan_pools() -> Iterator[None]:
 @pytest.mark.usefixtures("nan_pools")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shape", [{}, {"num_key_value_heads": 1, "num_attention_heads": 6}])
+@pytest.mark.parametrize("by_heads", [False, True], ids=["at once", "head by head"])
 def test_pages_and_cells_give_the_logits_of_every_other_path(
-    shape: dict[str, int], seed: int
+    shape: dict[str, int], seed: int, by_heads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if by_heads:
+        monkeypatch.setattr(kv_storage, "SMALL", 0)
+        monkeypatch.setattr(kv_storage, "PART", 1)
     model, prompts = random_model(seed, **shape), random_sequences(LENGTHS, VOCAB, seed)
     rows = {row.path: row for row in ledger(all_paths(model), prompts, STEPS)}
     assert len(rows) == len(our_paths(model)) + 11

@@ -151,10 +151,14 @@ class SdpaAttention:
         if len(contexts) != batch.num_seqs:
             raise ValueError(f"the cache gave {len(contexts)} of {batch.num_seqs} sequences")
         if batch.num_seqs == 1:
-            return self.one_sequence(q, *contexts[0])
+            return self.one_of(contexts, 0, q)
         # by index: a loop's variable would hold one context while the next is copied together
         parts = enumerate(q.split(lengths))
-        return torch.cat([self.one_sequence(q_s, *contexts[s]) for s, q_s in parts])
+        return torch.cat([self.one_of(contexts, s, q_s) for s, q_s in parts])
+
+    def one_of(self, contexts: Sequence[tuple[Tensor, Tensor]], s: int, q: Tensor) -> Tensor:
+        """Sequence s of the batch: its queries q [q, H, D] to its own K and V → [q, H, D_v]."""
+        return self.one_sequence(q, *contexts[s])
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""

@@ -5,11 +5,13 @@ hardly computed. Knows queries, keys and values; knows no weights, model or cach
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.attention import KVCache, SdpaAttention
+from tutorial_engine.kv_storage import Contexts
 
 BLOCK = {torch.float32: 64, torch.bfloat16: 128}  # queries; measured
 
@@ -43,7 +45,21 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
 
 
 class BlockedAttention(SdpaAttention):
-    """SDPA for one query, blocks for more: faster than SDPA on CPUs. For inference only."""
+    """SDPA for one query, blocks for more: faster than SDPA on CPUs. For inference only.
+
+    A large context that must be gathered is, by some heads at a time: what the CPU's cache holds.
+    """
+
+    def one_of(self, contexts: Sequence[tuple[Tensor, Tensor]], s: int, q: Tensor) -> Tensor:
+        """As SdpaAttention.one_of."""
+        if not (isinstance(contexts, Contexts) and contexts.is_large(s)):
+            return super().one_of(contexts, s, q)
+        group = q.shape[1] // contexts.num_kv_heads
+        mixed = [
+            self.one_sequence(q[:, group * heads.start : group * heads.stop], k, v)
+            for heads, k, v in contexts.by_heads(s)
+        ]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As SdpaAttention.one_sequence."""

@@ -4,6 +4,7 @@ Knows slots; knows no sequence, no position, no model. Every cache layout uses t
 and an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv K/V heads, D head_dim.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from tutorial_engine.batch import Batch, Slots
 from tutorial_engine.cache_config import KVCacheSpec, at_least_one
+
+SMALL = 2**17  # bytes of K: a copy as small gets memory that the process has already
+PART = 2**21  # bytes of K copied at a time: still in the CPU's cache when it is read; measured
 
 
 class KVStorage:
@@ -39,6 +43,10 @@ class KVStorage:
             )
         # indexing a tensor makes a new view each time; a step needs every layer's
         self._k_of, self._v_of = list(self.k), list(self.v)
+        self.k_bytes = (
+            spec.num_kv_heads * spec.k_head_dim * self.k.itemsize
+        )  # of a token in a layer
+        self._scratch = [torch.empty(0, dtype=spec.dtype, device=device) for _ in "kv"]
 
     @property
     def num_bytes(self) -> int:
@@ -77,11 +85,41 @@ class KVStorage:
             k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
+    def read_by_heads(self, layer: int, slots: Slots) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As read, some K/V heads after the others → (which heads, K [n, heads, D], V).
+
+        Scattered slots are copied into one piece of memory again and again: each part is gone when
+        the next is asked for. Asking the system for that much each time costs more than the copy.
+        """
+        heads = self.spec.num_kv_heads
+        if isinstance(slots, slice) or torch.is_grad_enabled():
+            yield slice(0, heads), *self.read(layer, slots)
+            return
+        parts = -(-slots.numel() * self.k_bytes // PART)
+        size = -(-heads // min(parts, heads))
+        for start in range(0, heads, size):
+            some = slice(start, min(start + size, heads))
+            yield some, self._gather(0, layer, slots, some), self._gather(1, layer, slots, some)
+
+    def _gather(self, which: int, layer: int, slots: Tensor, heads: slice) -> Tensor:
+        """K (0) or V (1) of these heads in the scratch memory, which grows by doubling."""
+        shelf = (self._k_of, self._v_of)[which][layer]
+        some = shelf.narrow(1 - self._slot_axis, heads.start, heads.stop - heads.start)
+        shape = list(some.shape)
+        shape[self._slot_axis] = slots.numel()
+        needed = math.prod(shape)
+        if self._scratch[which].numel() < needed:
+            with torch.inference_mode(False):
+                self._scratch[which] = shelf.new_empty(2 ** (needed - 1).bit_length())
+        out = self._scratch[which][:needed].view(shape)
+        torch.index_select(some, self._slot_axis, slots, out=out)
+        return out if self.slots_first else out.transpose(0, 1)
+
     def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> "Contexts":
         """Write the batch's K and V where it says, then give each sequence all of its own.
 
-        What a sequence has is read when it is asked for. Attend to one and let go of it before the
-        next, and scattered slots cost one sequence's copy, in memory that the last one left warm.
+        What a sequence has is read when it is asked for: of scattered slots there is never more
+        than one sequence's copy (`contexts[s]`), or some heads' of it (`contexts.by_heads(s)`).
         """
         if batch.slot_mapping is None:
             raise ValueError("this batch has no slots: get it from cache.batch(sequences)")
@@ -143,6 +181,20 @@ class Contexts(Sequence[tuple[Tensor, Tensor]]):
         if isinstance(index, slice):
             return Contexts(self._storage, self._layer, self._slots[index])
         return self._storage.read(self._layer, self._slots[index])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """H_kv of all sequences."""
+        return self._storage.spec.num_kv_heads
+
+    def is_large(self, index: int) -> bool:
+        """Is one sequence's context a copy, and of so much that `by_heads` is the faster way?"""
+        slots = self._slots[index]
+        return not isinstance(slots, slice) and slots.numel() * self._storage.k_bytes > SMALL
+
+    def by_heads(self, index: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """One sequence's K and V, some heads at a time, as KVStorage.read_by_heads gives them."""
+        return self._storage.read_by_heads(self._layer, self._slots[index])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return map(self.__getitem__, range(len(self)))  # which, unlike a generator, holds none
