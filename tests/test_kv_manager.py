@@ -8,7 +8,7 @@ from engines import random_model
 
 from tutorial_engine.cache_config import CacheConfig
 from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.kv_manager import KVCacheManager, RowManager
+from tutorial_engine.kv_manager import KVCacheManager, RowManager, fork_to_give_up
 from tutorial_engine.request import Request
 from tutorial_engine.sampling import Sampler
 from tutorial_engine.sampling_params import SamplingParams
@@ -231,3 +231,21 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(StaticKVCache, "from_config", broken)
     with pytest.raises(KeyError):
         RowManager.from_config(CONFIG, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("key", "waiting", "holding", "given_up"),
+    [
+        ("A", ["A.1", "A.2"], ["A", "A.1", "A.2"], "A.2"),  # one that runs: the newest goes
+        ("A", [], ["A", "B"], None),  # nobody waits
+        ("C", ["A.1"], ["A", "A.1"], None),  # a newcomer waits for those who run
+        ("A.1", ["A.1"], ["A", "A.1"], None),  # and so does a fork
+        ("A.2", ["A.1", "A.2"], ["A.1", "A.2"], "A.1"),  # nobody runs: another before itself
+        ("A.1", ["A.1"], ["A.1"], "A.1"),  # nobody else is left: it is computed anew
+        ("C", ["A.1", "A.2"], ["A.1", "A.2"], "A.2"),
+    ],
+)
+def test_a_fork_that_waits_gives_way_to_whoever_runs_or_all_would_wait(
+    key: str, waiting: list[str], holding: list[str], given_up: str | None
+) -> None:
+    assert fork_to_give_up(key, waiting, holding) == given_up

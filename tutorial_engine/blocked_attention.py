@@ -1,7 +1,8 @@
 """Introduced in notebook 02. Attention for prefill on a CPU: blocks of queries, plain matmuls.
 
 Each block attends to the keys up to its own last one, so the half that the causal mask forbids is
-hardly computed. Knows queries, keys and values; knows no weights, model or cache layout.
+hardly computed. Knows queries, keys and values, and that large contexts are read some heads at a
+time; knows no weights, no model and no slots.
 """
 
 import math

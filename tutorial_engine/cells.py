@@ -13,6 +13,7 @@ from tutorial_engine.cell_cache import CellSequences
 from tutorial_engine.cell_table import Cell, CellTable
 from tutorial_engine.config import ModelConfig
 from tutorial_engine.kv_cache import Allocation
+from tutorial_engine.kv_manager import fork_to_give_up
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.request import Request
 from tutorial_engine.rope import RotaryEmbedding
@@ -91,9 +92,12 @@ class CellKVCache:
             if new is not None:
                 table.place(new, self._seq_id(key), range(held, wanted))
                 self._record(CellsTaken, key, held, tuple(new))
-            elif not self._give_up_a_fork(key):
+                continue
+            given_up = fork_to_give_up(key, self._forks, self._seq_ids)
+            if given_up is None:
                 return None
-            elif key not in self._seq_ids:  # it was this one: nobody runs
+            self._free(given_up)
+            if given_up == key:  # nobody runs
                 first, end = 0, min(max_new_tokens, request.num_tokens)
         seq_id = self._seq_ids[key]
         self._forks.pop(key, None)
@@ -164,18 +168,6 @@ class CellKVCache:
             self._seq_ids[key] = next(s for s in count() if s not in taken)
             self._stored[key] = 0
         return self._seq_ids[key]
-
-    def _give_up_a_fork(self, key: str) -> bool:
-        """Free the fork that came last, of those that wait, for one that runs; was there one?
-
-        For one that waits only if nobody runs, or all would wait for ever.
-        """
-        runs = key in self._seq_ids and key not in self._forks
-        if not self._forks or (len(self._forks) < len(self._seq_ids) and not runs):
-            return False
-        others = [name for name in self._forks if name != key]
-        self._free((others or list(self._forks))[-1])
-        return True
 
     def _free(self, key: str) -> None:
         seq_id = self._seq_ids.pop(key, None)

@@ -4,7 +4,7 @@ Knows requests by their id and number of tokens, and which row is whose; knows n
 no model. Later layouts answer the same question (notebook 04).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from tutorial_engine.cache_config import CacheConfig
@@ -71,6 +71,20 @@ class KVCacheManager(Protocol):
     def check_integrity(self) -> None:
         """AssertionError if the books do not add up."""
         ...
+
+
+def fork_to_give_up(key: str, waiting: Collection[str], holding: Collection[str]) -> str | None:
+    """Which fork loses what it shares when there is no memory for request `key`; None: none may.
+
+    waiting: the forks that are not admitted, oldest first; holding: all that hold memory, waiting
+    or not. The newest goes, for one that runs; for one that waits only if nobody runs, or all would
+    wait for ever.
+    """
+    runs = key in holding and key not in waiting
+    if not waiting or (len(waiting) < len(holding) and not runs):
+        return None
+    others = [name for name in waiting if name != key]
+    return (others or list(waiting))[-1]
 
 
 class RowManager:

@@ -16,6 +16,7 @@ from tutorial_engine.blocks import BlockManager
 from tutorial_engine.cache_config import KVCacheSpec, at_least_one
 from tutorial_engine.config import ModelConfig
 from tutorial_engine.kv_cache import Allocation
+from tutorial_engine.kv_manager import fork_to_give_up
 from tutorial_engine.kv_storage import KVStorage
 from tutorial_engine.request import Request
 from tutorial_engine.trace import Recorder, Setting
@@ -147,10 +148,13 @@ class PagedKVCache:
 
     def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
         """As KVCacheManager.allocate. A fork that waits gives way to whoever runs."""
-        while (changed := self._room(request, max_new_tokens)) is None:
-            if not self._give_up_a_fork(request):
-                return None
         name = request.request_id
+        while (changed := self._room(request, max_new_tokens)) is None:
+            waiting = [other for other, held in self._held.items() if not held.is_admitted]
+            given_up = fork_to_give_up(name, waiting, self._held)
+            if given_up is None:
+                return None
+            self._free(given_up)
         held, table = self._held[name], self.blocks.tables[name]
         held.is_admitted = True
         if changed < len(table):
@@ -234,20 +238,6 @@ class PagedKVCache:
             return self.blocks.extend(name, held.num_tokens, end)
         done = self.blocks.extend(name, held.num_tokens, request.num_tokens)
         return None if done is None else 0  # its table has never been looked at
-
-    def _give_up_a_fork(self, request: Request) -> bool:
-        """Free the fork that came last, of those that wait, for one that runs; was there one?
-
-        For one that waits only if nobody runs, or all would wait for ever.
-        """
-        forks = [name for name, held in self._held.items() if not held.is_admitted]
-        held = self._held.get(request.request_id)
-        runs = held is not None and held.is_admitted
-        if not forks or (len(forks) < len(self._held) and not runs):
-            return False
-        others = [name for name in forks if name != request.request_id]
-        self._free((others or forks)[-1])
-        return True
 
     def _free(self, name: str) -> None:
         self.blocks.free(name)

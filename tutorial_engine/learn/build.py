@@ -18,8 +18,8 @@ from tutorial_engine.viz.picture import WIDGET_VIEW
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\n?", re.M | re.S)
-REVEALS = "predictions.reveal("  # in the cell that answers a question
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
+REVEALS = "predictions.reveal("  # in the cell that answers a question
 
 
 def sources() -> dict[str, Path]:
@@ -42,8 +42,8 @@ def target(name: str, solved: bool) -> Path:
 def make_notebook(source: Path, solved: bool) -> NotebookNode:
     """The notebook of a source, not yet run.
 
-    Unsolved, a marked solution becomes one `...`, and what answers a question that the learner has
-    not been asked yet is folded away until its cell is run.
+    Unsolved, a marked solution becomes one `...`, and the outputs of a cell that reveals the answer
+    to a prediction are folded away until it is run.
     """
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
