@@ -48,7 +48,7 @@ lab: $(READY)
 # wants the machine for itself.
 test: export OMP_NUM_THREADS ?= 1
 test: $(READY)
-	$(BIN)/python -m tutorial_engine.doctor
+	$(BIN)/python -m tutorial_engine.lab.doctor
 ifeq ($(NB),)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not browser"
 	$(BIN)/python -m pytest -m browser

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import Qwen3Config
 from transformers import Qwen3ForCausalLM as HfQwen3
 
-from tutorial_engine.attention import AttentionBackend
-from tutorial_engine.batch import Batch
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 # The released Qwen3-0.6B, read from its config.json.
 QWEN3_06B = ModelConfig(

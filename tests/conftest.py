@@ -13,8 +13,8 @@ import torch
 from checkpoints import save_random, save_tokenizer
 from tokenizers import Tokenizer
 
-from tutorial_engine.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 MakeCheckpoint = Callable[..., Path]
 

@@ -8,12 +8,12 @@ import torch
 from checkpoints import BASE, randomise
 from torch import Tensor
 
-from tutorial_engine.attention import AttentionBackend, NaiveAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import StaticKVCache, TokenCache
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import CachedRunner, forward
+from tutorial_engine.cache.rows import StaticKVCache, TokenCache
+from tutorial_engine.engine.runner import CachedRunner, forward
+from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 VOCAB = BASE["vocab_size"]
 

@@ -24,10 +24,10 @@ from workloads import (
     small_model,
 )
 
-from tutorial_engine.cells import CellKVCache
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.trace import (
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.trace.events import (
     Admitted,
     BlockCopied,
     BlockShared,

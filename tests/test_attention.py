@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorial_engine.attention import (
+from tutorial_engine.model.attention import (
     AttentionBackend,
     NaiveAttention,
     NoCache,
@@ -19,7 +19,7 @@ from tutorial_engine.attention import (
     causal_mask,
     naive_attention,
 )
-from tutorial_engine.batch import Batch
+from tutorial_engine.model.batch import Batch
 
 BACKENDS = [NaiveAttention(), SdpaAttention()]
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8

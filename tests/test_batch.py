@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine.batch import Batch
+from tutorial_engine.model.batch import Batch
 
 SEQUENCES = st.lists(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=9), min_size=1, max_size=6

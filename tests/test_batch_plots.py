@@ -8,11 +8,11 @@ import torch
 from engines import VOCAB, one_thread, random_model, watched
 from traces import NASTY, check_words, items
 
-from tutorial_engine.attention import NaiveAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look

@@ -26,11 +26,11 @@ from tutorial_engine.bench.measure import (
     measure,
 )
 from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.generate import generate
-from tutorial_engine.runner import make_runner
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.sampling.params import SamplingParams
 
 QUICK = [
     "--rounds",

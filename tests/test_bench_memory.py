@@ -9,7 +9,6 @@ from engines import one_thread, random_model
 from test_bench_serving import SMALL, alone
 from torch import Tensor
 
-from tutorial_engine.batch import Slots
 from tutorial_engine.bench import allocation_cost, long_context, memory_cost, report
 from tutorial_engine.bench.allocation_cost import measure_allocation
 from tutorial_engine.bench.long_context import measure_long_context, slice_of
@@ -23,10 +22,11 @@ from tutorial_engine.bench.memory_cost import (
 from tutorial_engine.bench.servers import serving_config
 from tutorial_engine.bench.serving import Agreement
 from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.trace import Admitted, Recorder
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.model.batch import Slots
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.trace.events import Admitted, Recorder
 
 
 @pytest.fixture(autouse=True)

@@ -26,11 +26,11 @@ from tutorial_engine.bench.serving import (
     ragged_requests,
 )
 from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.sampling.params import SamplingParams
 
 SMALL = [Asked((5, 6, 7), 9), Asked(tuple(range(40, 61)), 2), Asked((8,), 5)]
 

@@ -13,10 +13,10 @@ from engines import one_thread
 from tokenizers import Tokenizer
 from traces import check_words
 
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz import block_explorer
 from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer, labels
 from tutorial_engine.viz.picture import Picture

@@ -13,13 +13,13 @@ import torch
 from engines import VOCAB, one_thread, random_model
 from traces import NASTY, check_words, items, story
 
-from tutorial_engine.blocks import short
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Recorder, RequestEvent, Trace
+from tutorial_engine.cache.blocks import short
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder, RequestEvent, Trace
 from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.block_scene import MAX_REQUESTS, BlockView, block_view
 from tutorial_engine.viz.picture import Picture

@@ -4,12 +4,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutorial_engine.attention import NaiveAttention, SdpaAttention, causal_mask, naive_attention
-from tutorial_engine.batch import Batch
-from tutorial_engine.blocked_attention import BlockedAttention, blocked_attention, fast_attention
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.model.attention import (
+    NaiveAttention,
+    SdpaAttention,
+    causal_mask,
+    naive_attention,
+)
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.blocked_attention import (
+    BlockedAttention,
+    blocked_attention,
+    fast_attention,
+)
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 def qkv(

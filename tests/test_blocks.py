@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tutorial_engine.blocks import Block, BlockManager
-from tutorial_engine.trace import (
+from tutorial_engine.cache.blocks import Block, BlockManager
+from tutorial_engine.trace.events import (
     BlockCached,
     BlockCopied,
     BlockFreed,

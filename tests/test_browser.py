@@ -21,7 +21,7 @@ NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
 EVERY_VIEW = """
 import torch
 from IPython.display import display
-from tutorial_engine.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights

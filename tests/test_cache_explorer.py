@@ -16,11 +16,11 @@ import torch
 from PIL import ImageFont
 from tokenizers import Tokenizer
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.generate import generate
-from tutorial_engine.layers import RMSNorm
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.layers import RMSNorm
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.sampler import SamplingParams
 from tutorial_engine.viz import cache_steps
 from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
 from tutorial_engine.viz.cache_steps import percent, record_steps

@@ -25,24 +25,24 @@ from workloads import (
     the_tokenizer,
 )
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.cells import CellKVCache, CellSequences, CellTable
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_cache import Allocation, TokenCache
-from tutorial_engine.kv_manager import KVCacheManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.replay import EngineState
-from tutorial_engine.request import Request
-from tutorial_engine.rope import RotaryEmbedding, apply_rope
-from tutorial_engine.runner import CachedRunner, decode, forward, prefill
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import StopChecker
-from tutorial_engine.trace import Preempted, Recorder
+from tutorial_engine.cache.cells import CellKVCache, CellSequences, CellTable
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.rows import Allocation, TokenCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import CachedRunner, decode, forward, prefill
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.trace.events import Preempted, Recorder
+from tutorial_engine.trace.history import EngineState
 
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 MODEL = random_model(seed=1)

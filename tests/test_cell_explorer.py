@@ -15,9 +15,9 @@ from engines import one_thread
 from tokenizers import Tokenizer
 from traces import check_words
 
-from tutorial_engine.attention import NaiveAttention
-from tutorial_engine.cell_cache import CellSequences
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.cell_explorer import (
     AGAIN,
     APPEND,

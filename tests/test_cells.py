@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tutorial_engine.cells import Cell, CellTable
+from tutorial_engine.cache.cells import Cell, CellTable
 
 # -- the slow twin --------------------------------------------------------------------------------
 

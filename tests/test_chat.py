@@ -8,8 +8,8 @@ import pytest
 from checkpoints import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tutorial_engine.chat import ChatTemplate, load_chat_template
-from tutorial_engine.checkpoint import TINY, resolve_checkpoint
+from tutorial_engine.lab.chat import ChatTemplate, load_chat_template
+from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 
 QWEN = """\
 {%- if messages[0].role == 'system' %}

@@ -23,8 +23,8 @@ from conftest import MakeCheckpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tutorial_engine.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
-from tutorial_engine.layers import can_prepack
+from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.model.layers import can_prepack
 
 IDS = random_sequences([9, 4], 97)
 QKV = "model.layers.1.self_attn.{}_proj.weight"
@@ -318,7 +318,7 @@ def test_broken_tokenizer_is_named(make_checkpoint: MakeCheckpoint) -> None:
 def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
     """Importing torch._dynamo takes longer than all else in a fresh process."""
     script = (
-        "import sys, torch; from tutorial_engine.checkpoint import load_model; "
+        "import sys, torch; from tutorial_engine.model.checkpoint import load_model; "
         "before = torch.get_rng_state(); load_model(); "
         "assert 'torch._dynamo' not in sys.modules; "
         "assert torch.equal(before, torch.get_rng_state())"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine.clock import VirtualClock, WallClock
+from tutorial_engine.engine.clock import VirtualClock, WallClock
 
 
 def test_a_virtual_forward_costs_its_price_and_its_tokens() -> None:

@@ -10,7 +10,7 @@ from checkpoints import BASE
 from conftest import MakeCheckpoint
 from transformers import AutoConfig
 
-from tutorial_engine.config import ModelConfig
+from tutorial_engine.model.config import ModelConfig
 
 QWEN3_06B = {  # the released checkpoint's file, written by transformers 4
     "architectures": ["Qwen3ForCausalLM"],

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tutorial_engine.delivery import Delivery
-from tutorial_engine.request import Request, RequestStatus, StepOutput
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import Finish, StopChecker
+from tutorial_engine.engine.delivery import Delivery
+from tutorial_engine.engine.request import Request, RequestStatus, StepOutput
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
 class Desk:

@@ -11,25 +11,33 @@ import torch
 from engines import VOCAB, one_thread, random_model
 from torch import Tensor
 
-from tutorial_engine import trace as events
-from tutorial_engine.batch import Slots
-from tutorial_engine.cells import CellKVCache
-from tutorial_engine.checkpoint import load_model, load_tokenizer
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.dial import Dial, DialPoint, Measured, sharing, turn
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.kv_manager import KVCacheManager, RowManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.pool import CELLS, ROWS, Moment, Pool, PoolHistory, memory_over_time, moments
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest
-from tutorial_engine.trace import Recorder, Trace
-from tutorial_engine.workload import Arrival
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.lab.dial import Dial, DialPoint, Measured, sharing, turn
+from tutorial_engine.lab.pool import (
+    CELLS,
+    ROWS,
+    Moment,
+    Pool,
+    PoolHistory,
+    memory_over_time,
+    moments,
+)
+from tutorial_engine.lab.workload import Arrival
+from tutorial_engine.model.batch import Slots
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Recorder, Trace
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 SIZES = (1, 2, 4, 8, 16, 32)

@@ -13,11 +13,11 @@ from engines import one_thread
 from tokenizers import Tokenizer
 from traces import check_words
 
-from tutorial_engine.dial import Dial
-from tutorial_engine.generate import generate
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.pool import CELLS, ROWS, moments
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.lab.dial import Dial
+from tutorial_engine.lab.pool import CELLS, ROWS, moments
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED

@@ -12,9 +12,8 @@ import torch
 from checkpoints import edit_tensors
 from conftest import MakeCheckpoint
 
-from tutorial_engine import doctor
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.doctor import (
+from tutorial_engine.lab import doctor
+from tutorial_engine.lab.doctor import (
     GIB,
     NEW_TOKENS,
     OLDEST_PYTHON,
@@ -34,6 +33,7 @@ from tutorial_engine.doctor import (
     self_test,
     usable_cores,
 )
+from tutorial_engine.model.checkpoint import TINY, load_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -216,7 +216,7 @@ def test_prepacked_linears_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> 
     plain, packed = load_model(TINY, prepack=False), load_model(TINY)
     plain.model.norm.weight.mul_(1.01)
     monkeypatch.setattr(
-        "tutorial_engine.checkpoint.load_model",
+        "tutorial_engine.model.checkpoint.load_model",
         lambda folder, prepack=True: packed if prepack else plain,
     )
     last = list(self_test(TINY))[-1]
@@ -244,7 +244,7 @@ def test_doctor_speaks_without_torch() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("VIRTUAL_ENV", None)
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "tutorial_engine.doctor"],
+        [sys.executable, "-S", "-m", "tutorial_engine.lab.doctor"],
         env=environment,
         capture_output=True,
         text=True,

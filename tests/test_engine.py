@@ -9,14 +9,14 @@ from engines import one_thread, random_model, watched
 from tokenizers import Tokenizer
 from workloads import EOS, LIMITS, POOL_SIZE, alone, pool, same_tokens, small_model, the_tokenizer
 
-from tutorial_engine.checkpoint import TINY
-from tutorial_engine.clock import VirtualClock, WallClock
-from tutorial_engine.engine import EngineConfig, LLMEngine, RequestOutput, StepOutput
-from tutorial_engine.generate import generate
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Recorder, StepEnded
+from tutorial_engine.engine.clock import VirtualClock, WallClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput, StepOutput
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.trace.events import Recorder, StepEnded
 
 LIMIT = max(LIMITS)
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)

@@ -33,14 +33,14 @@ from workloads import (
 )
 
 import tutorial_engine
-from tutorial_engine.batch import Batch
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.replay import EngineState, replay
-from tutorial_engine.request import RequestOutput, StepOutput
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.trace.history import EngineState, replay
 
 LIMIT = max(LIMITS)
 MANY = 300  # steps: more than any of these needs
@@ -562,7 +562,7 @@ def ctrl_c_in(place: str, number: int) -> Iterator[None]:
         "sample": (Sampler, "_choose"),
         "update": (Scheduler, "_append"),
         "allocate": (type(Party(several([0])).memory), "allocate"),
-        "deliver": (tutorial_engine.delivery.Delivery, "deliver"),
+        "deliver": (tutorial_engine.engine.delivery.Delivery, "deliver"),
         "add": (Scheduler, "add"),
     }[place]
     real = getattr(owner, name)

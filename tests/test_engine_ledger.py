@@ -17,15 +17,15 @@ from test_engine_properties import (
 )
 from tokenizers import Tokenizer
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.engine_paths import engine_paths
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.model_runner import ModelRunner
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.model_runner import ModelRunner
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.lab import engine_paths
+from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 SEEDS = range(6)
 SHAPES: dict[str, dict[str, Any]] = {

@@ -8,13 +8,13 @@ from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model, watched
 from torch import Tensor
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.engine import EngineConfig, LLMEngine, StepOutput
-from tutorial_engine.engine_paths import EnginePath, ForcedSampler, engine_paths
-from tutorial_engine.ledger import REFERENCE, ledger, our_paths
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling import SampledToken
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine, StepOutput
+from tutorial_engine.lab.engine_paths import EnginePath, ForcedSampler, engine_paths
+from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken
 
 PROMPTS = random_sequences([5, 1, 9], VOCAB)
 NEIGHBOURS = random_sequences([7, 3], VOCAB, seed=2)

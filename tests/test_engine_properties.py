@@ -34,16 +34,16 @@ from workloads import (
     workloads,
 )
 
-from tutorial_engine import trace as events
-from tutorial_engine.batch import Batch
-from tutorial_engine.delivery import Delivery
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.step_plan import ScheduledRequest
-from tutorial_engine.stopping import StopChecker
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.engine.delivery import Delivery
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.engine.step_plan import ScheduledRequest
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.trace import events
 
 QUIET: dict[str, Any] = {
     "database": None,
@@ -117,7 +117,7 @@ def test_pool_has_requests_of_every_kind() -> None:
 
 def test_alone_is_what_transformers_ledger_reference_gives() -> None:
     """The oracle has an oracle: the greedy ones, without any cache."""
-    from tutorial_engine.generate import generate
+    from tutorial_engine.engine.generate import generate
 
     greedy = [i for i, asked in enumerate(pool()) if asked.params.temperature == 0]
     for i in greedy:

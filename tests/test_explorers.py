@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.checkpoint import TINY
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import attention_explorer
 from tutorial_engine.viz.attention_explorer import (
     MAX_TOKENS,

@@ -11,14 +11,14 @@ from checkpoints import load_reference, random_sequences, save_random
 from engines import VOCAB, one_thread, poison, random_model, watched
 from tokenizers import Tokenizer
 
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.generate import GenerationOutput, StreamEvent, generate, stream
-from tutorial_engine.kv_cache import GrowingKVCache
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, our_paths
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.peers import TransformersRunner
-from tutorial_engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.engine.generate import GenerationOutput, StreamEvent, generate, stream
+from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
+from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, our_paths
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.sampler import SamplingParams
 
 NEW = 10
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)

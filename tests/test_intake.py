@@ -7,18 +7,18 @@ import pytest
 from engines import random_model
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.intake import Intake
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.request import RequestStatus
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.stopping import Finish
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.intake import Intake
+from tutorial_engine.engine.request import RequestStatus
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import Finish
 
 CONFIG = random_model(num_hidden_layers=1, eos=(5,)).config  # 97 ids
 MAX_LEN = 12

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from tutorial_engine.interrupts import interrupts_wait, uninterrupted
+from tutorial_engine.engine.interrupts import interrupts_wait, uninterrupted
 
 
 def ctrl_c() -> None:

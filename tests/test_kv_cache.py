@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from test_kv_storage import memory, poisoned, random_kv
 from torch import Tensor
 
-from tutorial_engine.attention import AttentionBackend, NaiveAttention, SdpaAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig, KVCacheSpec
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import GrowingKVCache, StaticKVCache
-from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 ROWS, MAX_LEN = 3, 8

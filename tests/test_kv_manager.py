@@ -6,14 +6,14 @@ import pytest
 import torch
 from engines import random_model
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.kv_manager import KVCacheManager, RowManager, fork_to_give_up
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import StopChecker
-from tutorial_engine.trace import Recorder, RowFreed, RowTaken
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager, RowManager, fork_to_give_up
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.request import Request
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.trace.events import Recorder, RowFreed, RowTaken
 
 CONFIG = random_model(num_hidden_layers=1).config
 

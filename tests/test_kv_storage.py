@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorial_engine import kv_storage
-from tutorial_engine.batch import Batch, Slots
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.kv_storage import Contexts, KVStorage
+from tutorial_engine.cache import storage as kv_storage
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.storage import Contexts, KVStorage
+from tutorial_engine.model.batch import Batch, Slots
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 SLOTS, KV_HEADS = 12, SPEC.num_kv_heads

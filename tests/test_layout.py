@@ -171,7 +171,7 @@ def test_module_order_is_about_every_module() -> None:
 
 def test_core_starts_without_what_only_notebooks_need() -> None:
     loaded = run_python(
-        "import json, sys, tutorial_engine.checkpoint, tutorial_engine.doctor\n"
+        "import json, sys, tutorial_engine.model.checkpoint, tutorial_engine.lab.doctor\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     names = set(json.loads(loaded))

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from traces import SVG, check_words, items, plot_words
 
-from tutorial_engine.layouts import ORDERS, KVLayout, LayoutTimes, layouts
+from tutorial_engine.lab.layouts import ORDERS, KVLayout, LayoutTimes, layouts
 from tutorial_engine.viz.layout_plots import LAYERS, layout_race, layouts_picture
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import tint

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.layouts import ORDERS, KVLayout, Touched, layouts, runs, time_layout, touched
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab.layouts import (
+    ORDERS,
+    KVLayout,
+    Touched,
+    layouts,
+    runs,
+    time_layout,
+    touched,
+)
 
 L, N, H, D = 3, 10, 2, 8
 EVERY = pytest.mark.parametrize("order", ORDERS)

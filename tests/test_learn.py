@@ -10,9 +10,6 @@ import torch
 from checkpoints import QWEN3_06B
 from torch import Tensor
 
-from tutorial_engine.attention import NaiveAttention, naive_attention
-from tutorial_engine.batch import Batch
-from tutorial_engine.config import ModelConfig
 from tutorial_engine.learn.bugs import BUGS_01, planted
 from tutorial_engine.learn.checks_01 import (
     check_attention,
@@ -23,7 +20,10 @@ from tutorial_engine.learn.checks_01 import (
 from tutorial_engine.learn.predict import UNDECIDED, Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import Verdict, check_close, guarded, not_done, wrong_shape
-from tutorial_engine.model import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.attention import NaiveAttention, naive_attention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

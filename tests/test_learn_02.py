@@ -8,10 +8,9 @@ import torch
 from checkpoints import QWEN3_06B
 from torch import Tensor
 
-from tutorial_engine.attention import SdpaAttention
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import GrowingKVCache, StaticKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.checks_02 import (
@@ -22,8 +21,9 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
 )
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import decode, prefill
+from tutorial_engine.model.attention import SdpaAttention
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 class Keeps:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from engines import one_thread
 
-from tutorial_engine.checkpoint import load_model
-from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.policies import PrefillFirst
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.step_plan import StepPlan
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_03 import BUGS_03
 from tutorial_engine.learn.checks_03 import (
@@ -19,13 +22,10 @@ from tutorial_engine.learn.checks_03 import (
 )
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.policies import PrefillFirst
-from tutorial_engine.request import Request
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.step_plan import StepPlan
-from tutorial_engine.trace import StepEnded
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import StepEnded
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from engines import one_thread
 
-from tutorial_engine.blocks import BlockManager
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.cell_table import CellTable
-from tutorial_engine.checkpoint import load_model
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.cell_table import CellTable
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.paged import PagedKVCache, num_blocks_in
 from tutorial_engine.learn.bugs_04 import BUGS_04, Seen, StaleBlocks, scenes, stress, table
 from tutorial_engine.learn.checks_04 import (
     check_eviction,
@@ -22,9 +22,9 @@ from tutorial_engine.learn.checks_04 import (
 )
 from tutorial_engine.learn.eager_pages import Cost, EagerPages, cost, crowd, tokens
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache, num_blocks_in
-from tutorial_engine.trace import Trace
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.trace.events import Trace
 
 GIB = 2**30
 # the three prompts of the notebooks

@@ -17,12 +17,11 @@ from engines import VOCAB, BackendRunner, one_thread, poison, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.learn.bugs import planted
-from tutorial_engine.ledger import (
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.runner import CachedRunner, Runner
+from tutorial_engine.lab.hf import OurCache, TransformersRunner
+from tutorial_engine.lab.ledger import (
     REFERENCE,
     SAFE_MARGIN,
     LedgerRow,
@@ -31,9 +30,10 @@ from tutorial_engine.ledger import (
     our_paths,
     table,
 )
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.peers import OurCache, TransformersRunner
-from tutorial_engine.runner import CachedRunner, Runner
+from tutorial_engine.learn.bugs import planted
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 SEEDS = range(20)
 SHAPES: dict[str, dict[str, Any]] = {

@@ -8,12 +8,12 @@ import pytest
 from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model
 
-from tutorial_engine import kv_storage
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
-from tutorial_engine.memory_paths import memory_paths
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
+from tutorial_engine.cache import storage as kv_storage
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab import memory_paths
+from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, AnyPath, ledger, our_paths, table
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine.metrics import RequestMetrics, percentile
+from tutorial_engine.engine.metrics import RequestMetrics, percentile
 
 
 def worked() -> RequestMetrics:

@@ -10,18 +10,18 @@ from checkpoints import our_logits
 from engines import VOCAB, one_thread, random_model, watched
 from torch import Tensor
 
-from tutorial_engine.attention import NaiveAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig
-from tutorial_engine.stopping import StopChecker
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import StopChecker
 
 BAD = 13  # the token at which a faulty model stumbles
 

@@ -11,20 +11,20 @@ from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model
 from torch import Tensor
 
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_manager import KVCacheManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.paged import PagedKVCache, num_blocks_in
-from tutorial_engine.replay import states
-from tutorial_engine.request import Request
-from tutorial_engine.runner import make_runner
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import StopChecker
-from tutorial_engine.trace import BlockCopied, BlockFreed, Recorder
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.paged import PagedKVCache, num_blocks_in
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.trace.events import BlockCopied, BlockFreed, Recorder
+from tutorial_engine.trace.history import states
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 CONFIG = random_model(num_hidden_layers=1).config

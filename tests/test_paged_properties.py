@@ -26,18 +26,19 @@ from memory_runs import (
 )
 from workloads import LIMITS, POLICIES, POOL_SIZE, Visitor, most_samples, pool
 
-from tutorial_engine import kv_storage, paged
-from tutorial_engine.blocks import BlockManager
-from tutorial_engine.cell_table import CellTable
-from tutorial_engine.cells import CellKVCache
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.request import Request
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import CellsShared, Event, Forked, Recorder, Scheduled, StepEnded
+from tutorial_engine.cache import paged
+from tutorial_engine.cache import storage as kv_storage
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.cell_table import CellTable
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, Scheduled, StepEnded
 
 BATCHES, PER_BATCH = 8, 250  # 2,000 workloads
 

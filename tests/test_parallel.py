@@ -24,19 +24,19 @@ from checkpoints import QWEN3_06B, fp32_tolerance, largest_difference, random_se
 from engines import VOCAB, one_thread, random_model
 from torch import Tensor
 
-from tutorial_engine import parallel
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig, KVCacheSpec
-from tutorial_engine.cell_cache import CellSequences
-from tutorial_engine.checkpoint import TINY, load_model
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.layers import Linear
-from tutorial_engine.ledger import REFERENCE, SAFE_MARGIN, ledger, our_paths
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.parallel import (
+from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, ledger, our_paths
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.layers import Linear
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.parallel import ranks as parallel
+from tutorial_engine.parallel.ranks import (
     Fault,
     Job,
     ParallelError,
@@ -51,11 +51,11 @@ from tutorial_engine.parallel import (
     shard,
     shard_config,
 )
-from tutorial_engine.parallel_model import replicated_parameters
-from tutorial_engine.parallel_run import PROMPTS, run_rank, serve, shared_seeds
-from tutorial_engine.replay import states
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Scheduled, StepEnded
+from tutorial_engine.parallel.run import PROMPTS, run_rank, serve, shared_seeds
+from tutorial_engine.parallel.tensor_parallel import replicated_parameters
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Scheduled, StepEnded
+from tutorial_engine.trace.history import states
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
@@ -380,7 +380,7 @@ def test_a_rank_that_draws_its_own_tokens_would_be_seen() -> None:
         return [replace(params, seed=next(seeds))] * 3
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tutorial_engine.parallel_run.shared_seeds", another)
+        patch.setattr("tutorial_engine.parallel.run.shared_seeds", another)
         report = in_threads(Job(params=params, compare=True))[0]
     assert not report.ranks_agree and not report.ok
     assert "bit by bit, and the same events: ✘" in report.summary()
@@ -482,8 +482,8 @@ def test_when_nobody_said_anything_the_last_lines_are_shown(tmp_path: Path) -> N
 PAIR = """
 import json, sys, time
 from pathlib import Path
-from tutorial_engine.parallel import Fault, Job, ParallelError, RankGroup
-from tutorial_engine.parallel_run import run_rank
+from tutorial_engine.parallel.ranks import Fault, Job, ParallelError, RankGroup
+from tutorial_engine.parallel.run import run_rank
 
 folder = Path(sys.argv[1])
 group = RankGroup(timeout_s=30)

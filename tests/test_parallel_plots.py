@@ -9,8 +9,8 @@ from engines import one_thread
 from test_parallel import in_threads
 from traces import check_words, items
 
-from tutorial_engine.parallel import Job, ParallelReport, Traffic
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.parallel.ranks import Job, ParallelReport, Traffic
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.parallel_plots import ranks_picture
 from tutorial_engine.viz.picture import Picture
 

@@ -18,10 +18,10 @@ from engines import VOCAB, one_thread, poison
 from test_kv_storage import memory
 from torch import Tensor
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.peers import OurCache, TransformersRunner
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.lab.hf import OurCache, TransformersRunner
+from tutorial_engine.model.config import ModelConfig
 
 NEW = 10
 PROMPTS = random_sequences([7, 3, 12], VOCAB)

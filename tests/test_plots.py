@@ -15,9 +15,9 @@ import torch
 from matplotlib.mathtext import MathTextParser
 from PIL import Image
 
-from tutorial_engine.attention import causal_mask
-from tutorial_engine.checkpoint import TINY
-from tutorial_engine.rope import inverse_frequencies
+from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.rope import inverse_frequencies
 from tutorial_engine.viz import plots
 from tutorial_engine.viz import rope_plots as rope
 from tutorial_engine.viz.picture import Picture

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import Toy, alone, shares
 
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.scheduler import ScheduledRequest, Scheduler
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler
 
 POLICIES = [Scheduler, StaticBatching, OneByOne, PrefillFirst]
 

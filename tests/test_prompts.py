@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tutorial_engine.prompts import check_token_ids, prompt_token_ids
+from tutorial_engine.engine.prompts import check_token_ids, prompt_token_ids
 
 
 def test_a_text_is_one_prompt(tokenizer: Tokenizer) -> None:

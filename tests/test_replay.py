@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from test_scheduler import WORKLOADS, Toy
 
-from tutorial_engine.replay import EngineState, Replay, RequestState, replay, states
-from tutorial_engine.trace import (
+from tutorial_engine.trace.events import (
     Added,
     Admitted,
     Event,
@@ -23,6 +22,7 @@ from tutorial_engine.trace import (
     TokenSampled,
     Trace,
 )
+from tutorial_engine.trace.history import EngineState, Replay, RequestState, replay, states
 
 # a: prompt 1 2 3 in row 0 (slots 0 ..), b: prompt 4 5 in row 1 (slots 10 ..)
 A, B = Added(0, 0.0, "a", (1, 2, 3), 8, 0.0), Added(0, 0.0, "b", (4, 5), 8, 0.0)

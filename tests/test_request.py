@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from tutorial_engine.request import TRANSITIONS, Request, RequestOutput, RequestStatus
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import Finish, StopChecker
+from tutorial_engine.engine.request import TRANSITIONS, Request, RequestOutput, RequestStatus
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 WAITING, RUNNING, PREEMPTED = (
     RequestStatus.WAITING,

@@ -7,9 +7,9 @@ from enum import Enum
 import pytest
 from traces import NASTY, STORY, check_words, items, played, renamed, served, story
 
-from tutorial_engine import trace as events
-from tutorial_engine.request import TRANSITIONS, RequestOutput, RequestStatus
-from tutorial_engine.trace import Trace
+from tutorial_engine.engine.request import TRANSITIONS, RequestOutput, RequestStatus
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_plots import one_request, state_machine
 from tutorial_engine.viz.tokens import visible

@@ -9,7 +9,6 @@ from checkpoints import BASE, QWEN3_06B
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tutorial_engine.attention import NaiveAttention
 from tutorial_engine.bench import roofline
 from tutorial_engine.bench.roofline import (
     Roofline,
@@ -22,9 +21,10 @@ from tutorial_engine.bench.roofline import (
     measure_peak_flops,
     weight_bytes,
 )
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import GrowingKVCache
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 UNTIED = ModelConfig(**BASE)
 CONFIGS = {

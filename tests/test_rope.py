@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from tutorial_engine.rope import RotaryEmbedding, apply_rope, inverse_frequencies
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 HEAD_DIMS = st.integers(1, 40).map(lambda half: 2 * half)
 POSITIONS = st.integers(0, 2000)

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from test_kv_storage import memory
 from torch import Tensor
 
-from tutorial_engine.attention import AttentionBackend, NaiveAttention, SdpaAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.kv_cache import GrowingKVCache, StaticKVCache, TokenCache
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import (
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache, TokenCache
+from tutorial_engine.engine.runner import (
     CachedRunner,
     RecomputeRunner,
     Runner,
@@ -26,6 +23,9 @@ from tutorial_engine.runner import (
     make_runner,
     prefill,
 )
+from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 ROWS, MAX_LEN = 4, 24
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)

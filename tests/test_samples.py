@@ -9,23 +9,22 @@ from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model
 from torch import Tensor
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.cells import CellKVCache
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.kv_manager import KVCacheManager, RowManager
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.pool import moments
-from tutorial_engine.replay import states
-from tutorial_engine.request import RequestOutput, StepOutput
-from tutorial_engine.runner import make_runner
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import (
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.pool import moments
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.trace.events import (
     Admitted,
     BlockCopied,
     CellsShared,
@@ -34,6 +33,7 @@ from tutorial_engine.trace import (
     Recorder,
     Trace,
 )
+from tutorial_engine.trace.history import states
 
 PROMPT = random_sequences([11], VOCAB, seed=3)[0]
 OTHERS = random_sequences([7, 9], VOCAB, seed=4)

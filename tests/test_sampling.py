@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tutorial_engine.sampling import (
+from tutorial_engine.sampling.sampler import (
     SampledToken,
     Sampler,
     SamplingParams,

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.request import Request, RequestStatus
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, Update
-from tutorial_engine.stopping import Finish, StopChecker
-from tutorial_engine.trace import Recorder, Setting, StepBegan, StepEnded
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.request import Request, RequestStatus
+from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, Update
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import Finish, StopChecker
+from tutorial_engine.trace.events import Recorder, Setting, StepBegan, StepEnded
 
 VOCAB = 50
 

@@ -17,10 +17,10 @@ from engines import one_thread
 from PIL import ImageFont
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.generate import generate
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz import scheduler_explorer
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED

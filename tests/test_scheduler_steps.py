@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from engines import one_thread, random_model
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine, RequestOutput
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.replay import EngineState, states
-from tutorial_engine.request import Request
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.trace import Recorder, StepEnded, Trace
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder, StepEnded, Trace
+from tutorial_engine.trace.history import EngineState, states
 from tutorial_engine.viz.scheduler_steps import SchedulerRun, listed, steps
 
 POLICIES = (Scheduler, PrefillFirst, StaticBatching, OneByOne)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from traces import NASTY, POLICIES, SVG, chunked, plot_words, renamed, served
 
-from tutorial_engine.metrics import RequestMetrics, percentile
+from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.serving_plots import (
     itl_over_time,

@@ -7,9 +7,9 @@ import torch
 from checkpoints import QWEN3_06B
 from torch import Tensor
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.checkpoint import load_model
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.shapes import ShapeStep, meta_shape_walk, shape_walk, walk_table
 
 

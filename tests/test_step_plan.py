@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.step_plan import ScheduledRequest, SchedulerConfig, StepPlan
-from tutorial_engine.stopping import StopChecker
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.step_plan import ScheduledRequest, SchedulerConfig, StepPlan
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import StopChecker
 
 
 def share(first: int, num_tokens: int, prompt: int = 6, outputs: int = 0) -> ScheduledRequest:

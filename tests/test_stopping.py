@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tutorial_engine.sampling import SamplingParams
-from tutorial_engine.stopping import Detokenizer, Finish, StopChecker
+from tutorial_engine.sampling.sampler import SamplingParams
+from tutorial_engine.sampling.stopping import Detokenizer, Finish, StopChecker
 
 EOS = 0  # of the tiny tokenizer, where it is <|endoftext|>
 

@@ -21,13 +21,13 @@ from traces import (
     words,
 )
 
-from tutorial_engine import trace as events
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.step_plan import StepPlan
 from tutorial_engine.learn.dry_run import Job, dry_run
-from tutorial_engine.replay import states
-from tutorial_engine.request import Request
-from tutorial_engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.step_plan import StepPlan
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.history import states
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.timeline import timeline, timeline_scene, timelines

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.tiny import corpus, train
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine import trace
-from tutorial_engine.trace import EVENTS, Event, Recorder, RequestEvent, Trace
+from tutorial_engine.trace import events as trace
+from tutorial_engine.trace.events import EVENTS, Event, Recorder, RequestEvent, Trace
 
 IDS = st.text(max_size=8) | st.sampled_from(["r0", "Änne", "请求", "a\nb", '"', "\\", "\x00", "🪁"])
 TIMES = st.floats(allow_nan=False, allow_infinity=False)

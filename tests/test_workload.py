@@ -7,12 +7,12 @@ from statistics import fmean
 import pytest
 from engines import VOCAB, one_thread, random_model
 
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Added, Recorder
-from tutorial_engine.workload import Arrival, poisson_times, ragged, serve
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Added, Recorder
 
 
 @pytest.fixture(autouse=True, scope="module")

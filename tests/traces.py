@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from engines import VOCAB, one_thread, random_model
 
-from tutorial_engine import trace as events
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.request import RequestOutput
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import Event, Recorder, Trace
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Event, Recorder, Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import text_width
-from tutorial_engine.workload import Arrival, poisson_times, ragged, serve
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = ["<script>alert(1)</script>", "naïve 😀 " + "x" * 80, '$x$ & "y" -- \']]>', "a\nb\x00c"]

@@ -20,23 +20,22 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.checkpoint import load_tokenizer
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine, StepOutput
-from tutorial_engine.generate import GenerationOutput, generate
-from tutorial_engine.kv_cache import Allocation
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.replay import Replay
-from tutorial_engine.request import CompletionOutput, Request, RequestOutput
-from tutorial_engine.runner import CachedRunner, make_runner
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import (
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine, StepOutput
+from tutorial_engine.engine.generate import GenerationOutput, generate
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.request import CompletionOutput, Request, RequestOutput
+from tutorial_engine.engine.runner import CachedRunner, make_runner
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.model.checkpoint import load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.trace.events import (
     Admitted,
     Forked,
     Preempted,
@@ -46,6 +45,7 @@ from tutorial_engine.trace import (
     StepEnded,
     Trace,
 )
+from tutorial_engine.trace.history import Replay
 
 POLICIES: dict[str, type[Scheduler]] = {
     policy.__name__: policy for policy in (Scheduler, StaticBatching, OneByOne, PrefillFirst)

@@ -15,9 +15,9 @@
 # %%
 import torch
 
-from tutorial_engine.attention import NaiveAttention, causal_mask, naive_attention
-from tutorial_engine.batch import Batch
-from tutorial_engine.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.attention import NaiveAttention, causal_mask, naive_attention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import check_close
@@ -245,7 +245,7 @@ variance_picture(head_dims, raw, scaled)
 # *i* of a query or key by `position · ω_i`. The first pairs turn fast, the last hardly at all.
 
 # %% tags=["figure-rope-clocks"]
-from tutorial_engine.rope import RotaryEmbedding, apply_rope, inverse_frequencies
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 from tutorial_engine.viz.rope_plots import clocks_picture
 
 omega = inverse_frequencies(c.head_dim, c.rope_theta)
@@ -414,7 +414,7 @@ print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
 # called with a residual, RMSNorm adds first and returns (normed, sum). The installed code:
 
 # %%
-from tutorial_engine.model import Qwen3DecoderLayer
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer
 
 show_source(Qwen3DecoderLayer.forward)
 
@@ -423,7 +423,7 @@ show_source(Qwen3DecoderLayer.forward)
 # shapes without memory, so nothing is downloaded.
 
 # %%
-from tutorial_engine.config import ModelConfig
+from tutorial_engine.model.config import ModelConfig
 
 qwen3_06b = ModelConfig.from_dict(
     {
@@ -443,7 +443,7 @@ qwen3_06b = ModelConfig.from_dict(
 print(walk_table(meta_shape_walk(qwen3_06b, num_tokens=10)))
 
 # %%
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
@@ -460,7 +460,7 @@ print("heads x head_dim =", 16 * 128, "but hidden =", qwen3_06b.hidden_size)
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.checkpoint import TINY
+from tutorial_engine.model.checkpoint import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

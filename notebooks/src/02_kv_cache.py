@@ -9,12 +9,12 @@
 # %%
 import torch
 
-from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.generate import generate
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import check_close
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.sampling.sampler import SamplingParams
 from tutorial_engine.viz.tokens import token_labels
 
 torch.set_grad_enabled(False)
@@ -83,8 +83,8 @@ work_picture(without, with_cache, flops_without, flops_with)
 # and values, and remembers the keys of every layer.
 
 # %%
-from tutorial_engine.attention import NoCache, SdpaAttention
-from tutorial_engine.batch import Batch
+from tutorial_engine.model.attention import NoCache, SdpaAttention
+from tutorial_engine.model.batch import Batch
 
 
 class Catcher(NoCache):
@@ -166,8 +166,8 @@ check_cache(MyCache)
 # that is there into a new tensor. Bytes copied grow with the *square* of the length.
 
 # %%
-from tutorial_engine.kv_cache import GrowingKVCache
-from tutorial_engine.runner import decode, prefill
+from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.engine.runner import decode, prefill
 
 growing = GrowingKVCache()
 prefill(model, growing, prompts[:1])
@@ -183,7 +183,7 @@ for steps in (50, 100, 200):
 # the cache. *Decode* runs one token and reads the cache. In our engine both are the same function:
 
 # %%
-from tutorial_engine.runner import forward
+from tutorial_engine.engine.runner import forward
 
 show_source(forward)
 
@@ -192,8 +192,8 @@ show_source(forward)
 # count. Watch positions and lengths over a prefill and two decodes:
 
 # %%
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.kv_cache import StaticKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
 
 cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=1, max_len=40))
 logits = prefill(model, cache, prompts[:1])
@@ -213,7 +213,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-phases"]
-from tutorial_engine.attention import causal_mask
+from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.viz.plots import mask_picture
 
 masks = {
@@ -419,7 +419,7 @@ explorer
 # many, it is called multi-head attention (MHA).
 
 # %%
-from tutorial_engine.cache_config import KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 
 
 def spec(layers, kv_heads, dim):
@@ -456,7 +456,7 @@ bytes_picture(rows)
 # without its memory:
 
 # %%
-from tutorial_engine.kv_storage import KVStorage
+from tutorial_engine.cache.storage import KVStorage
 
 quarter = KVStorage(spec(32, 8, 128), num_slots=4 * 4096, device="meta")
 k_view, _ = quarter.by_rows(num_rows=4)
@@ -481,7 +481,7 @@ def rows_that_fit(config, budget_bytes, max_len):
 
 
 # %%
-from tutorial_engine.config import ModelConfig
+from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.learn.checks_02 import check_fit
 
 qwen3_06b = ModelConfig(
@@ -566,7 +566,7 @@ latency_picture(measured, virtual)
 # decodes. `stream` yields each token as it comes, so we can take them apart:
 
 # %% tags=["nbval-ignore-output"]
-from tutorial_engine.generate import stream
+from tutorial_engine.engine.generate import stream
 
 
 def ttft_and_tpot(prompt, **options):
@@ -657,8 +657,8 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.blocked_attention import fast_attention
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.blocked_attention import fast_attention
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 large = Qwen3ForCausalLM(four_layers).requires_grad_(False).eval()
 large.prepack()
@@ -703,7 +703,7 @@ roofline_picture(bandwidth, peak, points)
 # distribution sharper (below 1) or flatter (above). Temperature 0 means greedy.
 
 # %% tags=["figure-temperature"]
-from tutorial_engine.sampling import apply_temperature
+from tutorial_engine.sampling.sampler import apply_temperature
 from tutorial_engine.viz.sampling_plots import temperature_picture
 
 cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
@@ -725,7 +725,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.sampling import min_p, top_k, top_p
+from tutorial_engine.sampling.sampler import min_p, top_k, top_p
 
 example = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]).log()
 predictions.reveal("top_p", str(int(top_p(example, 0.8).isfinite().sum())))
@@ -761,7 +761,7 @@ from tutorial_engine.learn.checks_02 import check_top_p
 check_top_p(keep_top_p)
 
 # %% tags=["figure-filters"]
-from tutorial_engine.sampling import filter_logits
+from tutorial_engine.sampling.sampler import filter_logits
 from tutorial_engine.viz.sampling_plots import filters_picture
 
 combined = SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.05)
@@ -780,7 +780,7 @@ filters_picture(vocabulary, logits.softmax(-1).tolist(), kept)
 # looks reproducible, and draws the same number for ever.
 
 # %% tags=["figure-draws"]
-from tutorial_engine.sampling import Sampler
+from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.viz.sampling_plots import draws_picture
 
 warm = SamplingParams(temperature=1.5, seed=7, max_tokens=12)
@@ -849,8 +849,8 @@ for own in (
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.ledger import Path, ledger, our_paths, table
-from tutorial_engine.peers import OurCache, TransformersRunner
+from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.hf import OurCache, TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -885,7 +885,7 @@ print("our generate = theirs:", expected[0, 10:].tolist() == list(fast.token_ids
 # Compare speed in bf16, tokens in fp32.
 
 # %%
-from tutorial_engine.runner import make_runner
+from tutorial_engine.engine.runner import make_runner
 
 in_bf16 = load_model(dtype=torch.bfloat16)
 bf16_paths = {
@@ -904,7 +904,7 @@ print("more than 20 times beyond:", row.difference > 20 * row.tolerance)
 # ```python
 # name = "Qwen/Qwen3-0.6B"
 # model, tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
-# chat = load_chat_template(name)  # from tutorial_engine.chat
+# chat = load_chat_template(name)  # from tutorial_engine.lab.chat
 # prompt = chat.render([{"role": "user", "content": "What is a KV cache?"}])
 # print(generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer)[0].text)
 # ```

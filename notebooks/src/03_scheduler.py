@@ -9,15 +9,15 @@
 # %%
 import torch
 
-from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.generate import generate
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
-from tutorial_engine.sampling import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import Recorder
+from tutorial_engine.sampling.sampler import SamplingParams
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.trace.events import Recorder
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)  # for a model this small a second thread costs more than it brings
@@ -191,7 +191,7 @@ for number, shares in enumerate(steps(engine.trace.trace())):
 print("steps:", engine.num_steps, "forwards:", engine.model_runner.num_forwards)
 
 # %% tags=["figure-three-requests"]
-from tutorial_engine.viz.timeline import timeline
+from tutorial_engine.viz import timeline
 
 timeline(engine.trace.trace())
 
@@ -221,7 +221,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-flat-batch"]
-from tutorial_engine.attention import causal_mask
+from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.tokens import token_labels
 
@@ -256,7 +256,7 @@ show_source(LLMEngine._step)
 # what is a table in the code, and this picture is drawn from it.
 
 # %% tags=["figure-life"]
-from tutorial_engine.request import TRANSITIONS, RequestStatus
+from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
 from tutorial_engine.viz.request_plots import state_machine
 
 state_machine(TRANSITIONS)
@@ -296,8 +296,8 @@ for event in trace.events[:8]:
 # compared with the live engine, step by step:
 
 # %%
-from tutorial_engine.replay import states
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace.history import states
+from tutorial_engine.trace.events import Trace
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
@@ -319,7 +319,7 @@ print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
 # may run; 8 tokens a step.
 
 # %%
-from tutorial_engine.workload import Arrival, serve
+from tutorial_engine.lab.workload import Arrival, serve
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 arrivals = [
@@ -364,7 +364,7 @@ check_metrics(ttft_and_tpot)
 # rule*: both in a step. Eight requests come, one every 30 ms.
 
 # %%
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 
 lengths = [6, 24, 4, 12, 8, 24, 4, 12]
 eight = [
@@ -404,7 +404,7 @@ from tutorial_engine.viz.timeline import timelines
 timelines(runs)
 
 # %%
-from tutorial_engine.metrics import percentile
+from tutorial_engine.engine.metrics import percentile
 
 print(f"{'':16}{'steps':>6}{'tok/s':>7}{'TTFT p50':>10}{'p95':>6}{'longest gap':>13}   (ms)")
 for name, outs in results.items():
@@ -431,7 +431,7 @@ latency_distributions({name: [out.metrics for out in outs] for name, outs in res
 # one by one stay behind.
 
 # %% tags=["nbval-ignore-output", "figure-measured"]
-from tutorial_engine.clock import WallClock
+from tutorial_engine.engine.clock import WallClock
 
 make_engine(clock=WallClock()).generate(prompts, params)  # warm up
 measured = {}  # on this machine's own clock
@@ -588,7 +588,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.workload import poisson_times
+from tutorial_engine.lab.workload import poisson_times
 
 RATES = [8, 16, 24, 32, 48, 64]
 many = [lengths[i % 8] for i in range(48)]
@@ -874,9 +874,9 @@ explorer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.engine_paths import engine_paths
-from tutorial_engine.ledger import Path, ledger, our_paths, table
-from tutorial_engine.peers import TransformersRunner
+from tutorial_engine.lab import engine_paths
+from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.hf import TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

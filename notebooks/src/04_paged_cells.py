@@ -8,16 +8,16 @@
 # %%
 import torch
 
-from tutorial_engine.cells import CellKVCache, CellSequences, CellTable
-from tutorial_engine.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.cache.cells import CellKVCache, CellSequences, CellTable
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.replay import states
-from tutorial_engine.sampling import SamplingParams
-from tutorial_engine.trace import Recorder
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.trace.history import states
+from tutorial_engine.sampling.sampler import SamplingParams
+from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.tokens import token_label
 
 torch.set_grad_enabled(False)
@@ -108,7 +108,7 @@ check_num_blocks(num_blocks)
 # small as it is. This mistake is in circulation:
 
 # %% tags=["figure-layer-factor"]
-from tutorial_engine.cache_config import KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.viz.memory_plots import layer_factor
 
 wide = KVCacheSpec(
@@ -121,8 +121,8 @@ layer_factor(wide, 10 * 2**30)
 # that many GPUs; section 15.)
 
 # %%
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.paged import num_blocks_in
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.paged import num_blocks_in
 
 shapes = {
     "GPT-2 124M": (12, 12, 64, 1024),
@@ -212,7 +212,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace import BlockTaken
+from tutorial_engine.trace.events import BlockTaken
 
 taken = [
     (event.step, event.block)
@@ -259,7 +259,7 @@ same = next(i for i, (x, y) in enumerate(zip(ids_a, ids_b, strict=False)) if x !
 print(f"A has {len(ids_a)} prompt tokens, B {len(ids_b)}; the first {same} are the same")
 
 # %%
-from tutorial_engine.trace import Admitted
+from tutorial_engine.trace.events import Admitted
 
 predictions.ask(
     "shared",
@@ -297,7 +297,7 @@ print("B came when A was over: what it left in free blocks was found all the sam
 # never Python's `hash`:
 
 # %%
-from tutorial_engine.blocks import BlockManager
+from tutorial_engine.cache.blocks import BlockManager
 
 show_source(BlockManager.hash_of)
 show_source(BlockManager.find)
@@ -317,7 +317,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace import BlockCopied, Forked
+from tutorial_engine.trace.events import BlockCopied, Forked
 
 engine = make_engine(PagedKVCache.from_config(model.config, block_size=4, num_blocks=12))
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
@@ -500,7 +500,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace import Preempted
+from tutorial_engine.trace.events import Preempted
 
 got_16 = serve_three(scarce, more)
 victims = [(e.step, e.request_id) for e in scarce.trace.events if isinstance(e, Preempted)]
@@ -510,7 +510,7 @@ print("preempted (step, request):", victims)
 print("same tokens as with plenty of memory:", got_16 == right_16)
 
 # %% tags=["figure-preempted"]
-from tutorial_engine.viz.timeline import timeline
+from tutorial_engine.viz import timeline
 
 timeline(scarce.trace.trace())
 
@@ -651,7 +651,7 @@ check_visible(visible)
 # goes on alone, sequence 0 forgets its last word (`seq_rm`), and the next token falls into the hole:
 
 # %%
-from tutorial_engine.generate import decode, prefill
+from tutorial_engine.engine.generate import decode, prefill
 
 cache = CellSequences.from_config(model.config, 8)
 cache.storage.k.fill_(float("nan"))
@@ -738,7 +738,7 @@ shift_picture(gaps, discard=6)
 # of memory:
 
 # %% tags=["figure-layouts"]
-from tutorial_engine.layouts import layouts
+from tutorial_engine.lab import layouts
 from tutorial_engine.viz.layout_plots import layouts_picture
 
 small = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens, heads, dim
@@ -766,7 +766,7 @@ print("same attention:", all(torch.allclose(out, outs[0], atol=1e-6) for out in 
 # this machine's noise. Measured here:
 
 # %% tags=["nbval-ignore-output", "figure-layout-race"]
-from tutorial_engine.layouts import time_layout
+from tutorial_engine.lab.layouts import time_layout
 from tutorial_engine.viz.layout_plots import layout_race
 
 measured = {name: time_layout(layout, num_heads=16) for name, layout in three.items()}
@@ -786,7 +786,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.dial import sharing, turn
+from tutorial_engine.lab.dial import sharing, turn
 
 points = turn(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
 best = min(points[1:], key=lambda point: (point.mean_waste, -point.tokens_found))
@@ -837,7 +837,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.parallel import run_ranks
+from tutorial_engine.parallel.ranks import run_ranks
 
 report = run_ranks(2)  # two processes, torch.distributed, gloo
 predictions.reveal("ranks", str(report.traffic.calls // report.num_forwards))
@@ -867,11 +867,11 @@ except ValueError as error:
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.engine_paths import engine_paths
-from tutorial_engine.ledger import Path, ledger, our_paths, table as ledger_table
-from tutorial_engine.memory_paths import memory_paths
-from tutorial_engine.parallel import parallel_paths
-from tutorial_engine.peers import TransformersRunner
+from tutorial_engine.lab import engine_paths
+from tutorial_engine.lab.ledger import Path, ledger, our_paths, table as ledger_table
+from tutorial_engine.lab import memory_paths
+from tutorial_engine.parallel.ranks import parallel_paths
+from tutorial_engine.lab.hf import TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -27,9 +27,9 @@ from tutorial_engine.bench.serving import (
     ragged_requests,
 )
 from tutorial_engine.bench.shapes import SHAPES, Folders, checkpoint_folders
-from tutorial_engine.checkpoint import load_model
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OURS, LLAMA = report.OURS, report.LLAMA

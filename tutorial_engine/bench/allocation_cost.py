@@ -9,15 +9,15 @@ import time
 from typing import NamedTuple
 
 from tutorial_engine.bench.scheduler_cost import SHAPE, VOCAB
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.cells import CellKVCache
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_manager import KVCacheManager, RowManager
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.stopping import StopChecker
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.request import Request
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
 
 ALLOCATING = 64  # requests
 BLOCK_SIZES = (1, 16)  # tokens

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.bench.measure import Generated
-from tutorial_engine.generate import stream
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import make_runner
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 
 INSTALL = "python -m pip install -e '.[notebooks]'"
 

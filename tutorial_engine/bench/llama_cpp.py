@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.bench.measure import Generated
-from tutorial_engine.checkpoint import load_model
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 NAME = "llama.cpp"
 PACKAGES = ("llama_cpp", "gguf")

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.bench.measure import PAUSE
-from tutorial_engine.cache_config import CacheConfig
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_manager import KVCacheManager, RowManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.model_runner import ModelRunner
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest
-from tutorial_engine.stopping import StopChecker
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.model_runner import ModelRunner
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling.stopping import StopChecker
 
 ROWS, PAGES = "rows", "pages"
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here

@@ -20,9 +20,9 @@ from tutorial_engine.bench.long_context import (
 from tutorial_engine.bench.servers import OurServer, serving_config
 from tutorial_engine.bench.serving import Asked, Serving, Tokens, measure_serving
 from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.engine import EngineConfig
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.engine import EngineConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 ROWS, PAGES = "rows", "pages"
 NO_CACHE, CACHE = "no prefix cache", "prefix cache"

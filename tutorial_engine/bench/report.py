@@ -21,8 +21,8 @@ from tutorial_engine.bench.roofline import (
 )
 from tutorial_engine.bench.scheduler_cost import StepCost
 from tutorial_engine.bench.serving import Serving
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.doctor import installed_version, processor_name
+from tutorial_engine.lab.doctor import installed_version, processor_name
+from tutorial_engine.model.config import ModelConfig
 
 OURS = "ours"
 LLAMA = "llama.cpp"

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutorial_engine.cache_config import at_least_one
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.layers import Linear
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.layers import Linear
 
 BUFFER_BYTES = 2**28  # 256 MiB, far larger than the caches of most processors
 ROW = 4096  # numbers in a row of the buffer

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.sampling import SampledToken
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import ScheduledRequest
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken
 
 RUNNING = (16, 256, 4096)  # requests
 STEPS = 24  # timed, of each kind

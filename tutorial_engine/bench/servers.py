@@ -10,10 +10,10 @@ import torch
 
 from tutorial_engine.bench.contenders import import_transformers
 from tutorial_engine.bench.serving import Asked, Tokens, longest_request
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.kv_manager import KVCacheManager
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 
 STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' scheduler
 PATIENCE = 1.0  # seconds between two looks at whether another engine's thread still lives

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tutorial_engine.bench.measure import PAUSE, PEER, equal_start
-from tutorial_engine.workload import Arrival, ragged
+from tutorial_engine.lab.workload import Arrival, ragged
 
 WARM_UP_TOKENS = 4  # at most so many per request, in the run that is not timed
 Tokens = tuple[int, ...]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tutorial_engine.bench.contenders import import_transformers
-from tutorial_engine.checkpoint import TINY
+from tutorial_engine.model.checkpoint import TINY
 
 SHAPES: dict[str, dict[str, Any]] = {  # random weights in the shape of a released model
     "qwen3-0.6b": {

@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from tutorial_engine.blocks import BlockManager
-from tutorial_engine.checkpoint import load_model
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import Served, pages, scenes, serve
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 def check_eviction(free: Callable[..., object], take: Callable[..., object]) -> Verdict:

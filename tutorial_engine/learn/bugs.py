@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine import attention, layers, model
-from tutorial_engine.batch import Batch
-from tutorial_engine.rope import RopeAngles, apply_rope
+from tutorial_engine.model import attention, layers
+from tutorial_engine.model import qwen3 as model
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.rope import RopeAngles, apply_rope
 
 
 def _interleaved_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

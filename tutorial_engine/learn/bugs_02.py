@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine import blocked_attention, kv_cache
-from tutorial_engine.batch import Batch
+from tutorial_engine.cache import rows as kv_cache
 from tutorial_engine.learn.bugs import Zoo
+from tutorial_engine.model import blocked_attention
+from tutorial_engine.model.batch import Batch
 
 _right_allocate = kv_cache.StaticKVCache.allocate
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from tutorial_engine import model_runner, sampling, scheduler, step_plan
-from tutorial_engine.batch import Batch
+from tutorial_engine.engine import model_runner, scheduler, step_plan
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.step_plan import ScheduledRequest, StepPlan
 from tutorial_engine.learn.bugs import Zoo
-from tutorial_engine.request import Request
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.step_plan import ScheduledRequest, StepPlan
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.sampling import sampler as sampling
+from tutorial_engine.sampling.params import SamplingParams
 
 _right_batch = model_runner.ModelRunner.batch
 _right_sampler = sampling.Sampler.__init__

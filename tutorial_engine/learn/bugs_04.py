@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-from tutorial_engine.blocks import BlockManager
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.learn.bugs import Zoo, planted
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Admitted, BlockFreed, Recorder
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Admitted, BlockFreed, Recorder
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 3

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tutorial_engine.attention import causal_mask, naive_attention
-from tutorial_engine.config import ModelConfig
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done, wrong_shape
-from tutorial_engine.rope import RotaryEmbedding, apply_rope
+from tutorial_engine.model.attention import causal_mask, naive_attention
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 
 
 def _random(*shape: int) -> Tensor:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.kv_cache import GrowingKVCache
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
-from tutorial_engine.sampling import top_p
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.sampling.sampler import top_p
 
 
 def check_cache(make_cache: Callable[[], Any]) -> Verdict:

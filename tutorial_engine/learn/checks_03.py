@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
-from tutorial_engine.metrics import RequestMetrics
-from tutorial_engine.request import Request
-from tutorial_engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.trace import Admitted, Trace
+from tutorial_engine.trace.events import Admitted, Trace
 
 Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
 

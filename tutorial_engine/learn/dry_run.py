@@ -6,17 +6,17 @@ Everything is real but the tokens: whoever is due one gets token 0.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tutorial_engine.cache_config import KVCacheSpec
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.kv_manager import RowManager
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.request import Request
-from tutorial_engine.sampling import SampledToken, Sampler
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.stopping import StopChecker
-from tutorial_engine.trace import Recorder, Scheduled, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import RowManager
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.trace.events import Recorder, Scheduled, Setting, StepBegan, StepEnded, Trace
 
 
 class Job(NamedTuple):

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.request import Request
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Preempted, Recorder, Scheduled, TokenSampled, Trace
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Preempted, Recorder, Scheduled, TokenSampled, Trace
 
 
 class EagerPages(PagedKVCache):

@@ -18,25 +18,27 @@ class Piece(NamedTuple):
 
 
 PIECES = (
-    Piece("kv_storage.KVStorage", "kv_caches", "MHATokenToKVPool", "llama_kv_cache"),
-    Piece("blocks.BlockManager", "BlockPool", "RadixCache", ""),
-    Piece("paged.PagedKVCache", "KVCacheManager", "ReqToTokenPool", ""),
-    Piece("batch.Batch.slot_mapping", "slot_mapping", "out_cache_loc", "slot_info"),
-    Piece("cell_table.CellTable", "", "", "llama_kv_cells"),
-    Piece("cell_table.CellTable.find_slot", "", "", "find_slot"),
-    Piece("cell_cache.CellSequences.apply_shifts", "", "", "build_rope_shift"),
-    Piece("scheduler.Scheduler", "Scheduler", "Scheduler", "server_context"),
-    Piece("request.Request", "Request", "Req", "server_slot"),
-    Piece("batch.Batch", "InputBatch", "ForwardBatch", "llama_ubatch"),
-    Piece("engine.LLMEngine", "LLMEngine", "Engine", "llama_context"),
-    Piece("parallel_model.RowParallelLinear", "RowParallelLinear", "RowParallelLinear", ""),
+    Piece("cache.storage.KVStorage", "kv_caches", "MHATokenToKVPool", "llama_kv_cache"),
+    Piece("cache.blocks.BlockManager", "BlockPool", "RadixCache", ""),
+    Piece("cache.paged.PagedKVCache", "KVCacheManager", "ReqToTokenPool", ""),
+    Piece("model.batch.Batch.slot_mapping", "slot_mapping", "out_cache_loc", "slot_info"),
+    Piece("cache.cell_table.CellTable", "", "", "llama_kv_cells"),
+    Piece("cache.cell_table.CellTable.find_slot", "", "", "find_slot"),
+    Piece("cache.cell_cache.CellSequences.apply_shifts", "", "", "build_rope_shift"),
+    Piece("engine.scheduler.Scheduler", "Scheduler", "Scheduler", "server_context"),
+    Piece("engine.request.Request", "Request", "Req", "server_slot"),
+    Piece("model.batch.Batch", "InputBatch", "ForwardBatch", "llama_ubatch"),
+    Piece("engine.engine.LLMEngine", "LLMEngine", "Engine", "llama_context"),
+    Piece(
+        "parallel.tensor_parallel.RowParallelLinear", "RowParallelLinear", "RowParallelLinear", ""
+    ),
 )
 
 
 def find(name: str) -> object:
     """Our piece itself. AttributeError or ModuleNotFoundError if it is called otherwise now."""
-    module, *path = name.split(".")
-    thing: object = import_module(f"tutorial_engine.{module}")
+    room, module, *path = name.split(".")
+    thing: object = import_module(f"tutorial_engine.{room}.{module}")
     for part in path:
         fields = getattr(thing, "__dataclass_fields__", {})
         thing = fields[part] if part in fields else getattr(thing, part)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.cell_cache import CellSequences
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import decode, prefill
+from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 class ShiftGap(NamedTuple):

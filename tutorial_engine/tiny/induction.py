@@ -8,9 +8,9 @@ import random
 import torch
 from torch import Tensor
 
-from tutorial_engine.attention import NaiveAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 def repeated_random_ids(rng: random.Random, vocab_size: int, period: int, length: int) -> list[int]:

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm import tqdm
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.checkpoint import MERGED, TINY
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import MERGED, TINY
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.tiny.corpus import stories
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 

@@ -7,9 +7,9 @@ from matplotlib.colors import to_hex
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.attention import NaiveAttention
-from tutorial_engine.batch import Batch
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import BLUE, INK, MAGNITUDE, QUIET, RULE

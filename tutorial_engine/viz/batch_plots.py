@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tutorial_engine.attention import causal_mask
-from tutorial_engine.batch import Batch
+from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.viz.cache_steps import tokens
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, chip, cut_to, look, patch, text_width

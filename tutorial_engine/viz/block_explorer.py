@@ -9,13 +9,13 @@ from typing import Any
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache_config import at_least_one
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.paged import PagedKVCache
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.trace import Added, Recorder, TokenSampled, Trace
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Added, Recorder, TokenSampled, Trace
 from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.block_scene import MAX_BLOCKS, MAX_REQUESTS, MAX_SIZE, ZOOM, BlockView
 from tutorial_engine.viz.explorer import Explorer

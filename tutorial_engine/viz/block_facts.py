@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from tutorial_engine import trace as events
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.block_steps import BlockStep, Parents, blocks_said, plural, read
 from tutorial_engine.viz.scheduler_steps import listed
 from tutorial_engine.viz.tokens import cut_label

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tutorial_engine.trace import BlockCopied
+from tutorial_engine.trace.events import BlockCopied
 from tutorial_engine.viz.block_facts import BlockRun, Owner
 from tutorial_engine.viz.block_panels import BOLD, DEAF, FAINT, POOL, RIGHT, THICK, WIDTH, said
 from tutorial_engine.viz.block_steps import DIGITS

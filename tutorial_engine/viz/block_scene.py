@@ -6,7 +6,7 @@ Knows what is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.block_panels import (
     BOLD,

@@ -7,9 +7,9 @@ pool: its K and V are written, and who ended in it is gone.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tutorial_engine import trace as events
-from tutorial_engine.replay import EngineState, Replay, RequestState
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.history import EngineState, Replay, RequestState
 from tutorial_engine.viz.scheduler_steps import listed
 
 DIGITS = 4  # of a hash, in a picture

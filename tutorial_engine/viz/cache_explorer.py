@@ -14,9 +14,9 @@ from PIL import ImageFont
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.attention import causal_mask
-from tutorial_engine.cache_config import at_least_one
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.cache_steps import CacheRun, percent, record_run, tokens
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.scene import HATCHED, Scene

@@ -10,12 +10,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.batch import Batch
-from tutorial_engine.cache_config import CacheConfig, KVCacheSpec
-from tutorial_engine.kv_cache import StaticKVCache
-from tutorial_engine.kv_storage import KVStorage
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import decode, prefill
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.tokens import token_label
 
 BEST = 6  # tokens of the next-token distribution that are kept

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cell_cache import CellSequences
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.runner import prefill
+from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.engine.runner import prefill
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.cell_scene import MAX_CELLS, Scale, cells_scene, heat_scale
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from tutorial_engine.cell_cache import CellSequences
+from tutorial_engine.cache.cell_cache import CellSequences
 from tutorial_engine.viz.cell_panels import (
     FAINT,
     LEFT,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.cell_cache import CellSequences
+from tutorial_engine.cache.cell_cache import CellSequences
 from tutorial_engine.viz.cache_steps import tokens
 from tutorial_engine.viz.scheduler_steps import listed
 from tutorial_engine.viz.tokens import visible

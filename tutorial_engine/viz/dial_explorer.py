@@ -9,11 +9,12 @@ from typing import Any
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache_config import at_least_one
-from tutorial_engine.dial import Dial, DialPoint, Position
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.pool import CELLS, ROWS
-from tutorial_engine.sampling_params import SamplingParams
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.lab.dial import Dial, DialPoint, Position
+from tutorial_engine.lab.pool import CELLS, ROWS
+from tutorial_engine.lab.workload import Arrival
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.pool_scene import (
     MAX_SLOTS,
@@ -27,7 +28,6 @@ from tutorial_engine.viz.pool_scene import (
 )
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
-from tutorial_engine.workload import Arrival
 
 MAX_PROMPTS, MAX_NEW, MAX_ROW = 12, 64, 128
 GAP = 0.02  # virtual seconds from one request to the next: about two steps

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tutorial_engine.dial import DialPoint
-from tutorial_engine.pool import CELLS, ROWS
+from tutorial_engine.lab.dial import DialPoint
+from tutorial_engine.lab.pool import CELLS, ROWS
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import DASHES, QUIET, RULE, SERIES, finish, house_style, new_figure
 

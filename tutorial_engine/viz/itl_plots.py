@@ -6,8 +6,8 @@ Every caption is computed from the same trace that is drawn.
 from collections.abc import Mapping
 from typing import Any
 
-from tutorial_engine.metrics import percentile
-from tutorial_engine.trace import Trace
+from tutorial_engine.engine.metrics import percentile
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.speed_plots import MARKS
 from tutorial_engine.viz.style import DASHES, INK, QUIET, SERIES, finish, house_style, new_figure

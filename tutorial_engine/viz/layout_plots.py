@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from tutorial_engine.layouts import AXES, KVLayout, LayoutTimes, Touched, runs
+from tutorial_engine.lab.layouts import AXES, KVLayout, LayoutTimes, Touched, runs
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import COLOURS, Box, text_width, tint
 from tutorial_engine.viz.scene import Scene

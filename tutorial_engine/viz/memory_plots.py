@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from tutorial_engine.cache_config import KVCacheSpec, at_least_one
-from tutorial_engine.paged import num_blocks_in
-from tutorial_engine.pool import PoolHistory
-from tutorial_engine.trace import Trace
+from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.lab.pool import PoolHistory
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.cache_plots import HATCH
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.pool_scene import (

@@ -6,7 +6,7 @@ Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 from collections.abc import Mapping
 from typing import Any
 
-from tutorial_engine.parallel_report import ParallelReport
+from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, chip, look, patch, text_width
 from tutorial_engine.viz.scene import Scene

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tutorial_engine.pool import Moment, Pool, PoolHistory
+from tutorial_engine.lab.pool import Moment, Pool, PoolHistory
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width, tint
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE

@@ -5,8 +5,8 @@ Knows rows of a trace and RequestMetrics; the times are the engine's own.
 
 from typing import NamedTuple
 
-from tutorial_engine.metrics import RequestMetrics
-from tutorial_engine.trace import Trace
+from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.cache_steps import tokens
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width

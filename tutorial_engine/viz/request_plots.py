@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tutorial_engine.request import RequestStatus
+from tutorial_engine.engine.request import RequestStatus
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_life import one_request
 from tutorial_engine.viz.scene import Scene

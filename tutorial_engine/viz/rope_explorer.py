@@ -6,7 +6,7 @@ from typing import Any
 import ipywidgets as widgets
 import torch
 
-from tutorial_engine.rope import RotaryEmbedding, apply_rope
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, RULE

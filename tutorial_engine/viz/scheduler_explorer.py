@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache_config import at_least_one
-from tutorial_engine.clock import VirtualClock
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model import Qwen3ForCausalLM
-from tutorial_engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.sampling_params import SamplingParams
-from tutorial_engine.scheduler import Scheduler
-from tutorial_engine.trace import Recorder, Trace
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder, Trace
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_panels import MAX_CELLS

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tutorial_engine import trace as events
-from tutorial_engine.replay import EngineState, Replay, replay
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.history import EngineState, Replay, replay
 from tutorial_engine.viz.trace_rows import Life, Rows, Share, rows
 
 POLICIES = {  # name of the scheduler class -> how it is called

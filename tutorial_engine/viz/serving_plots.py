@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from tutorial_engine.metrics import RequestMetrics, percentile
+from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.viz.itl_plots import itl_over_time
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.speed_plots import MARKS

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutorial_engine.attention import AttentionBackend
-from tutorial_engine.batch import Batch
-from tutorial_engine.config import ModelConfig
-from tutorial_engine.layers import Linear
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.layers import Linear
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 class ShapeStep(NamedTuple):

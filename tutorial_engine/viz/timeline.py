@@ -5,7 +5,7 @@ Time runs right; the caption is computed from the same rows that are drawn.
 
 from collections.abc import Mapping
 
-from tutorial_engine.trace import Trace
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width
 from tutorial_engine.viz.scene import Scene

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tutorial_engine import trace as events
-from tutorial_engine.metrics import RequestMetrics
-from tutorial_engine.trace import Setting, Trace
+from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Setting, Trace
 
 ENDS = {"abort": "aborted", "error": "error"}  # reason -> word; the others "finished · reason"
 

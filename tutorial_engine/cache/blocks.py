@@ -1,0 +1,274 @@
+"""Introduced in notebook 04. Blocks: who holds which, which may be shared, which goes next.
+
+Knows block numbers, request ids and token ids; knows no tensor, no slot and no model. One block
+number is valid in all layers. The rules are vLLM's (v1).
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.trace.events import (
+    BlockCached,
+    BlockCopied,
+    BlockFreed,
+    BlockShared,
+    BlockTaken,
+    Event,
+    Recorder,
+)
+
+# (source block, target block, n): put what the first n tokens of the source left into the target
+CopyBlock = Callable[[int, int, int], None]
+
+
+@dataclass(slots=True)
+class Block:
+    """Room for block_size tokens: how many tables hold it, and its name in the prefix cache."""
+
+    ref_cnt: int = 0
+    hash: bytes | None = None
+
+
+class BlockManager:
+    """Hands out blocks: a table per request, reference counts, a queue of free ones, hashes.
+
+    `tables[request_id][i]` holds the positions i · block_size .. (i + 1) · block_size − 1. A free
+    block keeps its hash until it is taken: it may still be found. ValueError for sizes below 1.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        salt: str = "",
+        copy: CopyBlock | None = None,
+        trace: Recorder | None = None,
+    ) -> None:
+        at_least_one("num_blocks", num_blocks)
+        at_least_one("block_size", block_size)
+        self.block_size, self.prefix_caching, self.trace = block_size, prefix_caching, trace
+        self.blocks = [Block() for _ in range(num_blocks)]
+        self.free_queue = OrderedDict.fromkeys(range(num_blocks))  # the first one is taken next
+        self.tables: dict[str, list[int]] = {}  # request_id -> block ids, by position
+        self.cached: dict[bytes, int] = {}  # hash -> block id
+        self._chains: dict[str, list[bytes]] = {}  # request_id -> hashes of its computed blocks
+        self._root = sha256(salt.encode()).digest()  # where every chain of hashes begins
+        self._copy = copy or (lambda source, target, num_tokens: None)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, free or not."""
+        return len(self.blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+        return len(self.free_queue)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens need: none for none, and the last may be open."""
+        return -(-num_tokens // self.block_size)
+
+    # ---- what is known already
+
+    def hash_of(self, parent: bytes | None, token_ids: Sequence[int]) -> bytes:
+        """The name of a full block: it stands for these tokens and for all that is before them."""
+        return sha256((parent or self._root) + array("q", token_ids).tobytes()).digest()
+
+    def find(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Hashes of the longest beginning that is cached, in whole blocks, up to the first miss.
+
+        At least one token is left to run: without one there are no logits.
+        """
+        found: list[bytes] = []
+        if not self.prefix_caching:
+            return found
+        size = self.block_size
+        for end in range(size, len(token_ids), size):
+            key = self.hash_of(found[-1] if found else None, token_ids[end - size : end])
+            if key not in self.cached:
+                break
+            found.append(key)
+        return found
+
+    # ---- taking and giving back
+
+    def admit(self, request_id: str, token_ids: Sequence[int]) -> int | None:
+        """A table with room for all of these tokens → how many of them were found, or None.
+
+        All or nothing. Found blocks are pinned before new ones are taken: they may be free, and
+        would be first in the queue.
+        """
+        assert request_id not in self.tables, f"request {request_id} has a table already"
+        chain = self.find(token_ids)
+        hits = [self.cached[key] for key in chain]
+        num_new = self.num_blocks_for(len(token_ids)) - len(hits)
+        if num_new + sum(self.blocks[hit].ref_cnt == 0 for hit in hits) > self.num_free:
+            return None
+        self.tables[request_id], self._chains[request_id] = [], chain
+        for hit in hits:
+            self._share(request_id, hit)
+        for _ in range(num_new):
+            self._take(request_id)
+        return len(hits) * self.block_size
+
+    def extend(self, request_id: str, start: int, end: int) -> int | None:
+        """Room to write the positions start .. end − 1, in blocks that are the request's own.
+
+        → the index of the first table entry that is another now (the table's old length, if there
+        is none), or None, and nothing changed, when there are too few blocks.
+        """
+        table = self.tables[request_id]
+        changed = len(table)
+        first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
+        copies = first < changed and not self._is_own(table[first])
+        if max(num_new, 0) + copies > self.num_free:
+            return None
+        if copies:
+            changed = first
+            self._copy_on_write(request_id, first, start - first * self.block_size)
+        for _ in range(num_new):
+            self._take(request_id)
+        for block in table[first : self.num_blocks_for(end)]:
+            assert self._is_own(block), f"request {request_id} would write to block {block}"
+        return changed
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
+        """The first num_tokens of token_ids are computed: full blocks can be found from now on.
+
+        Where an equal block is cached already, that one stays the one to be found: tables do not
+        change.
+        """
+        size, chain = self.block_size, self._chains[request_id]
+        if not self.prefix_caching or num_tokens // size == len(chain):
+            return
+        for index in range(len(chain), num_tokens // size):
+            own = token_ids[index * size : (index + 1) * size]
+            chain.append(self.hash_of(chain[-1] if chain else None, own))
+            block = self.tables[request_id][index]
+            if chain[-1] not in self.cached:
+                self.cached[chain[-1]] = block
+                self.blocks[block].hash = chain[-1]
+                self._record(BlockCached, request_id, block, short(chain[-1]))
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
+        """The child shares the parent's blocks of the first num_tokens, the open last one as well.
+
+        Whoever of the two writes to that one first gets a copy (`extend`). ValueError for a parent
+        without these tokens and for a child that has a table.
+        """
+        table = self.tables.get(parent_id, [])
+        if self.num_blocks_for(num_tokens) > len(table):
+            raise ValueError(
+                f"request {parent_id} has room for {len(table) * self.block_size} tokens: "
+                f"{num_tokens} cannot be shared"
+            )
+        if child_id in self.tables:
+            raise ValueError(f"request {child_id} has blocks already: fork into a new request")
+        self.tables[child_id] = []
+        self._chains[child_id] = self._chains[parent_id][: num_tokens // self.block_size]
+        for block in table[: self.num_blocks_for(num_tokens)]:
+            self._share(child_id, block)
+
+    def free(self, request_id: str) -> None:
+        """Give all blocks of a request back, the last one first: tails go before heads."""
+        table = self.tables.pop(request_id, [])[::-1]
+        for block in table:
+            self._release(block)
+        if self.trace is not None:
+            for block in table:
+                self._record(BlockFreed, request_id, block)
+        self._chains.pop(request_id, None)
+
+    def reset(self) -> None:
+        """Forget what is cached (new weights, say). ValueError while a block is in use."""
+        if self.num_free < self.num_blocks:
+            raise ValueError(
+                f"{self.num_blocks - self.num_free} of {self.num_blocks} blocks are in use, by "
+                f"{sorted(self.tables)}: the cache is reset when all requests are over"
+            )
+        self.cached.clear()
+        self.free_queue = OrderedDict.fromkeys(range(self.num_blocks))
+        for block in self.blocks:
+            block.hash = None
+
+    # ---- one block
+
+    def forget(self, block: int) -> bool:
+        """Nobody finds this block from now on → whether it could be found until now."""
+        one = self.blocks[block]
+        key, one.hash = one.hash, None
+        if key is not None:
+            del self.cached[key]
+        return key is not None
+
+    def _is_own(self, block: int) -> bool:
+        """May its one holder write to it? Not if others read it, or might find it."""
+        return self.blocks[block].ref_cnt == 1 and self.blocks[block].hash is None
+
+    def _claim(self) -> tuple[int, bool]:
+        """The next free block, for one holder, and whether it was in the prefix cache till now."""
+        block, _ = self.free_queue.popitem(last=False)
+        self.blocks[block].ref_cnt = 1
+        return block, self.forget(block)
+
+    def _take(self, request_id: str) -> None:
+        block, evicted = self._claim()
+        self.tables[request_id].append(block)
+        self._record(BlockTaken, request_id, block, evicted)
+
+    def _share(self, request_id: str, block: int) -> None:
+        self.free_queue.pop(block, None)
+        self.blocks[block].ref_cnt += 1
+        self.tables[request_id].append(block)
+        self._record(BlockShared, request_id, block)
+
+    def _copy_on_write(self, request_id: str, index: int, num_tokens: int) -> None:
+        table = self.tables[request_id]
+        source = table[index]
+        table[index], evicted = self._claim()
+        self._copy(source, table[index], num_tokens)
+        self._release(source)
+        where = range(table[index] * self.block_size, table[index] * self.block_size + num_tokens)
+        self._record(BlockCopied, request_id, source, table[index], tuple(where), evicted)
+
+    def _release(self, block: int) -> None:
+        one = self.blocks[block]
+        one.ref_cnt -= 1
+        if one.ref_cnt == 0:
+            self.free_queue[block] = None
+
+    def _record(self, kind: type[Event], *values: object) -> None:
+        if self.trace is not None:
+            self.trace.record(kind, *values)
+
+    def check_integrity(self) -> None:
+        """AssertionError if tables, reference counts, free queue and hashes do not agree."""
+        held = Counter(block for table in self.tables.values() for block in table)
+        assert self.tables.keys() == self._chains.keys(), "a table has no chain, or has two"
+        for number, block in enumerate(self.blocks):
+            assert block.ref_cnt == held[number], (
+                f"block {number} counts {block.ref_cnt} holders, {held[number]} tables have it"
+            )
+            free = number in self.free_queue
+            assert free == (block.ref_cnt == 0), f"block {number}: free {free}, {block.ref_cnt}"
+            if block.hash is not None:
+                assert self.cached.get(block.hash) == number, f"block {number} cannot be found"
+        both = self.free_queue.keys() | held.keys()
+        assert both == set(range(self.num_blocks)), f"free and held blocks are {sorted(both)}"
+        for key, number in self.cached.items():
+            assert self.blocks[number].hash == key, f"block {number} is found under another hash"
+        for name, table in self.tables.items():
+            assert len(set(table)) == len(table), f"request {name} has a block twice: {table}"
+            assert len(self._chains[name]) <= len(table), f"request {name}: chain beyond table"
+
+
+def short(key: bytes) -> str:
+    """A hash as people and traces see it: 12 hexadecimal digits."""
+    return key.hex()[:12]

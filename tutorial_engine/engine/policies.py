@@ -1,0 +1,62 @@
+"""Introduced in notebook 03. Three older policies, to be compared with the one rule on equal terms.
+
+Each overrides a small method or two of Scheduler; all give the same tokens, at other times.
+"""
+
+from itertools import islice
+
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
+
+
+class StaticBatching(Scheduler):
+    """Requests run in batches: nobody joins before the slowest of a batch is done.
+
+    That was the way before Orca (Yu et al., 2022). Kinder than its usual form: nothing is padded.
+    """
+
+    batch: frozenset[str] = frozenset()  # ids
+
+    def schedule_waiting(self, plan: StepPlan) -> None:
+        """As Scheduler.schedule_waiting; a new batch is chosen when the old one is over."""
+        if not self.running and self.batch.isdisjoint(map(_name, self.waiting)):
+            self.batch = frozenset(map(_name, islice(self.waiting, self.config.max_num_seqs)))
+        super().schedule_waiting(plan)
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """As Scheduler.may_admit, and only who is of the batch."""
+        return super().may_admit(plan) and _name(self.next_waiting()) in self.batch
+
+
+def _name(request: Request) -> str:
+    """The samples of a prompt are of one batch."""
+    return request.samples[0].request_id
+
+
+class OneByOne(Scheduler):
+    """One request at a time, as in a plain loop over `generate`."""
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """As Scheduler.may_admit, and only into an empty engine."""
+        return super().may_admit(plan) and not self.running
+
+
+class PrefillFirst(Scheduler):
+    """Continuous batching in two phases: a step prefills whole prompts, or decodes; never both.
+
+    New prompts go first, and all who decode wait for them (as in nano-vllm, and vLLM before v1).
+    Only a resumed request that outgrew the budget is cut, and its rest runs beside decodes.
+    """
+
+    @property
+    def can_chunk(self) -> bool:
+        """As Scheduler.can_chunk: here every prompt runs whole."""
+        return False
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """As Scheduler.schedule."""
+        plan = StepPlan(self.config.max_num_batched_tokens)
+        self.schedule_waiting(plan)
+        if not plan.scheduled:
+            self.schedule_running(plan)
+        return plan.scheduled

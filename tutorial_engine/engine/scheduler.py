@@ -1,0 +1,281 @@
+"""Introduced in notebook 03. Who runs how many tokens in the next step: one rule, no phases.
+
+Knows requests, two queues, a token budget, and memory as KVCacheManager; knows no model and no
+text. The rule is vLLM's (v1): a request has tokens that are known and tokens that are computed,
+and a step runs some of the difference. Decode is 1, prefill more, a resumed request all again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.engine.request import Request, RequestStatus
+from tutorial_engine.engine.step_plan import ScheduledRequest, SchedulerConfig, StepPlan, Update
+from tutorial_engine.sampling.sampler import SampledToken
+from tutorial_engine.sampling.stopping import Finish
+from tutorial_engine.trace import events
+from tutorial_engine.trace.history import EngineState, RequestState
+
+__all__ = ["ScheduledRequest", "Scheduler", "SchedulerConfig", "StepPlan", "Update"]
+
+
+class Scheduler:
+    """First come, first served, in one rule. It alone changes requests and queues.
+
+    `schedule()` plans a step, `update()` takes its result. A policy of your own is a subclass that
+    overrides one of the small methods in between.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        memory: KVCacheManager,
+        now: Callable[[], float],
+        trace: events.Recorder | None = None,
+    ) -> None:
+        self.config, self.memory, self.now, self.trace = config, memory, now, trace
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in the order of admission
+
+    @property
+    def can_chunk(self) -> bool:
+        """May a prompt be spread over several steps?"""
+        return self.config.enable_chunked_prefill
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Is there anything left to do?"""
+        return bool(self.waiting or self.running)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens that a request can have, prompt and output."""
+        limit = self.config.max_model_len
+        return self.memory.max_len if limit is None else min(limit, self.memory.max_len)
+
+    def check(self, name: str, prompt_len: int) -> None:
+        """ValueError, with the numbers, for a prompt (`name` in the message) that can never run."""
+        if prompt_len >= self.max_len:
+            raise ValueError(
+                f"{name} has {prompt_len} tokens, but prompt and output together are limited to "
+                f"{self.max_len}: shorten it, or raise max_model_len where model and memory allow"
+            )
+        budget = self.config.max_num_batched_tokens
+        if not self.can_chunk and prompt_len > budget:
+            raise ValueError(
+                f"{name} has {prompt_len} tokens and must run in one step of at most {budget}: "
+                "raise max_num_batched_tokens, or allow chunked prefill"
+            )
+
+    def add(self, request: Request, place: int | None = None) -> None:
+        """To the end of the queue, or to a place in it. ValueError for what could never run."""
+        self.check(f"the prompt of request {request.request_id}", request.num_prompt_tokens)
+        self.waiting.insert(len(self.waiting) if place is None else place, request)
+        request.is_queued = True
+        if self.trace is not None:
+            prompt, most = tuple(request.token_ids), request.params.max_tokens
+            self._record(events.Added, request, prompt, most, request.arrival, place)
+
+    def fork(self, parent: Request) -> None:
+        """Queue its other samples, which share what it has computed."""
+        for child in self._queue_samples(parent):
+            self._record(events.Forked, child, parent.request_id, self.memory.fork(parent, child))
+
+    def _queue_samples(self, parent: Request) -> Iterator[Request]:
+        """One after the other, before all who wait but the preempted and other samples."""
+        first = next(
+            (
+                i
+                for i, request in enumerate(self.waiting)
+                if not request.index and request.status is not RequestStatus.PREEMPTED
+            ),
+            len(self.waiting),
+        )
+        for place, child in enumerate(parent.held, first):
+            self.add(child, place)
+            yield child
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
+        plan = StepPlan(self.config.max_num_batched_tokens)
+        self.schedule_running(plan)
+        if not (plan.preempted and plan.scheduled):  # or who was thrown out would be back at once
+            self.schedule_waiting(plan)
+        return plan.scheduled
+
+    def schedule_running(self, plan: StepPlan) -> None:
+        """Those who run already, in admission order. If memory is out, the last one gives way."""
+        for request in list(self.running):
+            if request.status is not RequestStatus.RUNNING:
+                break  # preempted in this very step, and all after it
+            num_tokens = self.share(request, plan)
+            if num_tokens == 0:
+                continue
+            while (allocation := self.memory.allocate(request, num_tokens)) is None:
+                victim = self.running[-1]
+                self.preempt(victim)
+                plan.preempted.append(victim)
+                if victim is request:
+                    return
+            self._schedule(plan, request, allocation)
+
+    def schedule_waiting(self, plan: StepPlan) -> None:
+        """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
+        while self.may_admit(plan) and self.admit(plan, self.next_waiting()):
+            pass
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """Is somebody waiting, and are there budget and a place for one more?"""
+        places = self.config.max_num_seqs - len(self.running)
+        return bool(self.waiting) and plan.budget > 0 and places > 0
+
+    def next_waiting(self) -> Request:
+        """Whose turn is it? The first in the queue; a policy may choose another."""
+        return self.waiting[0]
+
+    def admit(self, plan: StepPlan, request: Request) -> bool:
+        """Let a waiting request run, if budget and memory allow it."""
+        num_tokens = self.share(request, plan)
+        if num_tokens == 0:
+            return False
+        allocation = self.memory.allocate(request, num_tokens)
+        if allocation is None:
+            return False
+        num_cached = allocation.first_position
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached
+        self.waiting.remove(request)
+        self.running.append(request)
+        if self.trace is not None:
+            found = self.memory.slots_of(request) if num_cached else ()
+            self._record(events.Admitted, request, num_cached, found)
+        self._schedule(plan, request, allocation)
+        return True
+
+    def share(self, request: Request, plan: StepPlan) -> int:
+        """How many of its tokens may run: min(what is left of it, chunk cap, what is left of us).
+
+        Without chunked prefill all or none; but what is longer than a whole step has to be cut (a
+        resumed request may have become so).
+        """
+        wanted = request.num_new_tokens
+        cap = self.config.long_prefill_token_threshold
+        if not self.can_chunk and wanted <= self.config.max_num_batched_tokens:
+            return wanted if wanted <= plan.budget else 0
+        return min(wanted, plan.budget, cap or wanted)
+
+    def preempt(self, victim: Request) -> None:
+        """Take its memory and put it first in the queue; its tokens so far are kept."""
+        self.memory.free(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        self.running.remove(victim)
+        self.waiting.appendleft(victim)
+        self._record(events.Preempted, victim)
+
+    def update(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        sampled: Mapping[str, SampledToken | Exception],
+    ) -> Iterator[Update]:
+        """Take a step's result, request by request: count what was run, append, end what is over.
+
+        `sampled` has, by request id, the token of each that is due one, or what went wrong. Whoever
+        reads the updates may abort requests in between; they get nothing more.
+        """
+        for request, num_tokens, allocation in scheduled:
+            if request.is_over:  # aborted while the step was under way
+                continue
+            token = sampled.get(request.request_id)
+            if isinstance(token, Exception):
+                yield self.fail(request, token)
+                continue
+            self.memory.commit(request, num_tokens)
+            request.num_computed_tokens = allocation.first_position + num_tokens
+            if request.held and request.num_computed_tokens >= request.num_prompt_tokens:
+                self.fork(request)
+            if token is not None:
+                yield self._append(request, token)
+
+    def fail(self, request: Request, fault: Exception) -> Update:
+        """End it alone, with a reason; the others do not notice, its own samples neither."""
+        list(self._queue_samples(request))
+        request.error = f"{type(fault).__name__}: {fault}"
+        self.end(request, RequestStatus.ERROR, Finish("error"), request.error)
+        return Update(request, None)
+
+    def abort(self, request: Request) -> Update:
+        """End it now, whatever it is doing. ValueError if it is over."""
+        self.end(request, RequestStatus.ABORTED, Finish("abort"))
+        return Update(request, None)
+
+    def end(
+        self, request: Request, status: RequestStatus, finish: Finish, detail: str | None = None
+    ) -> None:
+        """It leaves its queue and gives back its memory."""
+        queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
+        request.status = status
+        if request.checker.finish is None:
+            request.checker.end(finish)
+        request.finish, request.finished = finish, self.now()
+        if request.is_queued:
+            self.memory.free(request)
+            queue.remove(request)
+            self._record(events.Finished, request, finish.reason, detail or finish.stop_reason)
+
+    def state(self) -> EngineState:
+        """Queues and unfinished requests as they stand, in the form that a replay has."""
+        memory = self.memory
+        requests = {
+            request.request_id: RequestState(
+                request.status.value,
+                request.num_prompt_tokens,
+                tuple(request.token_ids),
+                request.num_computed_tokens,
+                memory.slots_of(request),
+                memory.table_of(request),
+            )
+            for request in (*self.waiting, *self.running)
+        }
+        waiting = tuple(request.request_id for request in self.waiting)
+        return EngineState(waiting, tuple(request.request_id for request in self.running), requests)
+
+    def check_integrity(self) -> None:
+        """AssertionError if a request is in the wrong queue, or in two, or the memory is wrong."""
+        both = [*self.waiting, *self.running]
+        assert len({id(request) for request in both}) == len(both), "a request is queued twice"
+        assert len(self.running) <= self.config.max_num_seqs, "more run than may"
+        for request in both:
+            runs = request in self.running
+            assert not request.is_over and runs == (request.status is RequestStatus.RUNNING), (
+                f"request {request.request_id} is {request.status.value}"
+            )
+            computed, stored = request.num_computed_tokens, len(self.memory.slots_of(request))
+            assert computed == stored, f"{request.request_id}: {computed} computed, {stored} stored"
+            assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
+        self.memory.check_integrity()
+
+    def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
+        num_tokens = len(allocation.new_slots)
+        plan.budget -= num_tokens
+        plan.scheduled.append(ScheduledRequest(request, num_tokens, allocation))
+        if request.first_scheduled is None:
+            request.first_scheduled = self.now()
+        if self.trace is not None:
+            slots = tuple(allocation.new_slots)
+            self._record(events.Scheduled, request, allocation.first_position, slots)
+
+    def _append(self, request: Request, token: SampledToken) -> Update:
+        try:
+            finish = request.append(token, self.now())
+        except Exception as fault:
+            return self.fail(request, fault)
+        self._record(events.TokenSampled, request, token.token_id)
+        if finish is not None:
+            self.end(request, RequestStatus.FINISHED, finish)
+        return Update(request, token)
+
+    def _record(self, kind: type[events.Event], request: Request, *values: object) -> None:
+        if self.trace is not None:
+            self.trace.record(kind, request.request_id, *values)

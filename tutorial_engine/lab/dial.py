@@ -1,0 +1,282 @@
+"""Introduced in notebook 04. The block-size dial: one storage, three maps, the same requests.
+
+From one cell per token over pages to a whole row per request: what is wasted, kept, found, copied
+and measured. Knows the engine from outside and its traces; draws nothing.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
+from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory
+from tutorial_engine.lab.workload import Arrival, serve
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.rope import RotaryEmbedding
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Recorder, Trace
+
+Position = int | str  # where the dial stands: a block size, or ROWS or CELLS, its two ends
+
+
+# -- one setting ----------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """What this machine took: output tokens per second, and seconds in allocate, commit and free
+    per token that was run.
+    """
+
+    tokens_per_second: float
+    bookkeeping: float
+
+
+@dataclass(frozen=True)
+class DialPoint(PoolHistory):
+    """The same requests with the dial at one position: counts of one run, the same everywhere.
+
+    `tokens_found` were in the cache when a request was admitted, `blocks_found` had them;
+    `bytes_gathered` were copied by attention, because a request's slots were not neighbours.
+    """
+
+    position: Position
+    trace: Trace = field(repr=False)
+    tokens_found: int
+    blocks_found: int
+    preemptions: int
+    tokens_run: int
+    bytes_gathered: int
+    tokens_equal: bool  # to each request alone, without a scheduler
+    measured: Measured | None = None
+
+    @property
+    def name(self) -> str:
+        """ "rows", "pages of 16" or "cells"."""
+        return str(self.position) if isinstance(self.position, str) else f"pages of {self.position}"
+
+    @property
+    def bytes_gathered_per_step(self) -> float:
+        """Bytes that attention copied together in a step, on average, in all layers."""
+        return self.bytes_gathered / self.num_steps
+
+
+class Dial:
+    """The same requests on the same slots under the same engine; `at(position)` runs them there.
+
+    Rows: num_slots // max_len of them; pages: num_slots // block size. Requests come at their times
+    on a virtual clock: what is not measured is the same everywhere. ValueError for slots that do
+    not make whole rows, or pages.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        arrivals: Sequence[Arrival],
+        num_slots: int,
+        max_len: int,
+        *,
+        budget: int = 64,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        at_least_one("num_slots", num_slots)
+        at_least_one("max_len", max_len)
+        if num_slots % max_len or not arrivals:
+            raise ValueError(
+                f"{num_slots} slots must make whole rows of max_len={max_len}, for one request at "
+                f"least; got {len(arrivals)}"
+            )
+        if any(one.params.n > 1 for one in arrivals):
+            raise ValueError("the dial compares one continuation a prompt: give params with n=1")
+        self.model, self.arrivals, self.tokenizer = model, list(arrivals), tokenizer
+        self.max_len = max_len
+        self.config = EngineConfig(
+            max_num_seqs=len(arrivals), max_num_batched_tokens=budget, max_model_len=max_len
+        )
+        spec = KVCacheSpec.from_model(model.config, model.dtype)
+        self.storage = KVStorage(spec, num_slots, model.device, slots_first=True)
+
+    @cached_property
+    def expected(self) -> list[tuple[int, ...]]:
+        """The tokens of each request alone, by the loop that has no scheduler."""
+        return [
+            generate(
+                self.model, [one.prompt], one.params, tokenizer=self.tokenizer, max_len=self.max_len
+            )[0].token_ids
+            for one in self.arrivals
+        ]
+
+    def map_at(self, position: Position) -> KVCacheManager:
+        """A new address book over the one storage."""
+        if position == ROWS:
+            rows = self.storage.num_slots // self.max_len
+            return RowManager(StaticKVCache(self.storage, rows, self.max_len))
+        if position == CELLS:
+            config = self.model.config
+            rope = RotaryEmbedding(config.head_dim, config.rope_theta).to(self.model.device)
+            return CellKVCache(self.storage, rope)
+        if isinstance(position, str):
+            raise ValueError(f"the dial has block sizes, {ROWS!r} and {CELLS!r}; got {position!r}")
+        return PagedKVCache(self.storage, position, max_len=self.max_len)
+
+    def at(self, position: Position) -> DialPoint:
+        """Run all requests there, once, and count."""
+        recorder = Recorder()
+        engine = self._engine(position, recorder)
+        runner = engine.model_runner = _Gathering(self.model, self.storage)
+        outputs = self._serve(engine)
+        trace = recorder.trace()
+        history = PoolHistory.of(trace)
+        found = [e.num_cached for e in trace.events if isinstance(e, events.Admitted)]
+        return DialPoint(
+            history.pool,
+            history.names,
+            history.moments,
+            position,
+            trace,
+            tokens_found=sum(found),
+            blocks_found=sum(isinstance(e, events.BlockShared) for e in trace.events),
+            preemptions=sum(isinstance(e, events.Preempted) for e in trace.events),
+            tokens_run=runner.num_tokens,
+            bytes_gathered=runner.num_bytes,
+            tokens_equal=[o.outputs[0].token_ids for o in outputs] == self.expected,
+        )
+
+    def _engine(self, position: Position, recorder: Recorder | None = None) -> LLMEngine:
+        for shelf in (self.storage.k, self.storage.v):
+            shelf.fill_(float("nan"))  # nobody may read what the map before has left
+        return LLMEngine(
+            self.model,
+            self.tokenizer,
+            self.config,
+            memory=self.map_at(position),
+            clock=VirtualClock(),
+            trace=recorder,
+        )
+
+    def _serve(self, engine: LLMEngine) -> list[RequestOutput]:
+        most = sum(one.params.max_tokens for one in self.arrivals) * len(self.arrivals)
+        return serve(engine, self.arrivals, most + self.max_len * len(self.arrivals))
+
+    def measure(self, position: Position) -> Measured:
+        """The same run once more, without a recorder, by the wall clock."""
+        engine, watch = self._engine(position), _Stopwatch()
+        for name in ("allocate", "commit", "free"):  # of this one map
+            setattr(engine.memory, name, watch.around(getattr(engine.memory, name)))
+        began = time.perf_counter()
+        outputs = self._serve(engine)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return Measured(tokens / seconds, watch.seconds / engine.model_runner.num_tokens)
+
+
+def turn(
+    model: Qwen3ForCausalLM,
+    arrivals: Sequence[Arrival],
+    block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    num_slots: int = 256,
+    max_len: int = 64,
+    *,
+    budget: int = 64,
+    tokenizer: Tokenizer | None = None,
+    repeats: int = 2,
+) -> list[DialPoint]:
+    """The dial from end to end: cells, pages of each block size, rows.
+
+    Each is run once for the counts, then all again, `repeats` times, for the clock (0: they are not
+    measured). ValueError as Dial, and for a request that can never fit.
+    """
+    dial = Dial(model, arrivals, num_slots, max_len, budget=budget, tokenizer=tokenizer)
+    positions: list[Position] = [CELLS, *block_sizes, ROWS]
+    points = [dial.at(position) for position in positions]
+    rounds = [[dial.measure(position) for position in positions] for _ in range(repeats)]
+    if not rounds:
+        return points
+    runs = zip(*rounds, strict=True)  # of each position
+    return [replace(p, measured=_best(own)) for p, own in zip(points, runs, strict=True)]
+
+
+def sharing(
+    prefix: Sequence[int],
+    vocab_size: int,
+    num_requests: int = 12,
+    *,
+    every: int = 3,
+    gap: float = 0.02,
+    tails: tuple[int, int] = (2, 20),
+    outputs: tuple[int, int] = (4, 24),
+    seed: int = 0,
+) -> list[Arrival]:
+    """Requests A, B, ... of unequal lengths, one each `gap` seconds, most with the same prefix.
+
+    Each `every`-th begins otherwise. `tails` and `outputs` bound the tokens behind the prefix and
+    the new ones. ValueError for fewer than one request or more than 26.
+    """
+    at_least_one("every", every)
+    if not 1 <= num_requests <= 26:
+        raise ValueError(f"num_requests must be 1 .. 26, a letter each; got {num_requests}")
+    draw, arrivals = random.Random(seed), []
+    for i in range(num_requests):
+        tail = draw.choices(range(1, vocab_size), k=draw.randint(*tails))
+        start = tuple(prefix) if (i + 1) % every else ()
+        params = SamplingParams(max_tokens=draw.randint(*outputs), ignore_eos=True)
+        arrivals.append(Arrival(gap * i, (*start, *tail), params, chr(ord("A") + i)))
+    return arrivals
+
+
+# -- what watches ---------------------------------------------------------------------------------
+
+
+class _Gathering(ModelRunner):
+    """Counts the bytes that reading a step's contexts copies: slices are views and cost none."""
+
+    num_bytes = 0
+
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+        """As ModelRunner.run."""
+        for share in scheduled:
+            slots = share.allocation.context_slots
+            if isinstance(slots, torch.Tensor):  # K and V, in every layer
+                self.num_bytes += slots.numel() * self.storage.spec.bytes_per_token
+        return super().run(scheduled)
+
+
+def _best(runs: Sequence[Measured]) -> Measured:
+    """The fastest of each: what is slower was disturbed."""
+    speeds, costs = zip(*runs, strict=True)
+    return Measured(max(speeds), min(costs))
+
+
+class _Stopwatch:
+    """Adds up the seconds that calls take."""
+
+    seconds = 0.0
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, with its time added here."""
+
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed

@@ -1,0 +1,191 @@
+"""Introduced in notebook 01. Who may look at whom, the textbook attention, and its fast twin.
+
+Knows queries, keys, values and the batch that says whose they are; knows no weights and no model.
+Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tutorial_engine.model.batch import Batch
+
+WeightsObserver = Callable[[int, int, Tensor], None]  # (layer, sequence, weights [H, q, kv])
+
+
+class AttentionResult(NamedTuple):
+    """What attention mixed, out [q, H, D], and how much of each key, weights [H, q, kv]."""
+
+    out: Tensor
+    weights: Tensor
+
+
+def causal_mask(
+    q_len: int, kv_len: int, window: int | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The rule key_pos <= query_pos as a bool matrix [q_len, kv_len]; True = may attend.
+
+    The queries are the LAST q_len of the kv_len positions (prefill: all; decode: one; chunk: some).
+    With a window w a query also sees no key that is w or more positions back.
+    """
+    if q_len < 1 or kv_len < q_len:
+        raise ValueError(
+            f"need 1 <= q_len <= kv_len, got q_len={q_len}, kv_len={kv_len}: "
+            "the queries are the last of the keys"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1 (a token sees itself), got {window}")
+    query_pos = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
+    key_pos = torch.arange(kv_len, device=device)[None, :]
+    allowed = key_pos <= query_pos
+    if window is not None:
+        allowed &= query_pos - key_pos < window
+    return allowed
+
+
+def naive_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> AttentionResult:
+    """softmax(q kᵀ · scale) v by the book, scores and softmax in fp32: every backend's oracle.
+
+    q [q, H, D], k [kv, H_kv, D], v [kv, H_kv, D_v], mask [q, kv] with True = may attend. Query head
+    h reads K/V head h // (H / H_kv). scale is 1/√D unless given. ValueError on shapes that do not
+    fit and on a query that may attend to nothing (its softmax would be NaN).
+    """
+    (q_len, heads, head_dim), (kv_len, kv_heads, k_dim) = q.shape, k.shape
+    if k_dim != head_dim or v.shape[:2] != k.shape[:2] or heads % kv_heads:
+        raise ValueError(
+            f"shapes do not fit: q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; the last "
+            "axes of q and k must agree, and H must be a multiple of H_kv"
+        )
+    k = k.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D]
+    v = v.repeat_interleave(heads // kv_heads, dim=1)  # [kv, H, D_v]
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+    if mask is not None:
+        if mask.shape != (q_len, kv_len):
+            raise ValueError(f"mask must be [{q_len}, {kv_len}], got {list(mask.shape)}")
+        if not bool(mask.any(dim=-1).all()):
+            row = int((~mask.any(dim=-1)).nonzero()[0])
+            raise ValueError(f"query {row} may attend to no key at all; its softmax would be NaN")
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(dim=-1)
+    out = torch.einsum("hqk,khd->qhd", weights.to(v.dtype), v)
+    return AttentionResult(out, weights)
+
+
+class AttentionBackend(Protocol):
+    """One way to compute causal attention for a whole flat batch; swapped by handing in another."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """q [T, H, D], k and v [T, H_kv, D] → [T, H, D]; no token sees another sequence's."""
+        ...
+
+
+class KVCache(Protocol):
+    """What a backend asks for keys and values: here are the new ones, give me all there are."""
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """New k [T, H_kv, D], v [T, H_kv, D_v] → each sequence's history + new, [kv, H_kv, ·]."""
+        ...
+
+
+class NoCache:
+    """Remembers nothing: each sequence has only the keys and values of this very forward."""
+
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """As KVCache.update."""
+        lengths = batch.query_lens
+        return list(zip(k.split(lengths), v.split(lengths), strict=True))
+
+
+class NaiveAttention:
+    """`naive_attention` once per sequence. Shows its weights to an observer, if it has one."""
+
+    def __init__(
+        self, observe: WeightsObserver | None = None, cache: KVCache | None = None
+    ) -> None:
+        self.observe = observe
+        self.cache = NoCache() if cache is None else cache
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        contexts = self.cache.update(layer, k, v, batch)
+        outs = []
+        for s, (q_s, (k_s, v_s)) in enumerate(
+            zip(q.split(batch.query_lens), contexts, strict=True)
+        ):
+            mask = causal_mask(len(q_s), len(k_s), device=q.device)
+            out, weights = naive_attention(q_s, k_s, v_s, mask)
+            if self.observe is not None:
+                self.observe(layer, s, weights)
+            outs.append(out)
+        return torch.cat(outs)
+
+
+class SdpaAttention:
+    """PyTorch's fused scaled_dot_product_attention (flash kernels where the device has them).
+
+    One call per sequence, so that nothing is padded; without a cache, sequences of one length
+    share a call.
+    """
+
+    def __init__(self, cache: KVCache | None = None) -> None:
+        self.cache = cache
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        lengths = batch.query_lens
+        if self.cache is None and batch.num_seqs > 1 and len(set(lengths)) == 1:
+            return _sdpa(q, k, v, batch.num_seqs)
+        cache = NoCache() if self.cache is None else self.cache
+        contexts = cache.update(layer, k, v, batch)
+        if len(contexts) != batch.num_seqs:
+            raise ValueError(f"the cache gave {len(contexts)} of {batch.num_seqs} sequences")
+        if batch.num_seqs == 1:
+            return self.one_of(contexts, 0, q)
+        # by index: a loop's variable would hold one context while the next is copied together
+        parts = enumerate(q.split(lengths))
+        return torch.cat([self.one_of(contexts, s, q_s) for s, q_s in parts])
+
+    def one_of(self, contexts: Sequence[tuple[Tensor, Tensor]], s: int, q: Tensor) -> Tensor:
+        """Sequence s of the batch: its queries q [q, H, D] to its own K and V → [q, H, D_v]."""
+        return self.one_sequence(q, *contexts[s])
+
+    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
+        return _one_query(q, k, v) if q.shape[0] == 1 else _sdpa(q, k, v)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """SDPA for one new token, q [1, H, D]: the query heads of a group are the rows of its K/V head.
+
+    So each K/V head is read once for the group, not once for each of its query heads; and the
+    newest token sees every key, so there is no mask.
+    """
+    grouped = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, group, D]
+    out = F.scaled_dot_product_attention(
+        grouped, k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+    )  # [1, H_kv, group, D_v]
+    return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
+    """Causal SDPA over num_seqs sequences laid end to end, equally long in q and in k."""
+    # [S * L, heads, D] -> [S, heads, L, D], views only
+    q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
+    q_len, kv_len = q.shape[2], k.shape[2]
+    # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len
+    mask = causal_mask(q_len, kv_len, device=q.device) if q_len != kv_len else None
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+    return out.transpose(1, 2).flatten(0, 1)

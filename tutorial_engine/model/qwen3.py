@@ -1,0 +1,175 @@
+"""Introduced in notebook 01. The Qwen3 decoder on flat tokens, with merged projections.
+
+Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
+Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.
+Source: Qwen3 technical report (2025); parameter names as in transformers, q/k/v and gate/up joined.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from tutorial_engine.model.attention import AttentionBackend, SdpaAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.layers import INIT_STD, Linear, RMSNorm, SiluAndMul
+from tutorial_engine.model.rope import RopeAngles, RotaryEmbedding, apply_rope
+
+
+def check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """ValueError, naming the first, for a token id that is no row of the embedding."""
+    bad = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if len(bad):
+        raise ValueError(
+            f"token id {int(bad[0])} is outside the vocabulary: ids run from 0 to "
+            f"{vocab_size - 1}. Was the text tokenized for another model?"
+        )
+
+
+class Qwen3Attention(nn.Module):
+    """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        self.q_size = config.num_attention_heads * config.head_dim
+        self.kv_size = config.num_key_value_heads * config.head_dim
+        self.qkv_proj = Linear(
+            config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
+        )
+        self.o_proj = Linear(self.q_size, config.hidden_size, config.attention_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(
+        self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
+    ) -> Tensor:
+        """hidden [T, hidden] → [T, hidden]."""
+        q, k, v = self.qkv_proj(hidden).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
+        q = self.q_norm(q.unflatten(-1, (-1, self.head_dim)))  # [T, H, D]
+        k = self.k_norm(k.unflatten(-1, (-1, self.head_dim)))  # [T, H_kv, D]
+        v = v.unflatten(-1, (-1, self.head_dim))  # [T, H_kv, D]
+        q, k = apply_rope(q, *angles), apply_rope(k, *angles)
+        out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
+        return self.o_proj(out.flatten(1))
+
+
+class Qwen3MLP(nn.Module):
+    """SwiGLU: widen twice (gate and up, one matmul), gate, narrow."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size)
+        self.act_fn = SiluAndMul()
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden] → [T, hidden]."""
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
+
+
+class Qwen3DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm, each added to the running sum (the residual)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Qwen3Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Qwen3MLP(config)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        angles: RopeAngles,
+        batch: Batch,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """(what to add, running sum) → the same for the next layer, both [T, hidden]."""
+        if residual is None:  # the first layer: the embeddings are the sum so far
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(hidden, angles, batch, attention)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class Qwen3Model(nn.Module):
+    """Embedding, decoder layers, final norm: token ids in, hidden states out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        nn.init.normal_(self.embed_tokens.weight, std=INIT_STD)
+        self.layers = nn.ModuleList(
+            Qwen3DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta)
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        """Hidden state of every token, [T, hidden]. ValueError for an id that is no row of it."""
+        try:
+            hidden = self.embed_tokens(batch.input_ids)  # [T, hidden]
+        except IndexError:
+            check_ids(batch.input_ids, self.embed_tokens.num_embeddings)
+            raise
+        angles = self.rotary_emb(batch.positions)
+        residual = None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, angles, batch, attention)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+
+class Qwen3ForCausalLM(nn.Module):
+    """The decoder and the head that turns hidden states into logits over the vocabulary.
+
+    Fresh weights are random; `checkpoint.load_model` fills them from a file.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Qwen3Model(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.default_attention: AttentionBackend = SdpaAttention()
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Let the head read the embedding's own matrix, where the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, batch: Batch, attention: AttentionBackend | None = None) -> Tensor:
+        """Hidden state of every token of the batch, [T, hidden]; logits cost extra, on demand."""
+        return self.model(batch, attention or self.default_attention)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows [n, hidden] → logits [n, V] fp32. Pass only the rows you will look at."""
+        return self.lm_head(hidden).float()
+
+    def prepack(self) -> bool:
+        """Prepack every Linear (see there). Returns whether all of them are packed now."""
+        return all([m.prepack() for m in self.modules() if isinstance(m, Linear)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are stored in."""
+        return self.model.embed_tokens.weight.dtype
+
+    def num_parameters(self) -> int:
+        """Weights of the architecture, a tied head counted once. The same packed or plain."""
+        linears = [m for m in self.modules() if isinstance(m, Linear)]
+        in_linears = {id(p) for m in linears for p in m.parameters()}
+        total = sum(m.num_weights for m in linears)
+        total += sum(p.numel() for p in self.parameters() if id(p) not in in_linears)
+        if self.config.tie_word_embeddings and self.lm_head.is_packed:
+            total -= self.lm_head.num_weights  # the embedding was counted already
+        return total

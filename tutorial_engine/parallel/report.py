@@ -1,0 +1,130 @@
+"""Introduced in notebook 04. What ranks did together: tokens, bytes, sums, and who agreed.
+
+Knows numbers and a trace; knows no process and no tensor.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tutorial_engine.parallel.tensor_parallel import Traffic
+from tutorial_engine.trace.events import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelReport:
+    """What the ranks did. Bytes are of weights (as stored) and of K/V pages, per rank, and `alone`.
+
+    `replicated_bytes` of each rank's weights are the same on all. `traffic` is one rank's, over
+    `num_forwards` that ran `num_tokens`. Digests of logits and events have an entry per rank. The
+    last three are rank 0's second run, without the others; None if there was none.
+    """
+
+    tp_size: int
+    backend: str
+    dtype: str
+    sizes: Mapping[str, int]  # of the whole model, by its config's names
+    block_size: int
+    prompt_token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    weight_bytes: tuple[int, ...]
+    weight_bytes_alone: int
+    replicated_bytes: int
+    kv_bytes: tuple[int, ...]
+    kv_bytes_alone: int
+    num_forwards: int
+    num_tokens: int
+    traffic: Traffic
+    logits_digests: tuple[str, ...]
+    event_digests: tuple[str, ...]
+    trace: Trace
+    seconds: float
+    max_difference: float | None = None
+    largest_logit: float | None = None
+    tokens_alone: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def reduced_bytes_per_token(self) -> int:
+        """Two all-reduces a layer, each of a token's hidden state."""
+        itemsize = getattr(torch, self.dtype).itemsize
+        return 2 * self.sizes["num_hidden_layers"] * self.sizes["hidden_size"] * itemsize
+
+    @property
+    def ranks_agree(self) -> bool:
+        """All ranks had the same logits, bit by bit, and recorded the same events."""
+        return len(set(self.logits_digests)) == len(set(self.event_digests)) == 1
+
+    @property
+    def logits_equal(self) -> bool | None:
+        """Logits within 1e-4 · max(1, largest) of one rank's; None if that was not run."""
+        if self.max_difference is None or self.largest_logit is None:
+            return None
+        return self.max_difference <= 1e-4 * max(1.0, self.largest_logit)
+
+    @property
+    def tokens_equal(self) -> bool | None:
+        """The tokens are those of one rank; None if that was not run."""
+        return None if self.tokens_alone is None else self.tokens_alone == self.token_ids
+
+    @property
+    def ok(self) -> bool:
+        """The ranks agree, and nothing that was compared with one rank differs."""
+        return (
+            self.ranks_agree and self.logits_equal is not False and self.tokens_equal is not False
+        )
+
+    @property
+    def event_counts(self) -> dict[str, int]:
+        """How often each kind of event was recorded, in order of its first."""
+        return dict(Counter(type(event).__name__ for event in self.trace.events))
+
+    def summary(self) -> str:
+        """What matters, in integers and verdicts, a line each."""
+        layers, marks = self.sizes["num_hidden_layers"], {True: "✔", False: "✘", None: "not run"}
+        bound = (
+            "not run" if self.largest_logit is None else f"{1e-4 * max(1, self.largest_logit):.2g}"
+        )
+        events = ", ".join(f"{count} {name}" for name, count in self.event_counts.items())
+        shares = [
+            f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
+            for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
+        ]
+        return "\n".join(
+            [
+                f"{self.tp_size} ranks over {self.backend}, {self.dtype}",
+                *shares,
+                f"alone:  {self.weight_bytes_alone:,} bytes of weights, {self.kv_bytes_alone:,} "
+                f"of K/V ({self.replicated_bytes:,} of the weights are on every rank)",
+                f"{self.num_tokens} tokens in {self.num_forwards} forwards: {self.traffic.calls} "
+                f"all-reduces = 2 · {layers} layers · {self.num_forwards}, of "
+                f"{self.traffic.bytes:,} bytes = {self.num_tokens} · "
+                f"{self.reduced_bytes_per_token:,}",
+                f"trace: {events}",
+                f"all ranks the same logits, bit by bit, and the same events: "
+                f"{marks[self.ranks_agree]}",
+                f"max |Δ logit| against one rank ≤ {bound}: {marks[self.logits_equal]}",
+                f"tokens equal to one rank's: {marks[self.tokens_equal]}",
+            ]
+        )
+
+    def to_json(self) -> str:
+        """All of it, for a file."""
+        raw = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps({**raw, "trace": json.loads(self.trace.to_json())}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ParallelReport":
+        """What to_json wrote."""
+        raw = {name: _tuples(value) for name, value in json.loads(text).items()}
+        raw["trace"] = Trace.from_json(json.dumps(raw["trace"]))
+        raw["traffic"] = Traffic(*raw["traffic"])
+        return cls(**raw)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,203 @@
+"""Introduced in notebook 02. From a row of logits to a token: filters, one draw, logprobs.
+
+Knows scores over a vocabulary and the parameters of one request; knows no text, model or queue.
+Shapes: S sequences, V vocabulary. Probabilities are computed in fp32 or finer.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.sampling.params import SamplingParams
+
+# fp32 logits give probabilities to about 1e-7: closer to a limit than this counts as on it, or
+# 0.5 + 0.3 would reach 0.8 on some machines only.
+SLACK = 5e-7
+
+
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """logits / temperature, of any shape: below 1 sharpens, above 1 flattens. ValueError for 0."""
+    if temperature <= 0:
+        raise ValueError(f"cannot divide by temperature {temperature}; greedy takes the argmax")
+    return logits / temperature
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """The k best of [..., V]; values below the k-th largest become −inf, ties with it stay.
+
+    k ≤ 0 or ≥ V is off (Fan et al., 2018).
+    """
+    if k <= 0 or k >= logits.shape[-1]:
+        return logits
+    kth = logits.topk(k).values[..., -1:]  # [..., 1]
+    return logits.masked_fill(logits < kth, -math.inf)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """The nucleus of [..., V]: the fewest best that together hold p (Holtzman et al., 2019).
+
+    A token becomes −inf iff the strictly better ones already hold ≥ p: equal tokens stay or go
+    together, and the best always stays. p ≥ 1 is off.
+    """
+    if p >= 1:
+        return logits
+    ranked = logits.sort(dim=-1, descending=True).values
+    probs = ranked.double().softmax(-1)
+    stays = probs.cumsum(-1) - probs < p - SLACK  # [..., V] by rank: the mass before this one
+    stays[..., 0] = True
+    worst = ranked.masked_fill(~stays, math.inf).amin(-1, keepdim=True)  # [..., 1]
+    return logits.masked_fill(logits < worst, -math.inf)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Those of [..., V] at least p times as likely as the best; others become −inf. 0 is off.
+
+    prob < p · max is logit − best < log p: no softmax needed (Nguyen et al., 2024).
+    """
+    if p <= 0:
+        return logits
+    behind = logits - logits.amax(-1, keepdim=True)  # [..., V], best 0
+    return logits.masked_fill(behind < math.log(p) - SLACK, -math.inf)
+
+
+def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, top_k, top_p, min_p, in this order: fp32 [..., V], dropped entries −inf."""
+    logits = apply_temperature(logits.float(), params.temperature)
+    logits = top_k(logits, params.top_k)
+    logits = top_p(logits, params.top_p)
+    return min_p(logits, params.min_p)
+
+
+class SampledToken(NamedTuple):
+    """A token and, when logprobs are wanted, how likely the model itself found it.
+
+    Logprobs are natural logs of the raw softmax, before temperature, filters and masks; rank 1 is
+    the likeliest (equals share a rank); top_logprobs holds (token id, logprob), best first.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    rank: int | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Chooses the tokens of ONE request; its CPU generator is seeded once, here.
+
+    A sampled token takes one draw, a greedy one none, so neither the neighbours in a batch nor a
+    preemption change the text. EOS and stop ids cannot be chosen before min_tokens are sampled;
+    with ignore_eos EOS ends nothing and may be.
+    """
+
+    def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
+        self.params = params
+        self.num_sampled = 0
+        self._enders = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self._logprob_sum = 0.0
+        self._generator = torch.Generator()
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the raw logprobs of the tokens so far; None unless params.logprobs is set."""
+        return None if self.params.logprobs is None else self._logprob_sum
+
+    def sample(self, logits: Tensor) -> SampledToken:
+        """The next token from logits [V]. ValueError, and nothing drawn, when they are no scores.
+
+        Greedy: the best, the lowest id among equals.
+        """
+        if logits.ndim != 1:
+            raise ValueError(f"one request takes logits [V], got shape {list(logits.shape)}")
+        return sample_batch(logits[None], [self])[0]
+
+    def _is_plain(self) -> bool:
+        """Is the next token just the best one, and nothing asked about it?"""
+        masked = self.num_sampled < self.params.min_tokens
+        return self.params.temperature == 0 and self.params.logprobs is None and not masked
+
+    def _prepare(self, logits: Tensor) -> Tensor:
+        """[V] masked logits (greedy) or cumulated probabilities. May raise, changes nothing."""
+        scores = logits.float()
+        if self.num_sampled < self.params.min_tokens:
+            enders = [i for i in self._enders if i < scores.numel()]
+            scores = scores.clone()
+            scores[enders] = -math.inf
+            if scores.max() == -math.inf:
+                raise ValueError(f"min_tokens={self.params.min_tokens} masks every possible token")
+        if self.params.temperature == 0:
+            return scores
+        cumulated = filter_logits(scores, self.params).double().softmax(-1).cumsum(-1)
+        if cumulated[-1].isnan():
+            raise ValueError(
+                f"logits up to {float(scores.max())} overflow fp32 when divided by "
+                f"temperature {self.params.temperature}; raise it"
+            )
+        return cumulated
+
+    def _choose(self, logits: Tensor, prepared: Tensor) -> SampledToken:
+        """From what `_prepare` made of logits [V] to a token. Draws and counts, does not raise."""
+        if self.params.temperature == 0:
+            token_id = int(prepared.argmax())
+        else:
+            u = torch.rand((), dtype=torch.float64, generator=self._generator).item()  # [0, 1)
+            token_id = int(torch.searchsorted(prepared, u * prepared[-1], right=True))
+        self.num_sampled += 1
+        n = self.params.logprobs
+        if n is None:
+            return SampledToken(token_id)
+        logprobs = logits.float().log_softmax(-1)  # [V], raw
+        logprob = float(logprobs[token_id])
+        self._logprob_sum += logprob
+        best, ids = logprobs.sort(descending=True, stable=True)  # lowest id first among equals
+        pairs = zip(ids[:n].tolist(), best[:n].tolist(), strict=True)
+        return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
+
+
+def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken | Exception]:
+    """As sample_batch, but a row that fails has its exception as result, and the others go on."""
+    if samplers and all(type(sampler) is Sampler for sampler in samplers):
+        try:
+            return list(sample_batch(logits, samplers))
+        except Exception:  # of one row; nothing was drawn, and the others are not to blame
+            pass
+    results: list[SampledToken | Exception] = []
+    for row, sampler in zip(logits, samplers, strict=True):
+        try:
+            results.append(sampler.sample(row))
+        except Exception as fault:
+            results.append(fault)
+    return results
+
+
+def sample_batch(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken]:
+    """Row s of logits [S, V] through samplers[s], as if each were alone; all rows or none.
+
+    When all are plainly greedy this is one max over the tensor. ValueError when the counts differ,
+    a row is no scores, or everything is masked.
+    """
+    if logits.ndim != 2 or logits.shape[0] != len(samplers) or logits.shape[1] == 0:
+        shape = list(logits.shape)
+        raise ValueError(f"{len(samplers)} samplers take logits [{len(samplers)}, V], got {shape}")
+    best, ids = logits.max(-1)
+    largest, token_ids = torch.stack([best.float(), ids.float()]).tolist()  # one transfer
+    for row, value in enumerate(largest):
+        if not math.isfinite(value):  # NaN and +inf win every max; −inf: all of them are
+            raise ValueError(
+                f"the logits of row {row} are not numbers, the largest is {value}; look at what "
+                "made them: NaN in weights, fp16 overflow, a fully masked row, an unwritten slot"
+            )
+    if all(sampler._is_plain() for sampler in samplers):
+        for sampler in samplers:
+            sampler.num_sampled += 1
+        return [SampledToken(int(i)) for i in token_ids]
+    logits = logits.float().cpu()  # where the generators are, and some devices know no float64
+    prepared = [sampler._prepare(row) for row, sampler in zip(logits, samplers, strict=True)]
+    rows = zip(logits, samplers, prepared, strict=True)
+    return [sampler._choose(row, prepared) for row, sampler, prepared in rows]
