@@ -9,7 +9,8 @@ from checkpoints import QWEN3_06B
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig
 
 GPT2 = KVCacheSpec(num_layers=12, num_kv_heads=12, k_head_dim=64, v_head_dim=64)

@@ -13,9 +13,10 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP as HfMLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from tutorial_engine.model import layers
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import Linear, RMSNorm, SiluAndMul, can_prepack
-from tutorial_engine.model.qwen3 import Qwen3MLP, layers
+from tutorial_engine.model.qwen3 import Qwen3MLP
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")

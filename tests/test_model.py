@@ -18,13 +18,14 @@ from checkpoints import (
 )
 from torch import Tensor
 
+from tutorial_engine.model import attention
 from tutorial_engine.model import qwen3 as model
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import RMSNorm, SiluAndMul, can_prepack
-from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3ForCausalLM, attention
+from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3ForCausalLM
 from tutorial_engine.model.rope import apply_rope
 
 LENGTHS = [1, 40, 7, 13]

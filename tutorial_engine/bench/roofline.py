@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import Linear
 

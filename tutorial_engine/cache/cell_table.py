@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 
 _NOBODY: frozenset[int] = frozenset()
 

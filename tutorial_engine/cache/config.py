@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig
-
-
-def at_least_one(name: str, value: object) -> None:
-    """ValueError, naming the value, unless it is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

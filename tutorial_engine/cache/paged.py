@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import fork_to_give_up
 from tutorial_engine.cache.rows import Allocation
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.request import Request
 from tutorial_engine.model.batch import Slots
 from tutorial_engine.model.config import ModelConfig

@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.attention import KVCache
 from tutorial_engine.model.batch import Batch, Slots
 from tutorial_engine.model.config import ModelConfig

@@ -11,7 +11,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Batch, Slots
 
 SMALL = 2**17  # bytes of K: a copy as small gets memory that the process has already

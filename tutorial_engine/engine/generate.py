@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig, at_least_one
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.prompts import Prompt, check_token_ids, prompt_token_ids
 from tutorial_engine.engine.runner import Runner, decode, make_runner, prefill
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig, at_least_one
+from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache, TokenCache
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.blocked_attention import fast_attention

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from tutorial_engine.cache.config import CacheConfig, at_least_one
+from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.request import Request
 from tutorial_engine.sampling.sampler import SampledToken
 

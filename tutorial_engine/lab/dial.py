@@ -15,11 +15,12 @@ import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import KVCacheManager, RowManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate

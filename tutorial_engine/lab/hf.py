@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from tutorial_engine.cache.config import at_least_one
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Batch
 
 MakeCache = Callable[[], Any]  # a fresh `past_key_values`

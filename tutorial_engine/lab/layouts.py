@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.attention import SdpaAttention, causal_mask, naive_attention
 
 AXES = ("layer", "kv", "token", "head", "dim")

@@ -17,8 +17,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from tutorial_engine.engine.prompts import Prompt, prompt_token_ids

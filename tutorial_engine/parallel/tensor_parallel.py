@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import Linear

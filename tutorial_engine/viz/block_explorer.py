@@ -9,8 +9,8 @@ from typing import Any
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import at_least_one
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

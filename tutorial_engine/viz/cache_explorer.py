@@ -14,7 +14,7 @@ from PIL import ImageFont
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.cache_steps import CacheRun, percent, record_run, tokens

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import Dial, DialPoint, Position
 from tutorial_engine.lab.pool import CELLS, ROWS
 from tutorial_engine.lab.workload import Arrival

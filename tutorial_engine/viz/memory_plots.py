@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from tutorial_engine.cache.config import KVCacheSpec, at_least_one
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.pool import PoolHistory
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.cache_plots import HATCH

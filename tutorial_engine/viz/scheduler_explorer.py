@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import at_least_one
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
