@@ -7,7 +7,7 @@ only what it asks a cache for. Shapes: T tokens, H_kv key/value heads, D head_di
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,19 +16,8 @@ from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.attention import KVCache
-from tutorial_engine.model.batch import Batch, Slots
+from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.config import ModelConfig
-
-
-class Allocation(NamedTuple):
-    """Room for the next tokens of a sequence: the position of the first and where all of it lies.
-
-    `new_slots` are those to write; `context_slots` those of positions 0 .. last, new ones included.
-    """
-
-    first_position: int
-    new_slots: Sequence[int]
-    context_slots: Slots
 
 
 class TokenCache(KVCache, Protocol):

@@ -6,12 +6,24 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # Where tokens lie in a KV storage: a slice where the slots are neighbours, else their numbers [n].
 Slots = slice | Tensor
+
+
+class Allocation(NamedTuple):
+    """Room for the next tokens of a sequence: the position of the first and where all of it lies.
+
+    `new_slots` are those to write; `context_slots` those of positions 0 .. last, new ones included.
+    """
+
+    first_position: int
+    new_slots: Sequence[int]
+    context_slots: Slots
 
 
 @dataclass(frozen=True)
