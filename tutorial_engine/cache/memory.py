@@ -1,7 +1,7 @@
-"""Introduced in notebook 03. What a scheduler asks of memory, whatever its layout.
+"""Introduced in notebook 02. The one question about memory: where do a sequence's next tokens go?
 
-The sequence owns its length; memory is told. Knows sequences by id, token ids and numbers; knows no
-request, no queue, no budget and no model. Rows, pages and cells answer.
+Every cache layout answers it. Knows sequences by an id and their tokens; knows no request, no
+queue, no budget and no model. The sequence itself owns its length: memory is told.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,17 +13,17 @@ from tutorial_engine.trace.events import Recorder, Setting
 
 
 class SequenceMemory(NamedTuple):
-    """What a sequence holds: its units (row, blocks or cells), and the slot of each position.
+    """What a sequence holds: `table`, its units (a row; blocks; cells), and the slots of these.
 
-    There are as many slots as it has room for: those that count are the first num_computed.
+    `slots` by position, as many as there is room for: its computed tokens are in the first ones.
     """
 
-    table: tuple[int, ...]
-    slots: tuple[int, ...]
+    table: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
 
 
 class KVCacheManager(Protocol):
-    """Whose tokens lie in which slots. All that scheduler and engine know of a cache layout."""
+    """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout."""
 
     @property
     def storage(self) -> KVStorage:
@@ -37,7 +37,7 @@ class KVCacheManager(Protocol):
 
     @property
     def trace(self) -> Recorder | None:
-        """Who is told what is taken and freed; given to the constructor."""
+        """Who is told what happens here; given when the memory is made."""
         ...
 
     @property
@@ -50,21 +50,20 @@ class KVCacheManager(Protocol):
     ) -> Allocation | None:
         """Room for up to num_new tokens after the first num_computed, or None; all or nothing.
 
-        Admission, cache hits and slots in one call. The first position lies beyond num_computed
-        only for a newcomer whose beginning was found in the cache, or that was forked. None leaves
-        everything as it was; asked twice before a commit, the answer is the same.
+        Admission, cache hits and slots in one call. For a sequence that holds nothing yet, the
+        first position may lie beyond num_computed: so many tokens were found. At least one runs.
+        None leaves everything as it was; asked twice before a commit, the answer is the same.
         """
         ...
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """The forward has written K and V of the first num_computed tokens."""
+        """A forward has written K and V of the first num_computed tokens: others may find them."""
         ...
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """Let the child begin with the parent's first num_tokens → how many it has without running.
+        """Let a new sequence begin with num_tokens that the parent has computed → how many it got.
 
-        The child waits: `allocate` admits it. A layout that cannot share says 0. At least one of
-        the child's tokens must be left to run.
+        It waits: `allocate` admits it. A layout that cannot share says 0.
         """
         ...
 
@@ -73,18 +72,16 @@ class KVCacheManager(Protocol):
         ...
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """What it holds, for traces and tests; a fork that waits has no slots of its own yet."""
+        """What a sequence holds: for traces, pictures and tests."""
         ...
 
     def check_integrity(self) -> None:
-        """AssertionError if the tables do not agree with each other."""
+        """AssertionError if the memory contradicts itself."""
         ...
 
 
-def fork_to_give_up(
-    seq_id: str, waiting: Collection[str], holding: Collection[int | str]
-) -> str | None:
-    """Which fork loses what it shares when there is no memory for `seq_id`; None: none may.
+def fork_to_give_up(seq_id: str, waiting: Collection[str], holding: Collection[str]) -> str | None:
+    """Which fork loses what it was given when there is no memory for seq_id; None: none may.
 
     waiting: the forks that are not admitted, oldest first; holding: all that hold memory, waiting
     or not. The newest goes, for one that runs; for one that waits only if nobody runs, or all would
