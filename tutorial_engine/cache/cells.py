@@ -200,7 +200,7 @@ class CellKVCache:
         """As CellTable.seq_unshare, and K and V copied to the new cells, in every layer."""
         pairs = self.table.seq_unshare(seq_id, p0, p1)
         if pairs:
-            old, new = torch.tensor(pairs, device=self.storage.k.device).unbind(1)
+            old, new = torch.tensor(pairs, device=self.storage.device).unbind(1)
             for layer in range(self.storage.spec.num_layers):
                 self.storage.write(layer, new, *self.storage.read(layer, old))
         return pairs
@@ -214,7 +214,7 @@ class CellKVCache:
         if not self.table.has_shifts:
             return 0
         shifts = self.table.take_shifts()
-        device = self.storage.k.device
+        device = self.storage.device
         cells = torch.tensor(list(shifts), device=device)
         angles = self.rope(torch.tensor(list(shifts.values()), device=device))
         for k in self.storage.k:
@@ -228,7 +228,7 @@ class CellKVCache:
         """A sequence's cells as slots: good as long as the table only makes its list longer."""
         cells, known = self.table.cells_of(seq_id), self._numbers.get(seq_id)
         if known is None or known.slots is not cells:
-            known = self._numbers[seq_id] = SlotNumbers(cells, self.storage.k.device)
+            known = self._numbers[seq_id] = SlotNumbers(cells, self.storage.device)
         return known
 
     def _record(self, kind: type[Event], *values: object) -> None:

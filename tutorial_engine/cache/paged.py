@@ -171,7 +171,7 @@ class PagedKVCache:
             found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
             if found is None:
                 return None
-            self._slots[seq_id] = _BlockSlots(found, False, self.storage.k.device)
+            self._slots[seq_id] = _BlockSlots(found, False, self.storage.device)
             return 0
         if own.is_waiting:
             done = self.blocks.extend(seq_id, own.num_found, len(token_ids))
@@ -195,7 +195,7 @@ class PagedKVCache:
         """
         if num_tokens:
             self.blocks.fork(parent_id, child_id, num_tokens)
-            self._slots[child_id] = _BlockSlots(num_tokens, True, self.storage.k.device)
+            self._slots[child_id] = _BlockSlots(num_tokens, True, self.storage.device)
         return num_tokens
 
     def free(self, seq_id: str) -> None:
@@ -206,8 +206,9 @@ class PagedKVCache:
     def describe(self, seq_id: str) -> SequenceMemory:
         """As KVCacheManager.describe: its blocks, by position, and their slots."""
         own = self._slots.get(seq_id)
-        slots = () if own is None else tuple(own.slots)
-        return SequenceMemory(tuple(self.blocks.tables.get(seq_id, ())), slots)
+        if own is None:
+            return SequenceMemory()
+        return SequenceMemory(tuple(self.blocks.tables[seq_id]), tuple(own.slots))
 
     def check_integrity(self) -> None:
         """As KVCacheManager.check_integrity: the blocks', and that slots are tables'."""

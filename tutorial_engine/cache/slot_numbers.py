@@ -21,7 +21,8 @@ class SlotNumbers:
         self.slots, self._device = slots, device
         self._run = 0  # leading slots that are neighbours
         self._known = 0  # leading slots that stand in the tensor
-        self._resize(0)
+        self._tensor = torch.empty(0, dtype=torch.int64)
+        self._array = self._tensor.numpy()
 
     def first(self, n: int) -> Slots:
         """The first n slots: a slice if they are neighbours, else a view [n] that is only read."""
@@ -31,11 +32,11 @@ class SlotNumbers:
         if n <= self._run:
             return slice(slots[0], slots[0] + n) if n else slice(0, 0)
         if self._known < len(slots):
-            if len(slots) > len(self._array):  # twice as long: each is copied about once in all
-                self._resize(max(64, 2 * len(slots)))
+            if len(slots) > len(self._array):
+                self._grow(2 * len(slots))  # so that each is copied about once in all
             self._array[self._known : len(slots)] = slots[self._known :]
             self._known = len(slots)
-        return self._numbers[:n].to(self._device)
+        return self._tensor[:n].to(self._device)
 
     def changed(self, start: int) -> None:
         """The slots from `start` on are others now."""
@@ -47,10 +48,9 @@ class SlotNumbers:
         told = list(range(got.start, got.stop)) if isinstance(got, slice) else got.tolist()
         assert told == list(self.slots), f"the slots are {self.slots}, the tensor says {told}"
 
-    def _resize(self, length: int) -> None:
-        with torch.inference_mode(False):  # wherever it is made, it can grow anywhere
-            numbers = torch.empty(length, dtype=torch.int64)
-        if self._known:
-            numbers[: self._known] = self._numbers[: self._known]
+    def _grow(self, length: int) -> None:
+        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+            tensor = torch.empty(max(64, length), dtype=torch.int64)
+        tensor[: self._known] = self._tensor[: self._known]
         # the same memory as an array, into which one number is written fifty times faster
-        self._numbers, self._array = numbers, numbers.numpy()
+        self._tensor, self._array = tensor, tensor.numpy()
