@@ -83,9 +83,8 @@ def total(files: list[Path]) -> Size:
 def main() -> None:
     """Print the table."""
     width = max(map(len, GROUPS))
-    print(
-        f"| {'':<{width}} | files | lines  | code   |\n|{'-' * (width + 2)}|------:|-------:|-------:|"
-    )
+    print(f"| {'':<{width}} | files | lines  | code   |")
+    print(f"|{'-' * (width + 2)}|------:|-------:|-------:|")
     for group in GROUPS:
         found = total(files_of(group))
         print(f"| {group:<{width}} | {found.files:>5} | {found.lines:>6,} | {found.code:>6,} |")
