@@ -21,7 +21,7 @@ from torch.multiprocessing import ProcessContext, ProcessExitedException, start_
 
 from tutorial_engine.lab.ledger import LedgerPath
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.checkpoint_files import resolve_checkpoint
+from tutorial_engine.model.checkpoint import resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.parallel.job import Job, run_rank
 from tutorial_engine.parallel.report import ParallelReport

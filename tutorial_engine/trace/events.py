@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMAT = 2  # of the JSON; raised when an old file could be misread
+FORMAT = 3  # of the JSON; raised when an old file could be misread
 
 Setting = int | float | str | bool | None
 
@@ -168,6 +168,11 @@ class StepBegan(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Planned(Event):
+    """The step is planned: what it runs is fixed, and the forward comes next."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnded(Event):
     """The step's one forward is done, its K and V count, its tokens are sampled."""
 
@@ -178,7 +183,7 @@ EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         *(Added, Forked, Admitted, Scheduled, Preempted, TokenSampled, Finished),
-        *(RowTaken, RowFreed, StepBegan, StepEnded),
+        *(RowTaken, RowFreed, StepBegan, Planned, StepEnded),
         *(CellsTaken, CellsShared, CellsFreed),
         *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockFreed),
     )
