@@ -19,6 +19,7 @@ from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -122,7 +123,7 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPa
 
     return {
         REFERENCE: runner_path(lambda _: RecomputeRunner(model)),
-        "torch.cat cache": runner_path(lambda _: CachedRunner(model, GrowingKVCache(model.device))),
+        "torch.cat cache": runner_path(lambda _: CachedRunner(model, GrowingKVCache())),
         "static cache": runner_path(static),
         "chunked, 3 tokens": runner_path(static, chunk_size=3),
         "batched, unequal prompts": runner_path(static, together=True),
@@ -144,11 +145,15 @@ def runner_path(
                 for s, prompt in enumerate(prompts)
             ]
             return torch.cat(alone)
-        runner, seq_ids = make_runner(len(prompts)), list(range(len(prompts)))
-        steps = [runner.prefill(prompts, seq_ids, chunk_size)]
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        requests = [Request(str(s), prompt, params) for s, prompt in enumerate(prompts)]
+        runner = make_runner(len(prompts))
+        steps = [runner.run(requests, chunk_size)]
         for step in range(num_tokens - 1):
-            forced = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
-            steps.append(runner.decode(forced.tolist(), seq_ids))
+            chosen = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
+            for request, token in zip(requests, chosen.tolist(), strict=True):
+                request.append(SampledToken(token), now=0.0)
+            steps.append(runner.run(requests))
         return torch.stack(steps, dim=1)
 
     return path
@@ -311,7 +316,7 @@ def memory_path(
         config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=budget)
         recorder = Recorder()
         memory = make_memory(room, recorder)
-        engine = LLMEngine(model, config=config, memory=memory, trace=recorder)
+        engine = LLMEngine(model, config=config, memory=memory)
         if warm:
             engine.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True))
         before = len(recorder.events)

@@ -20,12 +20,11 @@ from torch import Tensor
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.engine.prompts import Prompt, prompt_token_ids
-from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.engine.intake import Prompt, prompt_token_ids
+from tutorial_engine.engine.request import ScheduledRequest
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.lab.ledger import ForcedSampler
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.checkpoint import resolve_checkpoint
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (
@@ -88,10 +87,10 @@ class RankRunner(ModelRunner):
         self.logits: dict[str, list[Tensor]] = {}  # request_id -> [V] of each of its tokens
 
     @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
         """As ModelRunner.run; ParallelError for any fault."""
         try:
-            output = self._run(scheduled)
+            output = self.run_once(scheduled)
         except ParallelError:
             raise
         except Exception as fault:
@@ -174,17 +173,18 @@ def serve(
 ) -> Served:
     """All prompts through one engine on pages, with a pool that has room for all of them."""
     longest = [len(ids) + own.max_tokens for ids, own in zip(prompts, params, strict=True)]
+    recorder = Recorder()
     memory = PagedKVCache.from_config(
         model.config,
         block_size=job.block_size,
         num_blocks=sum(-(-length // job.block_size) for length in longest),
         dtype=model.dtype,
         device=model.device,
+        trace=recorder,
     )
-    recorder = Recorder()
+    runner = RankRunner(model, memory.storage)
     config = EngineConfig(max_model_len=None, max_num_batched_tokens=job.max_num_batched_tokens)
-    engine = LLMEngine(model, tokenizer, config, memory=memory, trace=recorder)
-    runner = engine.model_runner = RankRunner(model, memory.storage)
+    engine = LLMEngine(model, tokenizer, config, memory=memory, runner=runner)
     for i, (ids, own) in enumerate(zip(prompts, params, strict=True)):
         sampler = None if job.forced is None else ForcedSampler(own, job.forced[i])
         engine.add_request(ids, own, str(i), sampler=sampler)

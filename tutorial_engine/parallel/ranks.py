@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.multiprocessing import ProcessContext, ProcessExitedException, start_processes
 
 from tutorial_engine.lab.ledger import LedgerPath
-from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.checkpoint import resolve_checkpoint
+from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.parallel.job import Job, run_rank
 from tutorial_engine.parallel.report import ParallelReport
