@@ -26,10 +26,10 @@ from engines import VOCAB, one_thread, random_model
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, start_processes
 
-from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
-from tutorial_engine.cache.memory import RowManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, ledger, our_paths
 from tutorial_engine.model.batch import Batch
@@ -210,6 +210,7 @@ def test_q_k_and_v_each_give_their_own_rows() -> None:
 
 def test_the_output_bias_is_added_to_the_sum_once() -> None:
     linear = Linear(4, 3, bias=True)
+    linear.weight.data.normal_()
     linear.bias.data.fill_(5.0)
     x = torch.randn(2, 4)
     want = x @ linear.weight.T * 10 + 5
@@ -294,10 +295,10 @@ def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
     made = [
         PagedKVCache.from_config(own, num_blocks=4).storage,
         PagedKVCache.from_config(whole, num_blocks=4, tp_size=2).storage,
-        CellSequences.from_config(own, 64).storage,
-        CellSequences.from_config(whole, 64, tp_size=2).storage,
-        RowManager.from_config(own, CacheConfig(max_len=64)).storage,
-        RowManager.from_config(whole, CacheConfig(max_len=64, tp_size=2)).storage,
+        CellKVCache.from_config(own, 64).storage,
+        CellKVCache.from_config(whole, 64, tp_size=2).storage,
+        StaticKVCache.from_config(own, CacheConfig(max_len=64)).storage,
+        StaticKVCache.from_config(whole, CacheConfig(max_len=64, tp_size=2)).storage,
     ]
     full = PagedKVCache.from_config(whole, num_blocks=4).storage.num_bytes
     assert {storage.spec.num_kv_heads for storage in made} == {2}
@@ -555,7 +556,7 @@ def test_torchrun_runs_it(tmp_path: Path, model: Qwen3ForCausalLM) -> None:
     assert report.summary() in done.stdout and report.ok
     assert report.logits_equal and report.tokens_equal and report.ranks_agree
     alone = generate(model, report.prompt_token_ids, SamplingParams(max_tokens=16))
-    assert [one.token_ids for one in alone] == list(report.token_ids)
+    assert [one.outputs[0].token_ids for one in alone] == list(report.token_ids)
     assert len(PROMPTS) == len(report.texts) and all(report.texts)
     events = report.trace.events
     run = [e.num_tokens for e in events if isinstance(e, StepEnded)]

@@ -40,8 +40,14 @@ from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
-from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded
-from tutorial_engine.trace.history import EngineState
+from tutorial_engine.trace.events import (
+    EngineState,
+    Planned,
+    Recorder,
+    Setting,
+    StepBegan,
+    StepEnded,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

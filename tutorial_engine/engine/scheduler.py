@@ -17,7 +17,7 @@ from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish
 from tutorial_engine.trace import events
-from tutorial_engine.trace.history import EngineState, RequestState
+from tutorial_engine.trace.events import EngineState, RequestState
 
 
 @dataclass(frozen=True, kw_only=True)
