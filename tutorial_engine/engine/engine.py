@@ -111,7 +111,7 @@ class LLMEngine:
             self.scheduler.max_len,
             self.scheduler.check,
         )
-        self._names = (f"r{i}" for i in count())
+        self._names = map("r{}".format, count())  # no generator: a Ctrl-C in it would end it
         self._inbox = Inbox(self._fail)
         self._in_step = False
         self._abandoned: list[SampleGroup] = []  # their generate or stream is over
