@@ -285,8 +285,6 @@ class _StepSheet(Sheet):
             self.note(f"queue.{queue}", x, base, queue)
             if not entries:
                 self.note(f"queue.{queue}.none", at, base, "–")
-            elif queue == "waiting":
-                self.note("queue.waiting.note", at + 2, base + 15, "to run", 9)
             for who, number in entries.items():
                 name, box = f"queue.{queue}.{who}", (at, base - 14.5, 23.0, 20.0)
                 one = self.looks[who]
@@ -296,6 +294,8 @@ class _StepSheet(Sheet):
                 if number:
                     self.text(f"{name}.n", at - 5, base, number, SIZE)
                     at += text_width(number, SIZE) + 4
+            if entries and queue == "waiting":
+                self.note("queue.waiting.note", at + 2, base, "to run", 10)
         base = top + 26 + QUEUE * len(queues)
         self.text("ttft", x, base, "TTFT in steps", 11, **BOLD)
         times = {name: run.ttft(name, self.step) for name in now.state.requests}
