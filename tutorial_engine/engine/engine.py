@@ -25,8 +25,14 @@ from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
-from tutorial_engine.trace.events import Recorder, Setting, StepBegan, StepEnded
-from tutorial_engine.trace.history import EngineState
+from tutorial_engine.trace.events import (
+    EngineState,
+    Planned,
+    Recorder,
+    Setting,
+    StepBegan,
+    StepEnded,
+)
 
 __all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "StepOutput"]
 
@@ -156,6 +162,8 @@ class LLMEngine:
             self.trace.record(StepBegan)
         scheduled = self.scheduler.schedule()
         assert scheduled, "a step without tokens: the scheduler is stuck"
+        if self.trace is not None:
+            self.trace.record(Planned)
         return scheduled
 
     def _sample(self, outcome: Outcome) -> dict[str, SampledToken | Exception]:

@@ -15,7 +15,7 @@ from tutorial_engine.engine.step_plan import ScheduledRequest, SchedulerConfig, 
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish
 from tutorial_engine.trace import events
-from tutorial_engine.trace.history import EngineState, RequestState
+from tutorial_engine.trace.events import EngineState, RequestState
 
 __all__ = ["ScheduledRequest", "Scheduler", "SchedulerConfig", "StepPlan", "Update"]
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tutorial_engine.lab.dial import DialPoint
-from tutorial_engine.lab.pool import CELLS, ROWS
+from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import DASHES, QUIET, RULE, SERIES, finish, house_style, new_figure
 

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.lab.pool import PoolHistory
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.pool import PoolHistory
 from tutorial_engine.viz.cache_plots import HATCH
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.pool_scene import (
@@ -78,7 +78,7 @@ def _histories(runs: Mapping[str, Run]) -> dict[str, PoolHistory]:
 
 def _filled(ax: Axes, history: PoolHistory) -> None:
     """Three layers, a column per step."""
-    usage = [moment.usage for moment in history.moments]
+    usage = [moment.usage for moment in history.snapshots]
     edges = [step - 0.5 for step in range(len(usage) + 1)]
 
     def column(numbers: Sequence[int]) -> list[int]:
@@ -110,10 +110,10 @@ def slots_at(runs: Mapping[str, Run], step: int) -> Picture:
     scene = Scene(WIDTH, top + sum(heights) + 4, tip_at=(LEFT, top + sum(heights)))
     scene.text("title", 10, 22, f"the same requests, step {step}", 15, font_weight="bold")
     draw_key(scene, 22)
-    draw_names(scene, looks, 48, {n for h in found.values() for n in h.moments[step].entries})
+    draw_names(scene, looks, 48, {n for h in found.values() for n in h.snapshots[step].entries})
     told = []
     for (name, history), height in zip(found.items(), heights, strict=True):
-        moment = history.moments[step]
+        moment = history.snapshots[step]
         draw_pool(scene, name, moment, looks, top, line)
         top += height
         u, count = moment.usage, len(moment.running)

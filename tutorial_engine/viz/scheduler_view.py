@@ -229,7 +229,7 @@ class _StepSheet(Sheet):
     def cache_rows(self) -> None:
         """The rows of the static cache: whose they are, what is filled, what this step writes."""
         run, top = self.run, self.view.cache
-        holders = {r.table[0]: name for name, r in self.now.state.requests.items() if r.table}
+        holders = {r.table[0]: name for name, r in self.now.planned.requests.items() if r.table}
         words = f"cache: {counted(run.max_num_seqs, 'row')} of {run.max_len} slots"
         self.text("slots", MARGIN, top, words, 12, **BOLD)
         key = "thick = written now · hatched = reserved, empty"
@@ -251,7 +251,7 @@ class _StepSheet(Sheet):
         """A row that somebody has, slot by slot → how full it is."""
         run, one, event = self.run, self.looks[who], self.now.scheduled.get(who)
         base, new = row * run.max_len, event.slots if event else ()
-        slots = (*self.now.state.requests[who].slots, *new)
+        slots = (*self.now.planned.requests[who].slots, *new)
         used, thin = len(slots), {"stroke_width": 0.8, "rx": 0}
         self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.colour, **BOLD)
         for i, slot in enumerate(slots):
@@ -267,15 +267,15 @@ class _StepSheet(Sheet):
             self.add(f"row{row}.ticks", "path", d=ticks, stroke=RULE, stroke_width=0.8, **DEAF)
         if new:
             self.outline(f"row{row}.new", grid.box(new[0] - base, len(new)))
-        return f"{used} of {run.max_len}" + ", then free" * (who in self.now.ended)
+        return f"{used} of {run.max_len}" + ", then free" * (who in run.ended(self.step))
 
     def queues(self) -> None:
         """Who runs, waits, is over or still to come, and why; time to first token."""
         run, now, x, top = self.run, self.now, QUEUES_X, self.view.middle
         self.text("queues", x, top, f"queues in step {self.step}", 12, **BOLD)
         queues: Mapping[str, Mapping[str, str]] = {
-            "running": dict.fromkeys(now.state.running, ""),
-            "waiting": {name: str(now.to_run(name)) for name in now.state.waiting},
+            "running": dict.fromkeys(now.planned.running, ""),
+            "waiting": {name: str(run.to_run(name, self.step)) for name in now.planned.waiting},
             "finished": dict.fromkeys(run.over(self.step), ""),
             "to come": {name: f"before {run.came(name)}" for name in run.to_come(self.step)},
         }
@@ -298,7 +298,7 @@ class _StepSheet(Sheet):
                 self.note("queue.waiting.note", at + 2, base, "to run", 10)
         base = top + 26 + QUEUE * len(queues)
         self.text("ttft", x, base, "TTFT in steps", 11, **BOLD)
-        times = {name: run.ttft(name, self.step) for name in now.state.requests}
+        times = {name: run.ttft(name, self.step) for name in now.planned.requests}
         said = " · ".join(f"{name} {'–' if n is None else n}" for name, n in times.items())
         self.text("ttft.n", x + 98, base, said, 11)
         for i, line in enumerate(self.view.facts(self.step)):
@@ -316,7 +316,7 @@ class _StepSheet(Sheet):
         for who, chips in self.view.chips.items():
             ink = self.looks[who].colour
             self.text(f"tokens.{who}", 14, y + 16, who, 15, fill=ink, **BOLD)
-            if who in self.now.state.requests:
+            if who in self.now.planned.requests:
                 self._tokens(who, chips, y)
             else:
                 said = f"comes before step {self.run.came(who)}"
@@ -325,7 +325,7 @@ class _StepSheet(Sheet):
 
     def _tokens(self, who: str, chips: list[Chip], top: float) -> None:
         """The tokens of one request that are known by the end of the step."""
-        num_prompt = self.now.state.requests[who].num_prompt_tokens
+        num_prompt = self.now.planned.requests[who].num_prompt_tokens
         for i, kind in enumerate(self.run.token_kinds(who, self.step)):
             chip, name, (state, _, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
             part, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
