@@ -29,7 +29,7 @@ class Coming(NamedTuple):
     step: int
 
 
-def coming(prompts: Sequence[str], pattern: str, long_prompt: str) -> list[Coming]:
+def coming(prompts: Sequence[str], pattern: str, long_prompt: str = "") -> list[Coming]:
     """The requests A, B, ... of an arrival pattern, in order."""
     every = 3 if pattern == ONE_BY_ONE else 0
     due = [(prompt, every * i) for i, prompt in enumerate(prompts)]
