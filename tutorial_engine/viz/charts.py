@@ -82,7 +82,7 @@ def no_axis(ax: Axes, *sides: str) -> None:
 
 def label_bars(ax: Axes, bars: BarContainer, words: Sequence[str], **look: Any) -> None:
     """Words at the end of each bar."""
-    ax.bar_label(bars, words, **{"padding": 3, "fontsize": 9.5, **look})
+    ax.bar_label(bars, words, **{"padding": 4, "fontsize": 9.5, **look})
 
 
 def cell_height(labels: Sequence[str]) -> float:
