@@ -19,10 +19,10 @@ from tutorial_engine.viz.charts import (
     MARKS,
     MIDDLE,
     cell_height,
+    dial_axis,
     label_bars,
     line_look,
     log_marks,
-    name_values,
     no_axis,
     panels,
     rows_of_bars,
@@ -234,7 +234,7 @@ def latency_picture(measured: Lines, virtual: Lines | None = None) -> Picture:
     figure, axes = panels(5.2 * len(shown) + 0.6, 3.9, columns=len(shown))
     for ax, (lines, title, unit) in zip(axes, shown, strict=True):
         _lines(ax, lines)
-        ax.set(xlabel="context length (tokens)", ylabel=f"{unit} per token")
+        ax.set_ylabel(f"{unit} per token")
         ax.set_title(title, fontsize=10.5)
     words = "; ".join(_told(*panel) for panel in shown)
     return finish(figure, f"{words[0].upper()}{words[1:]}.")
@@ -278,7 +278,8 @@ def _lines(ax: Axes, lines: Lines) -> None:
     times = [time for line in lines.values() for _, time in line]
     low, high = min(times) / 1.6, max(times) * 1.6
     ax.set_xscale("log")
-    name_values(ax, [length for line in lines.values() for length, _ in line], 7)
+    lengths = [length for line in lines.values() for length, _ in line]
+    dial_axis(ax, lengths, 7, "context length (tokens)")
     log_marks(ax, low, high, PLAIN)
     drawn = []
     for i, (name, line) in enumerate(lines.items()):

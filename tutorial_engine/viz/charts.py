@@ -54,14 +54,15 @@ def log_marks(ax: Axes, low: float, high: float, words: Callable[[float, int], s
     ax.yaxis.set_minor_formatter(FuncFormatter(minor))
 
 
-def name_values(ax: Axes, values: Sequence[float], most: int) -> None:
-    """Name the values on the x axis, at most so many of them; logarithmic if they grow by factors."""
+def dial_axis(ax: Axes, values: Sequence[float], most: int, label: str) -> None:
+    """An x axis with the values named, at most so many; logarithmic if they grow by factors."""
     values = sorted(set(values))
     if values[0] > 0 and values[-1] / values[0] >= 8 and len(values) > 2:
         ax.set_xscale("log")
     ax.xaxis.set_minor_locator(NullLocator())
     thin = values[::-1][:: -(-len(values) // most)]
     ax.set_xticks(thin, [f"{value:g}" for value in thin])
+    ax.set_xlabel(label + ", logarithmic" * (ax.get_xscale() == "log"))
 
 
 def rows_of_bars(ax: Axes, names: Sequence[str], most: float) -> None:

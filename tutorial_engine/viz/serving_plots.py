@@ -15,9 +15,9 @@ from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.charts import (
     MARKS,
     ROUND,
+    dial_axis,
     line_look,
     lines_across,
-    name_values,
     no_axis,
     panels,
     titled,
@@ -142,9 +142,9 @@ def sweep(
             raise ValueError(f"{panel}: give at least one line")
         for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
             ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **line_look(i))
-        name_values(ax, x, 8)
+        dial_axis(ax, x, 8, xlabel)
         most = max(value for pairs in named.values() for _, value in pairs)
-        ax.set(title=panel, xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
+        ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
         ax.yaxis.set_major_formatter(ROUND)
         lines_across(ax)
         if len(named) > 1:
