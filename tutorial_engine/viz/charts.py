@@ -44,7 +44,7 @@ def titled(figure: Figure, title: str) -> None:
 
 def log_marks(ax: Axes, low: float, high: float, words: Callable[[float, int], str]) -> None:
     """Write the powers of ten on a logarithmic y axis; where these are too few, 2 and 5 as well."""
-    few = high / low < 30
+    few = high / low < 100
 
     def minor(value: float, place: int) -> str:
         return words(value, place) if few and f"{value:e}"[0] in "25" else ""
