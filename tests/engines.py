@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Qwen3ForCausalLM:
     """A random model of shape BASE with `changes`, without a file."""
     config = ModelConfig(**{**BASE, "max_position_embeddings": 64, **changes}, eos_token_ids=eos)
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).draw_weights()
     randomise(model, seed)
     model.tie_weights()
     return model.requires_grad_(False).eval()

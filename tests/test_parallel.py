@@ -212,6 +212,7 @@ def test_q_k_and_v_each_give_their_own_rows() -> None:
 
 def test_the_output_bias_is_added_to_the_sum_once() -> None:
     linear = Linear(4, 3, bias=True)
+    linear.weight.data.normal_()
     linear.bias.data.fill_(5.0)
     x = torch.randn(2, 4)
     want = x @ linear.weight.T * 10 + 5

@@ -660,7 +660,7 @@ predictions.ask(
 from tutorial_engine.model.blocked_attention import fast_attention
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-large = Qwen3ForCausalLM(four_layers).requires_grad_(False).eval()
+large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
 large.prepack()
 
 

@@ -62,7 +62,7 @@ def slice_of(shape: dict[str, Any], layers: int) -> ModelConfig:
 def random_model(config: ModelConfig, dtype: torch.dtype) -> Qwen3ForCausalLM:
     """Random weights, prepacked where that is possible, as a loaded model's are."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).to(dtype).requires_grad_(False).eval()
+    model = Qwen3ForCausalLM(config).draw_weights().to(dtype).requires_grad_(False).eval()
     model.prepack()
     return model
 

@@ -85,7 +85,7 @@ def measure_step_cost(running: int, steps: int = STEPS) -> StepCost:
 def engine_in_decode(running: int, steps: int) -> LLMEngine:
     """An engine whose requests have all run their prompts and want more than `steps` tokens."""
     wanted = steps + 3
-    model = Qwen3ForCausalLM(ModelConfig(**SHAPE)).requires_grad_(False)
+    model = Qwen3ForCausalLM(ModelConfig(**SHAPE)).draw_weights().requires_grad_(False)
     config = EngineConfig(
         max_num_seqs=running,
         max_num_batched_tokens=running * len(PROMPT),

@@ -3,15 +3,11 @@
 Knows signals; knows nothing else of the engine.
 """
 
-import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 
 @contextmanager
@@ -32,14 +28,3 @@ def interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
         if came:
             previous(*came[0])
-
-
-def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, run with `interrupts_wait`."""
-
-    @functools.wraps(function)
-    def shielded(*args: P.args, **kwargs: P.kwargs) -> R:
-        with interrupts_wait():
-            return function(*args, **kwargs)
-
-    return shielded

@@ -27,13 +27,13 @@ from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.scheduler import ScheduledRequest
-from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.lab.workload import Arrival, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, Trace
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 
 Position = int | str  # where the dial stands: a block size, or ROWS or CELLS, its two ends
 
@@ -149,7 +149,7 @@ class Dial:
         return DialPoint(
             history.pool,
             history.names,
-            history.moments,
+            history.snapshots,
             position,
             trace,
             tokens_found=sum(found),

@@ -24,8 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.checkpoint_files import resolve_checkpoint
+from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.run import PROMPTS, Job, run_rank

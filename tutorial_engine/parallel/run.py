@@ -26,8 +26,7 @@ from tutorial_engine.engine.prompts import Prompt, prompt_token_ids
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.scheduler import ScheduledRequest
 from tutorial_engine.lab.engine_paths import ForcedSampler
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.checkpoint_files import resolve_checkpoint
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (

@@ -1,6 +1,6 @@
 """Introduced in notebook 04. The explorer of pages: block tables and the pool, step by step.
 
-Runs the real engine on a PagedKVCache with a recorder and shows what block_steps reads from it.
+Runs the real engine on a PagedKVCache with a recorder and shows what block_facts reads from it.
 """
 
 from collections.abc import Sequence

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tutorial_engine.trace.events import BlockCopied
-from tutorial_engine.viz.block_facts import BlockRun, Owner
+from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner
 from tutorial_engine.viz.block_panels import BOLD, DEAF, FAINT, POOL, RIGHT, THICK, WIDTH, said
-from tutorial_engine.viz.block_steps import DIGITS
 from tutorial_engine.viz.request_look import Box, Look, cut_to, text_width
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import INK, PAPER, RULE
@@ -122,7 +121,7 @@ def _words(
         second = second if own else ""
     else:
         first = first and _fitting(["free, still findable", "findable"], width)
-        chain = f"{hash_[:DIGITS]} ← {(run.parent(hash_) or 'root')[:DIGITS]}"
+        chain = f"{hash_[:DIGITS]} ← {(run.hashed[hash_].parent or 'root')[:DIGITS]}"
         second = _fitting([chain, hash_[:DIGITS]], width)
     third = _fitting(_shortened(touched), width, True)
     return [(first, FAINT), (second, FAINT), (third, BOLD)]

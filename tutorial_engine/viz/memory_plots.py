@@ -16,7 +16,7 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import DialPoint
-from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.charts import (
@@ -89,7 +89,7 @@ def waste_over_time(runs: Mapping[str, Trace | PoolHistory]) -> Picture:
 
 def _filled(ax: Axes, history: PoolHistory) -> None:
     """Three layers, a column per step."""
-    usage = [moment.usage for moment in history.moments]
+    usage = [snapshot.usage for snapshot in history.snapshots]
     usage.append(usage[-1])  # the last column has a right edge, too
     edges = [step - 0.5 for step in range(len(usage))]
     used, taken = [u.used for u in usage], [u.used + u.reserved for u in usage]

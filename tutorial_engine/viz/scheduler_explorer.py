@@ -21,8 +21,9 @@ from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_panels import MAX_CELLS
 from tutorial_engine.viz.scheduler_scene import SchedulerView
-from tutorial_engine.viz.scheduler_steps import POLICIES, SchedulerRun
+from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz.words import POLICIES
 
 MAX_REQUESTS, MAX_SLOTS, MAX_STEPS = 6, 64, 200  # more would not be readable, or take too long
 LONG_PROMPT = (

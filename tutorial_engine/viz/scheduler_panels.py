@@ -66,7 +66,7 @@ def draw_budget(scene: Scene, run: SchedulerRun, looks: Looks, step: int, top: f
 def draw_cache(scene: Scene, run: SchedulerRun, looks: Looks, step: int, top: float) -> None:
     """The rows of the static cache: whose they are, what is filled, what this step writes."""
     now = run.steps[step]
-    holders = {r.table[0]: name for name, r in now.state.requests.items() if r.table}
+    holders = {r.table[0]: name for name, r in now.planned.requests.items() if r.table}
     words = f"cache: {run.max_num_seqs} row{'s' * (run.max_num_seqs > 1)} of {run.max_len} slots"
     scene.text("slots", 10, top, words, 12, **BOLD)
     key = "thick = written now · hatched = reserved, empty"
@@ -91,7 +91,7 @@ def _row(
     (row, y, width), now = at, run.steps[step]
     event, base = now.scheduled.get(who), row * run.max_len
     new = event.slots if event else ()
-    slots = (*now.state.requests[who].slots, *new)
+    slots = (*now.planned.requests[who].slots, *new)
     scene.text(f"row{row}.who", 56, y + 13, who, 13, fill=one.colour, **BOLD)
     used = len(slots)
     old = used - len(new)
@@ -110,7 +110,7 @@ def _row(
     if new:
         box = (ROWS_X + (new[0] - base) * width, y, len(new) * width, 16.0)
         scene.rect(f"row{row}.new", box, "none", **THICK, **DEAF)
-    return f"{used} of {run.max_len}" + ", then free" * (who in now.ended)
+    return f"{used} of {run.max_len}" + ", then free" * (who in run.ended(step))
 
 
 # -- the queues -----------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ def draw_queues(scene: Scene, run: SchedulerRun, looks: Looks, step: int, top: f
     now, x = run.steps[step], QUEUES_X
     scene.text("queues", x, top, f"queues in step {step}", 12, **BOLD)
     queues: tuple[tuple[str, str, Sequence[tuple[str, str]]], ...] = (
-        ("running", "", [(name, "") for name in now.state.running]),
-        ("waiting", "to run", [(n, str(now.to_run(n))) for n in now.state.waiting]),
+        ("running", "", [(name, "") for name in now.planned.running]),
+        ("waiting", "to run", [(n, str(run.to_run(n, step))) for n in now.planned.waiting]),
         ("finished", "", [(name, "") for name in run.over(step)]),
         ("to come", "", [(name, f"before {run.came(name)}") for name in run.to_come(step)]),
     )
@@ -148,7 +148,7 @@ def draw_queues(scene: Scene, run: SchedulerRun, looks: Looks, step: int, top: f
             scene.text(f"queue.{queue}.none", at, base, "–", 11, **FAINT)
     base = top + 26 + QUEUE * 4
     scene.text("ttft", x, base, "TTFT in steps", 11, **BOLD)
-    times = ((name, run.ttft(name, step)) for name in now.state.requests)
+    times = ((name, run.ttft(name, step)) for name in now.planned.requests)
     said = " · ".join(f"{name} {'–' if n is None else n}" for name, n in times)
     scene.text("ttft.n", x + 98, base, said, 11)
     for i, line in enumerate(fact_lines(run, step)):
@@ -212,7 +212,7 @@ def draw_tokens(
     y = top + 14
     for who, line in chips.items():
         scene.text(f"tokens.{who}", 14, y + 16, who, 15, fill=looks[who].colour, **BOLD)
-        if who in run.steps[step].state.requests:
+        if who in run.steps[step].planned.requests:
             _tokens(scene, run, looks[who], step, who, line, y)
         else:
             said = f"comes before step {run.came(who)}"
@@ -228,7 +228,7 @@ def tokens_height(chips: Sequence[Chip]) -> float:
 def _tokens(
     scene: Scene, run: SchedulerRun, one: Look, step: int, who: str, chips: list[Chip], top: float
 ) -> None:
-    request = run.steps[step].state.requests[who]
+    request = run.steps[step].planned.requests[who]
     for i, kind in enumerate(run.token_kinds(who, step)):
         chip, name = chips[i], f"token.{who}.{i}"
         y = top + LINE * chip.line
