@@ -43,23 +43,19 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
             f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
             "leave at least 1 before the last"
         )
-    cache, request = _cells(model, len(token_ids)), Request("shifted", token_ids[:-1])
+    cache, request = _cells(model, len(token_ids)), Request("a", token_ids[:-1])
     prefill(model, cache, [request])
-    cache.seq_rm("shifted", 0, discard)
-    cache.seq_add("shifted", discard, -1, -discard)
+    cache.seq_rm("a", 0, discard)
+    cache.seq_add("a", discard, -1, -discard)
     request.token_ids, request.num_computed_tokens = list(token_ids[discard:]), kept
     shifted = decode(model, cache, [request])  # turns the keys before anything reads them
-    other, again = _cells(model, kept + 1), Request("fresh", token_ids[discard:-1])
+    other, again = _cells(model, kept + 1), Request("a", token_ids[discard:-1])
     prefill(model, other, [again])
     again.token_ids.append(token_ids[-1])
     fresh = decode(model, other, [again])
     gaps: list[tuple[float, float]] = []
     for layer in range(model.config.num_hidden_layers):
-        both = (
-            _keys_values(cache, "shifted", layer, kept),
-            _keys_values(other, "fresh", layer, kept),
-        )
-        pairs = zip(*both, strict=True)
+        pairs = zip(_first(cache, layer, kept), _first(other, layer, kept), strict=True)
         k, v = (float((ours - theirs).abs().max()) for ours, theirs in pairs)
         gaps.append((k, v))
     keys, values = zip(*gaps, strict=True)
@@ -98,8 +94,8 @@ def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellKVCache:
     return CellKVCache.from_config(model.config, num_cells, dtype=model.dtype, device=model.device)
 
 
-def _keys_values(cache: CellKVCache, seq_id: str, layer: int, n: int) -> tuple[Tensor, Tensor]:
+def _first(cache: CellKVCache, layer: int, n: int) -> tuple[Tensor, Tensor]:
     """K and V [n, H_kv, D] of the first n tokens, as numbers that can be compared."""
-    slots = torch.tensor(cache.describe(seq_id).slots[:n], device=cache.storage.device)
+    slots = torch.tensor(cache.describe("a").slots[:n], device=cache.storage.device)
     k, v = cache.storage.read(layer, slots)
     return k.float(), v.float()
