@@ -15,6 +15,7 @@ import pytest
 import torch
 from engines import one_thread
 from torch import Tensor
+from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from workloads import (
     EOS,
     LIMITS,
@@ -30,7 +31,6 @@ from workloads import (
 
 import tutorial_engine
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Batch

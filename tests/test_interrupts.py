@@ -8,7 +8,6 @@ from types import FrameType
 import interrupt_runs
 import pytest
 from engines import one_thread
-
 from tutorial_engine.engine.interrupts import interrupts_wait, uninterrupted
 
 usual_handler = signal.default_int_handler
