@@ -13,7 +13,7 @@ import torch
 from engines import VOCAB, one_thread, random_model
 from traces import NASTY, check_words, items, story
 
-from tutorial_engine.cache.blocks import short
+
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
