@@ -13,7 +13,7 @@ from traces import plot_words
 from tutorial_engine.cache.cell_cache import CellSequences
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.engine.runner import forward, prefill
-from tutorial_engine.learn.shift_lab import (
+from tutorial_engine.lab.shift import (
     ShiftGap,
     random_model,
     shift_gap,

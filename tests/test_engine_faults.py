@@ -5,13 +5,9 @@ and used again.
 """
 
 import gc
-import linecache
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -774,117 +770,3 @@ def test_a_stream_that_the_garbage_collector_drops_while_a_step_is_planned() -> 
     for k, index in enumerate(indices[2:]):
         as_alone(f"g{k}", outputs[f"g{k}"], index)
     still_good(party)
-
-
-# -- Ctrl-C at every line -------------------------------------------------------------------------
-
-PACKAGE = Path(tutorial_engine.__file__).parent
-MODEL = "model layers rope attention blocked_attention batch config kv_storage".split()
-UNWATCHED = {str(PACKAGE / f"{name}.py") for name in MODEL}  # test_ctrl_c_in_a_step has the forward
-
-
-# CPython handles signals where a function begins, a call ends and a loop goes round: so never
-# before these lines, which follow an assignment, or a call whose end belongs to the line before.
-NO_SIGNAL = ("try:", "self._in_step = False")
-
-
-class AtLine:
-    """Notes the lines of the package that run; before line `number` of them comes a SIGINT."""
-
-    def __init__(self, number: int | None = None) -> None:
-        self.number, self.lines = number, list[tuple[str, int, str]]()
-
-    @property
-    def where(self) -> tuple[str, int, str]:
-        return self.lines[-1]
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        file = frame.f_code.co_filename
-        if not file.startswith(str(PACKAGE)) or file in UNWATCHED:
-            return None
-        source = linecache.getline(file, frame.f_lineno).strip()
-        if (
-            event == "line"
-            and source not in NO_SIGNAL
-            and (self.number is None or len(self.lines) <= self.number)
-        ):
-            self.lines.append((Path(file).name, frame.f_lineno, frame.f_code.co_name))
-            if len(self.lines) - 1 == self.number:
-                ctrl_c()
-        return self
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-
-
-def short_story(at: AtLine) -> tuple[Party, list[int], Book, bool]:
-    """Three come, two of them late; one is aborted; memory is tight. One SIGINT at some line."""
-    indices = guests(4)
-    party = party_for(indices, capacity=LIMIT, budget=9)
-    engine, book = party.engine, Book(party.engine)
-    came = False
-
-    def enter(k: int) -> None:
-        asked = pool()[indices[k]]
-        engine.add_request(asked.prompt, asked.params, f"g{k}")
-
-    def leave() -> None:
-        if "g1" in engine.requests:
-            engine.abort("g1")
-
-    for do in (
-        *(lambda k=k: enter(k) for k in range(3)),
-        *(book.step, book.step, leave, lambda: enter(3), book.step, book.step, book.step),
-    ):
-        try:
-            with at.watching():
-                do()
-        except KeyboardInterrupt:
-            assert not came
-            came = True
-    return party, indices, book, came
-
-
-def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:
-    """At the first and the last time that each line runs, while requests come, go and run.
-
-    What holds afterwards: books and queues agree; a request is in the engine or it is not, never
-    half; all who are in end as if alone; each token is delivered once, unless the signal fell into
-    the last lines of step(), when the results are on their way to whoever is being interrupted.
-    """
-    counter = AtLine()
-    *_, came = short_story(counter)
-    assert not came and len(counter.lines) > 1000
-    first: dict[tuple[str, int, str], int] = {}
-    last: dict[tuple[str, int, str], int] = {}
-    for number, line in enumerate(counter.lines):
-        first.setdefault(line, number)
-        last[line] = number
-    lost = set()
-    for number in sorted({*first.values(), *last.values()}):
-        at = AtLine(number)
-        party, indices, book, came = short_story(at)
-        assert came and at.where == counter.lines[number]
-        try:
-            outputs = book.finish()
-            for name, output in outputs.items():
-                if output.outputs[0].finish_reason != "abort":
-                    as_alone(name, output, indices[int(name[1:])])
-                if book.tokens(name) != output.outputs[0].tokens:
-                    lost.add(at.where)
-            missing = {"g0", "g1", "g2", "g3"} - outputs.keys()
-            assert len(missing) <= 1, missing  # an add that was interrupted before it began
-            assert not party.engine.requests and not party.memory.held
-            assert not party.engine._in_step and not party.engine._delivery._own
-        except Exception as error:
-            raise AssertionError(f"SIGINT before {at.where}") from error
-    functions = {name for _, _, name in first}
-    assert {"schedule_running", "preempt", "update", "_append", "deliver", "abort"} <= functions
-    assert {name for _, _, name in lost} <= {"step", "take"}, lost
-    print(len(first), "lines; lost at", lost)

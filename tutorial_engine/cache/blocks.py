@@ -128,7 +128,7 @@ class BlockManager:
         changed = len(table)
         first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
         copies = first < changed and not self._is_own(table[first])
-        if max(num_new, 0) + copies > self.num_free:
+        if max(num_new, 0) + copies > len(self.free_queue):
             return None
         if copies:
             changed = first

@@ -12,8 +12,7 @@ from torch import Tensor
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.slot_numbers import SlotNumbers
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig

@@ -16,7 +16,8 @@ from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.sampling.stopping import StopChecker
-from tutorial_engine.trace.events import Recorder, Scheduled, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.trace.history import history
 
 
 class Job(NamedTuple):
@@ -60,6 +61,7 @@ def dry_run(
             scheduled = scheduler.schedule()
             if not scheduled:
                 raise RuntimeError(f"step {trace.step} runs no token, and there is work to do")
+            trace.record(Planned)
             num_tokens = sum(share.num_tokens for share in scheduled)
             clock.forward_done(num_tokens)
             due = [share.request.request_id for share in scheduled if share.yields_token]
@@ -74,10 +76,5 @@ def dry_run(
 
 def steps(trace: Trace) -> list[dict[str, int]]:
     """What each step ran: request_id → number of tokens; idle steps are left out."""
-    found: dict[int, dict[str, int]] = {}
-    for event in trace.events:
-        if isinstance(event, StepBegan):
-            found[event.step] = {}  # one that was broken off is forgotten
-        elif isinstance(event, Scheduled):
-            found[event.step][event.request_id] = len(event.slots)
-    return list(found.values())
+    ran = (step.scheduled.items() for step in history(trace))
+    return [{name: len(event.slots) for name, event in scheduled} for scheduled in ran]

@@ -78,7 +78,7 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
         tie_word_embeddings=False,
         eos_token_ids=(0,),
     )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).draw_weights()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
