@@ -6,7 +6,7 @@ head_dim.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -145,10 +145,10 @@ class SlotNumbers:
     """The slots of a sequence by position, in `slots`: a list that its owner makes longer.
 
     The same numbers stand in a tensor that grows by doubling, so that a token more costs one number
-    and no copy. Whoever changes the list otherwise says from where on (`changed`).
+    and no copy. Any other change is a `replace`.
     """
 
-    def __init__(self, slots: Sequence[int], device: torch.device) -> None:
+    def __init__(self, slots: list[int], device: torch.device) -> None:
         self.slots, self._device = slots, device
         self._run = 0  # leading slots that are neighbours
         self._known = 0  # leading slots that stand in the tensor
@@ -169,15 +169,16 @@ class SlotNumbers:
             self._known = len(slots)
         return self._tensor[:n].to(self._device)
 
-    def changed(self, start: int) -> None:
-        """The slots from `start` on are others now."""
+    def replace(self, start: int, slots: list[int]) -> None:
+        """In place of those from position `start` on come these."""
+        self.slots[start:] = slots
         self._run, self._known = min(self._run, start), min(self._known, start)
 
     def check_integrity(self) -> None:
         """AssertionError if slice or tensor are not what the list says."""
         got = self.first(len(self.slots))
         told = list(range(got.start, got.stop)) if isinstance(got, slice) else got.tolist()
-        assert told == list(self.slots), f"the slots are {self.slots}, the tensor says {told}"
+        assert told == self.slots, f"the slots are {self.slots}, the tensor says {told}"
 
     def _grow(self, length: int) -> None:
         with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
