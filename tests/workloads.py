@@ -421,7 +421,7 @@ class Party:
 
     memory: Any
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, tokenizer: Tokenizer | None = None) -> None:
         self.workload, self.recorder = workload, Recorder()
         self.memory = self.make_memory()
         config = EngineConfig(
@@ -434,7 +434,7 @@ class Party:
         )
         self.engine = LLMEngine(
             small_model(),
-            the_tokenizer(),
+            tokenizer or the_tokenizer(),
             config,
             scheduler=POLICIES[workload.policy],
             memory=self.memory,
