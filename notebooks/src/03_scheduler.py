@@ -296,7 +296,7 @@ for event in trace.events[:8]:
 # compared with the live engine, step by step:
 
 # %%
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
 from tutorial_engine.trace.events import Trace
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
@@ -308,7 +308,7 @@ while engine.has_unfinished_requests:
     live.append(engine.state())
 trace = engine.trace.trace()
 print("steps:", len(live), "events:", len(trace.events))
-print("replay = live engine:", [state.unfinished() for state in states(trace)] == live)
+print("replay = live engine:", [step.after.unfinished() for step in history(trace)] == live)
 print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
 
 # %% [markdown]

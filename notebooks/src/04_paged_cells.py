@@ -15,7 +15,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
 from tutorial_engine.sampling.sampler import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.tokens import token_label
@@ -63,7 +63,8 @@ predictions.ask(
 
 # %%
 used = [
-    sum(len(r.slots) for r in state.requests.values()) for state in states(on_rows.trace.trace())
+    sum(len(r.slots) for r in step.after.requests.values())
+    for step in history(on_rows.trace.trace())
 ]
 predictions.reveal("waste", "about 30" if max(used) < 60 else "about 100")
 print("slots in use after each step:", used, "(those that ended are gone)")
@@ -691,8 +692,8 @@ print("two samples, as alone:", [one.token_ids for one in answers.outputs] == al
 print(
     "most slots used:",
     max(
-        len({s for r in st.requests.values() for s in r.slots})
-        for st in states(two_on_cells.trace.trace())
+        len({s for r in step.after.requests.values() for s in r.slots})
+        for step in history(two_on_cells.trace.trace())
     ),
 )
 # %% [markdown]

@@ -5,7 +5,7 @@ step by step by `trace.history`. Every picture of the engine is drawn from one. 
 names only: no engine, no model and no picture.
 """
 
-from tutorial_engine.trace.events import Event, Recorder, RequestEvent, Trace
-from tutorial_engine.trace.history import EngineState, RequestState
+from tutorial_engine.trace.events import EngineState, Recorder, RequestState, Trace
+from tutorial_engine.trace.history import Step, history
 
-__all__ = ["EngineState", "Event", "Recorder", "RequestEvent", "RequestState", "Trace"]
+__all__ = ["EngineState", "Recorder", "RequestState", "Step", "Trace", "history"]
