@@ -62,14 +62,14 @@ def test_tokens_are_those_of_each_request_alone_wherever_the_dial_stands(positio
 
 
 def test_the_dial_sees_a_map_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = PagedKVCache._slots
+    right = PagedKVCache._slots_of
 
-    def mirrored(self: PagedKVCache, table: Sequence[int], start: int, end: int) -> Sequence[int]:
-        return list(reversed(right(self, table, start, end)))
+    def all_in_one(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
+        return right(self, list(blocks[:1]) * len(blocks))
 
     dial = Dial(load_model(), arrivals(3), 128, 64)
     assert dial.at(4).tokens_equal
-    monkeypatch.setattr(PagedKVCache, "_slots", mirrored)
+    monkeypatch.setattr(PagedKVCache, "_slots_of", all_in_one)
     assert not dial.at(4).tokens_equal
 
 
@@ -122,7 +122,7 @@ def test_only_pages_find_tokens_and_only_whole_blocks() -> None:
 
 def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = [0]
-    read = KVStorage.read
+    read = KVStorage._read_into_scratch
 
     def counting(self: KVStorage, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         k, v = read(self, layer, slots)
@@ -132,7 +132,7 @@ def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.Mo
 
     dial = Dial(load_model(), arrivals(), 128, 64)
     assert dial.expected  # before anything is counted
-    monkeypatch.setattr(KVStorage, "read", counting)
+    monkeypatch.setattr(KVStorage, "_read_into_scratch", counting)
     found = {}
     for position in (CELLS, 1, 4, 16, ROWS):
         copied[0] = 0
