@@ -22,6 +22,7 @@ class KVStorage:
 
     `k[layer]` is [H_kv, slots, D], or [slots, H_kv, D] with slots_first; `v` likewise with its own
     D. Slots that were never written hold whatever was in the memory, and must never be read.
+    ValueError, with the bytes, when there is no memory for them.
     """
 
     def __init__(
@@ -35,11 +36,18 @@ class KVStorage:
         self.spec, self.num_slots, self.slots_first = spec, num_slots, slots_first
         self._slot_axis = 0 if slots_first else 1  # of one layer's tensor
         axes = (num_slots, spec.num_kv_heads) if slots_first else (spec.num_kv_heads, num_slots)
-        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
-            self.k, self.v = (
-                torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
-                for dim in (spec.k_head_dim, spec.v_head_dim)
-            )
+        try:
+            with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+                self.k, self.v = (
+                    torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
+                    for dim in (spec.k_head_dim, spec.v_head_dim)
+                )
+        except RuntimeError as error:  # PyTorch's allocator
+            raise ValueError(
+                f"no memory for {num_slots:,} slots of {spec.bytes_per_token:,} bytes "
+                f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "
+                "(max_seqs, max_num_seqs), blocks or cells, or a shorter max_len"
+            ) from error
         # indexing a tensor makes a new view each time; a step needs every layer's
         self._k_of, self._v_of = list(self.k), list(self.v)
         self._scratch = [self.k.new_empty(0), self.v.new_empty(0)]
