@@ -17,18 +17,17 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import PoolHistory
 from tutorial_engine.viz.cache_plots import HATCH
+from tutorial_engine.viz.parts import WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import (
+from tutorial_engine.viz.pool_view import (
     LEFT,
     USED,
-    WIDTH,
     draw_key,
     draw_names,
     draw_pool,
     looks_of,
     strip_height,
 )
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, finish, house_style, new_figure
 
 Run = Trace | PoolHistory
@@ -107,7 +106,7 @@ def slots_at(runs: Mapping[str, Run], step: int) -> Picture:
     looks = looks_of(list(found.values()))
     line = max(h.pool.unit for h in found.values()) if len(found) > 1 else 64
     top, heights = 66.0, [strip_height(h.pool, line) for h in found.values()]
-    scene = Scene(WIDTH, top + sum(heights) + 4, tip_at=(LEFT, top + sum(heights)))
+    scene = Sheet(WIDTH, top + sum(heights) + 4, tip_at=(LEFT, top + sum(heights)))
     scene.text("title", 10, 22, f"the same requests, step {step}", 15, font_weight="bold")
     draw_key(scene, 22)
     draw_names(scene, looks, 48, {n for h in found.values() for n in h.snapshots[step].entries})
