@@ -352,7 +352,9 @@ def roofline_picture(
     return finish(figure, f"{start} FLOP/byte: {'; '.join(told)}.")
 
 
-def _name_points(figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]]) -> None:
+def _name_points(
+    figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]], roof: float
+) -> None:
     """Each name beside its point, left of those at the right end; none covers another."""
     figure.draw_without_rendering()  # only now is it known where the points are
     free = ax.transData.transform((1, roof))[1] - 20  # pixels: down from here nothing is written
