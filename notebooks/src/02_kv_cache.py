@@ -849,7 +849,7 @@ for own in (
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
 
 logging.disable_progress_bar()
@@ -861,9 +861,9 @@ def our_cache():
 
 
 paths = our_paths(model) | {
-    "transformers, no cache": Path(lambda n: TransformersRunner(theirs, use_cache=False)),
-    "transformers, driven by our loop": Path(lambda n: TransformersRunner(theirs)),
-    "transformers, over our cache": Path(lambda n: TransformersRunner(theirs, our_cache)),
+    "transformers, no cache": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
+    "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
+    "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
 }
 print(table(ledger(paths, prompts, num_tokens=12)))
 
@@ -890,7 +890,7 @@ from tutorial_engine.engine.runner import make_runner
 in_bf16 = load_model(dtype=torch.bfloat16)
 bf16_paths = {
     "no cache": paths["no cache"],
-    "static cache, bf16": Path(lambda n: make_runner(in_bf16, max_len=64)),
+    "static cache, bf16": runner_path(lambda n: make_runner(in_bf16, max_len=64)),
 }
 row = ledger(bf16_paths, prompts, num_tokens=16)[1]
 print("beyond the fp32 tolerance:", row.difference > row.tolerance)

@@ -874,13 +874,12 @@ explorer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab import engine_paths
-from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-paths = our_paths(model) | {"transformers": Path(lambda n: TransformersRunner(theirs))}
+paths = our_paths(model) | {"transformers": runner_path(lambda n: TransformersRunner(theirs))}
 paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
 print(table(ledger(paths, prompts, num_tokens=12)))
 
