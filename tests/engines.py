@@ -68,4 +68,4 @@ class BackendRunner(CachedRunner):
         attention: AttentionBackend | None = None,
     ) -> None:
         super().__init__(model, cache)
-        self.attention = attention or NaiveAttention(cache=cache.storage)
+        self.attention = attention or NaiveAttention(cache=cache.storage)  # type: ignore[assignment]

@@ -214,7 +214,7 @@ predictions.ask(
 
 # %% tags=["figure-phases"]
 from tutorial_engine.model.attention import causal_mask
-from tutorial_engine.viz.plots import mask_picture
+from tutorial_engine.viz.attention_plots import mask_picture
 
 masks = {
     "prefill: 7 queries": causal_mask(7, 7),
@@ -543,7 +543,7 @@ def both_ways(n):
 
 
 # %% tags=["nbval-ignore-output", "figure-latency"]
-from tutorial_engine.viz.speed_plots import latency_picture
+from tutorial_engine.viz.cache_plots import latency_picture
 
 lengths = [2, 4, 8, 16, 32, 64, 128, 256, 512]
 seconds = {n: both_ways(n) for n in lengths}
@@ -675,7 +675,7 @@ def seconds_for(rows, new, old):
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
 from tutorial_engine.bench.roofline import measure_bandwidth, measure_peak_flops
-from tutorial_engine.viz.speed_plots import roofline_picture
+from tutorial_engine.viz.cache_plots import roofline_picture
 
 bandwidth, peak = measure_bandwidth(), measure_peak_flops(torch.float32)
 points, took = [], {}

@@ -713,8 +713,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-shift"]
-from tutorial_engine.learn.shift_lab import random_model, shift_gap
-from tutorial_engine.viz.cell_plots import shift_picture
+from tutorial_engine.lab.shift import random_model, shift_gap
+from tutorial_engine.viz.memory_plots import shift_picture
 
 twenty = (ids_a + ids_b)[:20]
 gaps = [shift_gap(random_model(depth), [i % 97 for i in twenty], 6) for depth in (1, 3)]
@@ -800,7 +800,7 @@ for p in points:
     )
 
 # %% tags=["figure-dial"]
-from tutorial_engine.viz.dial_plots import dial
+from tutorial_engine.viz.memory_plots import dial
 
 dial(points)
 

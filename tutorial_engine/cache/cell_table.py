@@ -72,13 +72,13 @@ class CellTable:
         """Do keys wait to be turned?"""
         return bool(self._lagging)
 
-    def cells_of(self, seq_id: SeqId) -> Sequence[int]:
+    def cells_of(self, seq_id: SeqId) -> list[int]:
         """A sequence's cells by position; cells of equal position by number. Read it only.
 
         `place` makes the list longer; whatever else changes it makes a new one. So whoever keeps it
         sees by `is` whether the part that it knows still holds.
         """
-        return self._cells.get(seq_id, ())
+        return self._cells.get(seq_id, [])
 
     def next_pos(self, seq_id: SeqId) -> int:
         """The position after a sequence's last one; 0 when it has none."""

@@ -12,8 +12,7 @@ import torch
 from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.slot_numbers import SlotNumbers
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
@@ -64,11 +63,7 @@ class CellKVCache:
     ) -> "CellKVCache":
         """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, dtype, tp_size)
-        try:
-            storage = KVStorage(spec, num_cells, device, slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            needed = spec.bytes_per_token * num_cells
-            raise ValueError(f"no memory for {num_cells} cells ({needed:,} bytes)") from error
+        storage = KVStorage(spec, num_cells, device, slots_first)
         return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
 
     @property
@@ -92,7 +87,8 @@ class CellKVCache:
                 return None
             self.free(given_up)
         self._waiting.pop(seq_id, None)
-        self.apply_shifts()
+        if self.table.has_shifts:
+            self.apply_shifts()
         end, cells = min(first + num_new, len(token_ids)), self.table.cells_of(seq_id)
         num_cells = len(cells) - (self.table.next_pos(seq_id) - end)  # the others are for later
         new = cells[num_cells - (end - first) : num_cells]
@@ -102,10 +98,10 @@ class CellKVCache:
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> int | None:
         """Cells for the next tokens → the position of the first of them, or None."""
-        is_new = seq_id in self._waiting or not self.table.cells_of(seq_id)
-        first = max(num_computed, self._shared.get(seq_id, 0))
-        self._check_computed(seq_id, first)
-        start = self.table.next_pos(seq_id)
+        first, start = max(num_computed, self._shared.get(seq_id, 0)), self.table.next_pos(seq_id)
+        if first != start:
+            self._check_computed(seq_id, first, start)
+        is_new = start == 0 or seq_id in self._waiting
         end = len(token_ids) if is_new else min(first + num_new, len(token_ids))
         if start < end:
             new = self.table.find_slot(end - start)
@@ -115,13 +111,10 @@ class CellKVCache:
             self._record(CellsTaken, seq_id, start, tuple(new))
         return first
 
-    def _check_computed(self, seq_id: str, num_computed: int) -> None:
-        """Cells from this position on, if any, must be one for each token to run, and its own."""
-        table, end = self.table, self.table.next_pos(seq_id)
-        if num_computed == end:
-            return
-        cells = table.cells_of(seq_id)
-        ahead = [table[cell] for cell in cells[max(len(cells) - (end - num_computed), 0) :]]
+    def _check_computed(self, seq_id: str, num_computed: int, end: int) -> None:
+        """Cells from num_computed to `end` must be one for each token to run, and its own."""
+        cells = self.table.cells_of(seq_id)
+        ahead = [self.table[cell] for cell in cells[max(len(cells) - (end - num_computed), 0) :]]
         positions = [cell.pos for cell in ahead if len(cell.owners) == 1]
         if num_computed > end or positions != list(range(num_computed, end)):
             raise ValueError(
@@ -211,9 +204,9 @@ class CellKVCache:
 
         R(p + d) = R(d) R(p), so the key of position p becomes that of p + d. V has no position.
         """
-        if not self.table.has_shifts:
-            return 0
         shifts = self.table.take_shifts()
+        if not shifts:
+            return 0
         device = self.storage.device
         cells = torch.tensor(list(shifts), device=device)
         angles = self.rope(torch.tensor(list(shifts.values()), device=device))

@@ -12,8 +12,7 @@ from torch import Tensor
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.slot_numbers import SlotNumbers
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
@@ -33,18 +32,6 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
             f"{spec.num_layers} layers needs {needed:,} bytes, {memory_bytes:,} are given"
         )
     return memory_bytes // needed
-
-
-class _BlockSlots:
-    """A sequence's blocks as slots, and the `num_found` tokens that were there before it ran.
-
-    A fork that waits for admission has no slots yet.
-    """
-
-    def __init__(self, num_found: int, is_waiting: bool, device: torch.device) -> None:
-        self.num_found, self.is_waiting = num_found, is_waiting
-        self.slots: list[int] = []  # one for each position of its blocks
-        self.numbers = SlotNumbers(self.slots, device)
 
 
 class PagedKVCache:
@@ -78,7 +65,8 @@ class PagedKVCache:
             copy=self._copy_block,
             trace=trace,
         )
-        self._slots: dict[str, _BlockSlots] = {}  # seq_id -> its slots, in order of coming
+        self._slots: dict[str, SlotNumbers] = {}  # seq_id -> slots of its blocks, once admitted
+        self._found: dict[str, int] = {}  # seq_id -> tokens that were here before it ran
 
     @classmethod
     def from_config(
@@ -107,13 +95,7 @@ class PagedKVCache:
             raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
         at_least_one("num_blocks", num_blocks)
         at_least_one("block_size", block_size)
-        try:
-            storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            needed = spec.bytes_per_token * num_blocks * block_size
-            raise ValueError(
-                f"no memory for {num_blocks} blocks of {block_size} tokens ({needed:,} bytes)"
-            ) from error
+        storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
         return cls(
             storage,
             block_size,
@@ -143,41 +125,41 @@ class PagedKVCache:
         ValueError for a sequence with computed tokens that this memory does not hold.
         """
         while (changed := self.reserve(seq_id, token_ids, num_computed, num_new)) is None:
-            waiting = [other for other, own in self._slots.items() if own.is_waiting]
-            given_up = fork_to_give_up(seq_id, waiting, self._slots)
+            waiting = [other for other in self._found if other not in self._slots]
+            given_up = fork_to_give_up(seq_id, waiting, self._found)
             if given_up is None:
                 return None
             self.free(given_up)
-        own, table = self._slots[seq_id], self.blocks.tables[seq_id]
-        own.is_waiting = False
+        slots, table = self._slots[seq_id], self.blocks.tables[seq_id]
         if changed < len(table):
-            self._follow(own, table, changed)
-        first = max(num_computed, own.num_found)
+            slots.replace(changed * self.block_size, self._slots_of(table[changed:]))
+        first = max(num_computed, self._found[seq_id])
         end = min(first + num_new, len(token_ids))
-        return Allocation(first, own.slots[first:end], own.numbers.first(end))
+        return Allocation(first, slots.slots[first:end], slots.first(end))
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> int | None:
         """Blocks for the next tokens → the first table entry that is new, or None."""
-        own = self._slots.get(seq_id)
-        known = 0 if own is None else own.num_found if own.is_waiting else len(own.slots)
+        slots, found = self._slots.get(seq_id), self._found.get(seq_id)
+        known = (found or 0) if slots is None else len(slots.slots)
         if num_computed > known:
             raise ValueError(
                 f"sequence {seq_id} says that {num_computed} of its tokens are computed, here are "
                 f"{known} at most: set num_computed_tokens to 0, and they are run again"
             )
-        if own is None:
+        if slots is not None:
+            first = max(num_computed, self._found[seq_id])
+            return self.blocks.extend(seq_id, first, min(first + num_new, len(token_ids)))
+        if found is None:
             found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
             if found is None:
                 return None
-            self._slots[seq_id] = _BlockSlots(found, False, self.storage.device)
-            return 0
-        if own.is_waiting:
-            done = self.blocks.extend(seq_id, own.num_found, len(token_ids))
-            return None if done is None else 0  # none of its entries has become slots yet
-        first = max(num_computed, own.num_found)
-        return self.blocks.extend(seq_id, first, min(first + num_new, len(token_ids)))
+            self._found[seq_id] = found
+        elif self.blocks.extend(seq_id, found, len(token_ids)) is None:  # a fork that waits
+            return None
+        self._slots[seq_id] = SlotNumbers([], self.storage.device)
+        return 0
 
     def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """The tokens that must have room before a sequence is let in: all, or it might thrash."""
@@ -195,40 +177,33 @@ class PagedKVCache:
         """
         if num_tokens:
             self.blocks.fork(parent_id, child_id, num_tokens)
-            self._slots[child_id] = _BlockSlots(num_tokens, True, self.storage.device)
+            self._found[child_id] = num_tokens
         return num_tokens
 
     def free(self, seq_id: str) -> None:
         """As KVCacheManager.free; what its full blocks hold stays there until they are taken."""
         self.blocks.free(seq_id)
         self._slots.pop(seq_id, None)
+        self._found.pop(seq_id, None)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: its blocks, by position, and their slots."""
-        own = self._slots.get(seq_id)
-        if own is None:
-            return SequenceMemory()
-        return SequenceMemory(tuple(self.blocks.tables[seq_id]), tuple(own.slots))
+        """As KVCacheManager.describe: its blocks, and the slots of them once it is admitted."""
+        slots = self._slots[seq_id].slots if seq_id in self._slots else ()
+        return SequenceMemory(tuple(self.blocks.tables.get(seq_id, ())), tuple(slots))
 
     def check_integrity(self) -> None:
         """As KVCacheManager.check_integrity: the blocks', and that slots are tables'."""
         self.blocks.check_integrity()
         tables = self.blocks.tables
-        assert self._slots.keys() == tables.keys(), f"{set(self._slots)} hold, {set(tables)} have"
-        for seq_id, own in self._slots.items():
-            table = tables[seq_id]
-            want = [] if own.is_waiting else self._slots_of(table)
-            assert own.slots == want, f"the slots of {seq_id} are not those of {table}"
-            assert own.num_found <= len(table) * self.block_size, f"{seq_id} has {table}"
-            own.numbers.check_integrity()
+        assert self._found.keys() == tables.keys(), f"{set(self._found)} hold, {set(tables)} have"
+        for seq_id, found in self._found.items():
+            assert found <= len(tables[seq_id]) * self.block_size, f"{found} tokens of {seq_id}"
+        for seq_id, slots in self._slots.items():
+            want = self._slots_of(tables[seq_id])
+            assert slots.slots == want, f"the slots of {seq_id} are not those of {tables[seq_id]}"
+            slots.check_integrity()
 
     # ---- inside
-
-    def _follow(self, own: _BlockSlots, table: Sequence[int], changed: int) -> None:
-        """The table is another from entry `changed` on: so are the slots."""
-        start = changed * self.block_size
-        own.slots[start:] = self._slots_of(table[changed:])
-        own.numbers.changed(start)
 
     def _slots_of(self, blocks: Sequence[int]) -> list[int]:
         size = self.block_size

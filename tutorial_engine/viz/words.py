@@ -23,10 +23,10 @@ def tokens(count: int) -> str:
     return counted(count, "token")
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], link: str = "and") -> str:
     """`A`, `A and B`, `A, B and C`."""
     *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {link} {last}" if most else last
 
 
 def verb(names: Iterable[str], one: str, many: str) -> str:
