@@ -32,7 +32,7 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.plots import attention_picture
+from tutorial_engine.viz.attention_plots import attention_picture
 from tutorial_engine.viz.tokens import token_labels
 model, tokenizer = load_model(), load_tokenizer()
 with torch.inference_mode():

@@ -214,7 +214,7 @@ predictions.ask(
 
 # %% tags=["figure-phases"]
 from tutorial_engine.model.attention import causal_mask
-from tutorial_engine.viz.plots import mask_picture
+from tutorial_engine.viz.attention_plots import mask_picture
 
 masks = {
     "prefill: 7 queries": causal_mask(7, 7),
@@ -543,7 +543,7 @@ def both_ways(n):
 
 
 # %% tags=["nbval-ignore-output", "figure-latency"]
-from tutorial_engine.viz.speed_plots import latency_picture
+from tutorial_engine.viz.cache_plots import latency_picture
 
 lengths = [2, 4, 8, 16, 32, 64, 128, 256, 512]
 seconds = {n: both_ways(n) for n in lengths}
@@ -660,7 +660,7 @@ predictions.ask(
 from tutorial_engine.model.blocked_attention import fast_attention
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-large = Qwen3ForCausalLM(four_layers).requires_grad_(False).eval()
+large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
 large.prepack()
 
 
@@ -675,7 +675,7 @@ def seconds_for(rows, new, old):
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
 from tutorial_engine.bench.roofline import measure_bandwidth, measure_peak_flops
-from tutorial_engine.viz.speed_plots import roofline_picture
+from tutorial_engine.viz.cache_plots import roofline_picture
 
 bandwidth, peak = measure_bandwidth(), measure_peak_flops(torch.float32)
 points, took = [], {}
@@ -849,7 +849,7 @@ for own in (
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
 
 logging.disable_progress_bar()
@@ -861,9 +861,9 @@ def our_cache():
 
 
 paths = our_paths(model) | {
-    "transformers, no cache": Path(lambda n: TransformersRunner(theirs, use_cache=False)),
-    "transformers, driven by our loop": Path(lambda n: TransformersRunner(theirs)),
-    "transformers, over our cache": Path(lambda n: TransformersRunner(theirs, our_cache)),
+    "transformers, no cache": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
+    "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
+    "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
 }
 print(table(ledger(paths, prompts, num_tokens=12)))
 
@@ -890,7 +890,7 @@ from tutorial_engine.engine.runner import make_runner
 in_bf16 = load_model(dtype=torch.bfloat16)
 bf16_paths = {
     "no cache": paths["no cache"],
-    "static cache, bf16": Path(lambda n: make_runner(in_bf16, max_len=64)),
+    "static cache, bf16": runner_path(lambda n: make_runner(in_bf16, max_len=64)),
 }
 row = ledger(bf16_paths, prompts, num_tokens=16)[1]
 print("beyond the fp32 tolerance:", row.difference > row.tolerance)

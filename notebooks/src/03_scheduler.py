@@ -332,7 +332,7 @@ for out in serve(engine, arrivals):
     print(f"{out.request_id}: waits {ms[0]}, TTFT {ms[1]}, TPOT {ms[2]}, total {ms[3]} ms")
 
 # %% tags=["figure-one-request"]
-from tutorial_engine.viz.request_life import one_request
+from tutorial_engine.viz.request_plots import one_request
 
 one_request(engine.trace.trace(), "C")
 
@@ -874,13 +874,12 @@ explorer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab import engine_paths
-from tutorial_engine.lab.ledger import Path, ledger, our_paths, table
+from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-paths = our_paths(model) | {"transformers": Path(lambda n: TransformersRunner(theirs))}
+paths = our_paths(model) | {"transformers": runner_path(lambda n: TransformersRunner(theirs))}
 paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
 print(table(ledger(paths, prompts, num_tokens=12)))
 

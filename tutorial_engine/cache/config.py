@@ -60,7 +60,7 @@ class CacheConfig:
     """What the engine decides about its cache: rows, their length, where and how it is stored.
 
     `max_len` None or 0 means the model's maximum, and never gets beyond it. `slots_first` swaps the
-    two middle axes of a layer's shelf (vLLM's NHD instead of HND). ValueError for sizes below 1.
+    two middle axes of a layer's K and V (vLLM's NHD instead of HND). ValueError for sizes below 1.
     """
 
     max_seqs: int = 1

@@ -1,249 +1,198 @@
-"""Introduced in notebook 02. Keys and values of the past, so that every token is run only once.
+"""Introduced in notebook 02. Rows: every sequence has max_len slots of its own, used or not.
 
-A cache is shelves (KVStorage) and an address book. Here are the simplest book, one row of slots per
-sequence, and the naive twin that has neither and concatenates. Knows no model, and of attention
-only what it asks a cache for. Shapes: T tokens, H_kv key/value heads, D head_dim.
+The simplest map from positions to slots, and the naive twin that has no slots and concatenates.
+Knows no model, and of attention only what it asks a cache for. Shapes: T tokens, H_kv key/value
+heads, D head_dim.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.memory import SequenceMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.attention import KVCache
-from tutorial_engine.model.batch import Batch, Slots
+from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.config import ModelConfig
-
-
-class Allocation(NamedTuple):
-    """Room for the next tokens of a sequence: the position of the first and where all of it lies.
-
-    `new_slots` are those to write; `context_slots` those of positions 0 .. last, new ones included.
-    """
-
-    first_position: int
-    new_slots: Sequence[int]
-    context_slots: Slots
-
-
-class TokenCache(KVCache, Protocol):
-    """What `prefill` and `decode` need of a cache, whatever its layout."""
-
-    @property
-    def seq_lens(self) -> Sequence[int]:
-        """Tokens cached for each sequence."""
-        ...
-
-    @property
-    def max_len(self) -> int | None:
-        """Tokens that a sequence can have at most; None = no limit of its own."""
-        ...
-
-    def batch(self, sequences: Sequence[Sequence[int]], seq_ids: Sequence[int] | None) -> Batch:
-        """The next tokens of these sequences, addressed. Nothing is written."""
-        ...
-
-    def commit(self, batch: Batch) -> None:
-        """The forward over this batch is done: its tokens count from now on."""
-        ...
-
-    def reset(self, seq_id: int | None = None) -> None:
-        """Forget one sequence, or all."""
-        ...
+from tutorial_engine.trace.events import Recorder, RowFreed, RowTaken, Setting
 
 
 class StaticKVCache:
-    """The simplest address book: row s owns the slots s · max_len .. (s + 1) · max_len − 1.
+    """A KVCacheManager: slot = row · max_len + position. A row for each sequence, while there are.
 
-    It alone owns the lengths. A forward takes `batch(...)` before, `commit(batch)` after: between
-    the two, all layers see the same length, and a forward that fails leaves no trace.
+    Nothing ever runs out in the middle of a sequence, and nothing is shared.
     """
 
-    def __init__(self, storage: KVStorage, num_rows: int, max_len: int) -> None:
+    def __init__(
+        self, storage: KVStorage, num_rows: int, max_len: int, trace: Recorder | None = None
+    ) -> None:
         at_least_one("num_rows", num_rows)
         if num_rows * max_len != storage.num_slots:
             raise ValueError(
                 f"{num_rows} rows of {max_len} need {num_rows * max_len} slots, the storage has "
                 f"{storage.num_slots}"
             )
-        self.storage, self.num_rows, self.max_len = storage, num_rows, max_len
-        self._lens = [0] * num_rows
+        self.storage, self.num_rows, self.max_len, self.trace = storage, num_rows, max_len, trace
+        self._free = list(reversed(range(num_rows)))  # the last one is taken first
+        self._rows: dict[str, int] = {}  # seq_id -> row
 
     @classmethod
-    def from_config(cls, model: ModelConfig, config: CacheConfig) -> "StaticKVCache":
-        """A cache that fits the model, with the rows, length, dtype and device of the config."""
+    def from_config(
+        cls, model: ModelConfig, config: CacheConfig, trace: Recorder | None = None
+    ) -> "StaticKVCache":
+        """A cache that fits the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, config.dtype, config.tp_size)
-        max_len = config.length_for(model)
-        slots = config.max_seqs * max_len
-        storage = KVStorage(spec, slots, config.device, config.slots_first)
-        return cls(storage, config.max_seqs, max_len)
-
-    @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """Tokens cached in each row."""
-        return tuple(self._lens)
+        rows, max_len = config.max_seqs, config.length_for(model)
+        storage = KVStorage(spec, rows * max_len, config.device, config.slots_first)
+        return cls(storage, rows, max_len, trace)
 
     @property
     def num_bytes(self) -> int:
         """Bytes per token · rows · max_len, used or not."""
         return self.storage.num_bytes
 
-    def allocate(self, seq_id: int, num_tokens: int) -> Allocation:
-        """Address the next num_tokens of a row. Nothing is written, nothing is reserved.
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that are nobody's."""
+        return len(self._free)
 
-        ValueError, with the numbers, for a row that is not there or does not have the room.
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """As KVCacheManager.settings."""
+        return {"num_rows": self.num_rows, "row_len": self.max_len}
+
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        """As KVCacheManager.allocate: a sequence without a row takes one that is free.
+
+        ValueError, with the numbers, for tokens that no row has room for.
         """
-        self._check_row(seq_id)
-        start, end = self._lens[seq_id], self._lens[seq_id] + num_tokens
+        end = min(num_computed + num_new, len(token_ids))
         if end > self.max_len:
             raise ValueError(
-                f"row {seq_id} holds {start} of {self.max_len} tokens; {num_tokens} more do not "
-                "fit: make the cache longer (max_len) or the prompt shorter"
+                f"sequence {seq_id} would have {end} tokens, a row has room for {self.max_len}: "
+                "make the cache longer (max_len) or the prompt shorter"
             )
-        base = seq_id * self.max_len
-        return Allocation(start, range(base + start, base + end), slice(base, base + end))
-
-    def batch(
-        self, sequences: Sequence[Sequence[int]], seq_ids: Sequence[int] | None = None
-    ) -> Batch:
-        """The next tokens of these sequences (rows 0, 1, ... unless named), ready for a forward."""
-        seq_ids = range(len(sequences)) if seq_ids is None else seq_ids
-        _once_each(sequences, seq_ids)
-        rooms = [self.allocate(s, len(ids)) for s, ids in zip(seq_ids, sequences, strict=True)]
-        device = self.storage.k.device
-        batch = Batch.from_sequences(sequences, [room.first_position for room in rooms], device)
-        new_slots = [slot for room in rooms for slot in room.new_slots]
-        return batch.with_slots(
-            seq_ids,
-            torch.tensor(new_slots, device=device),
-            [room.context_slots for room in rooms],
+        row = self._rows.get(seq_id)
+        if row is None:
+            if not self._free:
+                return None
+            row = self._rows[seq_id] = self._free.pop()
+            if self.trace is not None:
+                self.trace.record(RowTaken, seq_id, row)
+        start = row * self.max_len
+        return Allocation(
+            num_computed, range(start + num_computed, start + end), slice(start, start + end)
         )
 
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Sequence[tuple[Tensor, Tensor]]:
-        """As KVStorage.update: the batch carries all addresses."""
-        return self.storage.update(layer, k, v, batch)
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        """As KVCacheManager.commit: a row has nothing to note."""
 
-    def commit(self, batch: Batch) -> None:
-        """The forward is done: its tokens count from now on. Once per forward, not per layer.
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
+        """As KVCacheManager.fork: rows share nothing."""
+        return 0
 
-        ValueError, and nothing counted, for a batch that does not begin where its rows end.
-        """
-        for seq_id, num_tokens, slots in zip(
-            batch.seq_ids, batch.query_lens, batch.context_slots, strict=True
-        ):
-            assert isinstance(slots, slice), "rows are slices"
-            start = slots.stop - slots.start - num_tokens
-            if start != self._lens[seq_id]:
-                raise ValueError(
-                    f"this batch begins at position {start} of row {seq_id}, which holds "
-                    f"{self._lens[seq_id]} tokens: was it committed already?"
-                )
-        for seq_id, num_tokens in zip(batch.seq_ids, batch.query_lens, strict=True):
-            self.advance(seq_id, num_tokens)
+    def free(self, seq_id: str) -> None:
+        """As KVCacheManager.free; what the slots hold stays there, and is never read."""
+        row = self._rows.pop(seq_id, None)
+        if row is not None:
+            self._free.append(row)
+            if self.trace is not None:
+                self.trace.record(RowFreed, seq_id, row)
 
-    def advance(self, seq_id: int, num_tokens: int) -> None:
-        """The next num_tokens of one row are written: they count from now on."""
-        self._lens[seq_id] += num_tokens
-        assert 0 <= self._lens[seq_id] <= self.max_len, f"row {seq_id} is fuller than full"
+    def describe(self, seq_id: str) -> SequenceMemory:
+        """As KVCacheManager.describe: its row, once it has one."""
+        row = self._rows.get(seq_id)
+        if row is None:
+            return SequenceMemory()
+        return SequenceMemory((row,), tuple(range(row * self.max_len, (row + 1) * self.max_len)))
 
-    def reset(self, seq_id: int | None = None) -> None:
-        """Forget one row, or all. What the slots hold stays there, and is never read."""
-        if seq_id is not None:
-            self._check_row(seq_id)
-        for row in range(self.num_rows) if seq_id is None else (seq_id,):
-            self._lens[row] = 0
-
-    def rows(self) -> tuple[Tensor, Tensor]:
+    def by_rows(self) -> tuple[Tensor, Tensor]:
         """K and V in the classic five axes, as views: [layers, rows, H_kv, max_len, D]."""
         return self.storage.by_rows(self.num_rows)
 
-    def _check_row(self, seq_id: int) -> None:
-        if not 0 <= seq_id < self.num_rows:
-            raise ValueError(f"no row {seq_id}: the cache has rows 0 .. {self.num_rows - 1}")
-
     def check_integrity(self) -> None:
-        """AssertionError if a length is impossible."""
-        for row, length in enumerate(self._lens):
-            assert 0 <= length <= self.max_len, f"row {row} has {length} of {self.max_len} tokens"
+        """As KVCacheManager.check_integrity: every row is free, or exactly one sequence's."""
+        taken = sorted(self._rows.values())
+        assert sorted([*taken, *self._free]) == list(range(self.num_rows)), (
+            f"rows {taken} are taken and {sorted(self._free)} free, of {self.num_rows}"
+        )
 
 
 class GrowingKVCache:
     """The naive twin: every step concatenates, so every step copies all that is there, O(n²) bytes.
 
-    No slots, no limit, the same interface. K of a layer and sequence is [n, H_kv, D].
+    The same protocol without slots or a limit; it holds its tensors itself. K of a layer and
+    sequence is [n, H_kv, D].
     """
 
-    max_len: int | None = None
+    max_len = sys.maxsize
+    trace: Recorder | None = None
+    settings: Mapping[str, Setting] = {}
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = device
-        self._lens: dict[int, int] = {}
-        self._kv: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (layer, seq_id) -> (k, v)
+    def __init__(self) -> None:
+        self._kv: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # (layer, seq_id) -> (k, v)
         self.bytes_copied = 0
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """Tokens cached for sequences 0, 1, ..."""
-        return tuple(self._lens.get(s, 0) for s in range(max(self._lens, default=-1) + 1))
+    def storage(self) -> "GrowingKVCache":
+        """What attention asks for keys and values: itself."""
+        return self
 
-    def batch(
-        self, sequences: Sequence[Sequence[int]], seq_ids: Sequence[int] | None = None
-    ) -> Batch:
-        """As StaticKVCache.batch; without slots, for there are none."""
-        ids = tuple(range(len(sequences)) if seq_ids is None else seq_ids)
-        _once_each(sequences, ids)
-        firsts = [self._lens.get(s, 0) for s in ids]
-        return replace(Batch.from_sequences(sequences, firsts, self.device), seq_ids=ids)
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        """As KVCacheManager.allocate; the slots are mere positions."""
+        end = min(num_computed + num_new, len(token_ids))
+        return Allocation(num_computed, range(num_computed, end), slice(0, end))
 
     def update(
         self, layer: int, k: Tensor, v: Tensor, batch: Batch
     ) -> Sequence[tuple[Tensor, Tensor]]:
         """As attention.KVCache.update, by `torch.cat`."""
-        contexts = []
-        lengths = batch.query_lens
-        for seq_id, new_k, new_v in zip(
-            batch.seq_ids, k.split(lengths), v.split(lengths), strict=True
+        pairs = []
+        new = zip(k.split(batch.query_lens), v.split(batch.query_lens), strict=True)
+        for seq_id, context, (new_k, new_v) in zip(
+            batch.seq_ids, batch.context_slots, new, strict=True
         ):
-            if (layer, seq_id) in self._kv:
-                length = self._lens.get(seq_id, 0)  # a forward that failed may have left more
-                old_k, old_v = (x[:length] for x in self._kv[layer, seq_id])
-                new_k, new_v = torch.cat((old_k, new_k)), torch.cat((old_v, new_v))
+            assert isinstance(context, slice), "allocated above"
+            if length := context.stop - len(new_k):
+                old_k, old_v = self._kv[layer, seq_id]  # a forward that failed may have left more
+                new_k = torch.cat((old_k[:length], new_k))
+                new_v = torch.cat((old_v[:length], new_v))
             self._kv[layer, seq_id] = (new_k, new_v)
             self.bytes_copied += new_k.nbytes + new_v.nbytes
-            contexts.append((new_k, new_v))
-        return contexts
+            pairs.append((new_k, new_v))
+        return pairs
 
-    def commit(self, batch: Batch) -> None:
-        """As StaticKVCache.commit."""
-        for seq_id, num_tokens in zip(batch.seq_ids, batch.query_lens, strict=True):
-            self._lens[seq_id] = self._lens.get(seq_id, 0) + num_tokens
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        """As KVCacheManager.commit: nothing to note."""
 
-    def reset(self, seq_id: int | None = None) -> None:
-        """As StaticKVCache.reset; here the memory is given back, too."""
-        gone = {s for _, s in self._kv} | self._lens.keys() if seq_id is None else {seq_id}
-        self._kv = {key: kv for key, kv in self._kv.items() if key[1] not in gone}
-        self._lens = {s: length for s, length in self._lens.items() if s not in gone}
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
+        """As KVCacheManager.fork: nothing is shared."""
+        return 0
+
+    def free(self, seq_id: str) -> None:
+        """As KVCacheManager.free; here the memory is given back, too."""
+        self._kv = {key: kv for key, kv in self._kv.items() if key[1] != seq_id}
+
+    def describe(self, seq_id: str) -> SequenceMemory:
+        """As KVCacheManager.describe: there are no slots."""
+        return SequenceMemory()
+
+    def check_integrity(self) -> None:
+        """As KVCacheManager.check_integrity: K and V of a sequence are equally long."""
+        for (layer, seq_id), (k, v) in self._kv.items():
+            assert len(k) == len(v), f"layer {layer} of {seq_id}: {len(k)} keys, {len(v)} values"
 
     def stacked(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer as [sequences, H_kv, n, D]; ValueError when lengths differ."""
-        if len(set(self.seq_lens)) != 1:
-            raise ValueError(f"sequences of {self.seq_lens} tokens cannot be stacked")
-        pairs = [self._kv[layer, s] for s in range(len(self.seq_lens))]
+        pairs = [kv for (of, _), kv in self._kv.items() if of == layer]
+        if len({len(k) for k, _ in pairs}) != 1:
+            raise ValueError(f"sequences of {[len(k) for k, _ in pairs]} tokens cannot be stacked")
         k, v = (torch.stack(parts).transpose(1, 2) for parts in zip(*pairs, strict=True))
         return k, v
-
-
-def _once_each(sequences: Sequence[Sequence[int]], seq_ids: Sequence[int]) -> None:
-    if any(isinstance(sequence, int) for sequence in sequences):
-        raise ValueError("give a list of token id lists, one per sequence: [[1, 2, 3]]")
-    if len(seq_ids) != len(sequences):
-        raise ValueError(f"{len(sequences)} sequences but {len(seq_ids)} seq_ids")
-    if len(set(seq_ids)) != len(seq_ids):
-        raise ValueError(f"each sequence once per batch, got seq_ids {list(seq_ids)}")

@@ -1,12 +1,13 @@
-"""Introduced in notebook 02. The shelves of a KV cache: tensors per layer, addressed by slot.
+"""Introduced in notebook 02. KV storage: a K and a V tensor per layer, addressed by slot.
 
-Knows slots; knows no sequence, no position, no model. Every cache layout uses these same shelves
-and an address book of its own (kv_cache: rows). Shapes: T tokens, H_kv K/V heads, D head_dim.
+Knows slots; knows no sequence, no position, no model. Every cache layout (rows, pages, cells) is
+this storage and a map of its own from positions to slots. Shapes: T tokens, H_kv K/V heads, D
+head_dim.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,15 +16,13 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Batch, Slots
 
-SMALL = 2**17  # bytes of K: a copy as small gets memory that the process has already
-PART = 2**21  # bytes of K copied at a time: still in the CPU's cache when it is read; measured
-
 
 class KVStorage:
-    """The shelves: per layer a K tensor and a V tensor, addressed by slot and by nothing else.
+    """Per layer a K tensor and a V tensor, addressed by slot and by nothing else.
 
     `k[layer]` is [H_kv, slots, D], or [slots, H_kv, D] with slots_first; `v` likewise with its own
     D. Slots that were never written hold whatever was in the memory, and must never be read.
+    ValueError, with the bytes, when there is no memory for them.
     """
 
     def __init__(
@@ -35,23 +34,28 @@ class KVStorage:
     ) -> None:
         at_least_one("num_slots", num_slots)
         self.spec, self.num_slots, self.slots_first = spec, num_slots, slots_first
-        self._slot_axis = 0 if slots_first else 1  # of one layer's shelf
+        self._slot_axis = 0 if slots_first else 1  # of one layer's tensor
         axes = (num_slots, spec.num_kv_heads) if slots_first else (spec.num_kv_heads, num_slots)
-        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
-            self.k, self.v = (
-                torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
-                for dim in (spec.k_head_dim, spec.v_head_dim)
-            )
+        try:
+            with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+                self.k, self.v = (
+                    torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
+                    for dim in (spec.k_head_dim, spec.v_head_dim)
+                )
+        except RuntimeError as error:  # PyTorch's allocator
+            raise ValueError(
+                f"no memory for {num_slots:,} slots of {spec.bytes_per_token:,} bytes "
+                f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "
+                "(max_seqs, max_num_seqs), blocks or cells, or a shorter max_len"
+            ) from error
         # indexing a tensor makes a new view each time; a step needs every layer's
         self._k_of, self._v_of = list(self.k), list(self.v)
-        self.k_bytes = (
-            spec.num_kv_heads * spec.k_head_dim * self.k.itemsize
-        )  # of a token in a layer
-        self._scratch = [torch.empty(0, dtype=spec.dtype, device=device) for _ in "kv"]
+        self._scratch = [self.k.new_empty(0), self.v.new_empty(0)]
+        self.device = self.k.device
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shelves: bytes per token times slots."""
+        """Bytes of all layers: bytes per token times slots."""
         return self.spec.bytes_per_token * self.num_slots
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
@@ -71,9 +75,9 @@ class KVStorage:
     def copy(self, source: slice, target: slice) -> None:
         """What the slots of source hold, into those of target, in every layer."""
         axis, length = self._slot_axis + 1, source.stop - source.start
-        for shelf in (self.k, self.v):
-            old = shelf.narrow(axis, source.start, length)
-            shelf.narrow(axis, target.start, length).copy_(old)
+        for tensor in (self.k, self.v):
+            old = tensor.narrow(axis, source.start, length)
+            tensor.narrow(axis, target.start, length).copy_(old)
 
     def read(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies."""
@@ -86,46 +90,38 @@ class KVStorage:
             k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
-    def read_by_heads(self, layer: int, slots: Slots) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """As read, some K/V heads after the others → (which heads, K [n, heads, D], V).
+    def update(
+        self, layer: int, k: Tensor, v: Tensor, batch: Batch
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Write the batch's K and V where it says; then each sequence's own, as `read` gives them.
 
-        Scattered slots are copied into one piece of memory again and again: each part is gone when
-        the next is asked for. Asking the system for that much each time costs more than the copy.
+        Scattered slots are copied together when their sequence's turn comes, always into the same
+        memory: to ask the system for so much each time costs more than the copy. So a pair is good
+        until the next one is asked for.
         """
-        heads = self.spec.num_kv_heads
-        if isinstance(slots, slice) or torch.is_grad_enabled():
-            yield slice(0, heads), *self.read(layer, slots)
-            return
-        parts = -(-slots.numel() * self.k_bytes // PART)
-        size = -(-heads // min(parts, heads))
-        for start in range(0, heads, size):
-            some = slice(start, min(start + size, heads))
-            yield some, self._gather(0, layer, slots, some), self._gather(1, layer, slots, some)
+        if batch.slot_mapping is None:
+            raise ValueError("this batch has no slots: get it from Batch.from_allocations")
+        self.write(layer, batch.slot_mapping, k, v)
+        return map(partial(self._read_into_scratch, layer), batch.context_slots)
 
-    def _gather(self, which: int, layer: int, slots: Tensor, heads: slice) -> Tensor:
-        """K (0) or V (1) of these heads in the scratch memory, which grows by doubling."""
-        shelf = (self._k_of, self._v_of)[which][layer]
-        some = shelf.narrow(1 - self._slot_axis, heads.start, heads.stop - heads.start)
-        shape = list(some.shape)
+    def _read_into_scratch(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
+        if isinstance(slots, slice) or torch.is_grad_enabled():
+            return self.read(layer, slots)
+        k, v = (
+            self._gather(i, x, slots) for i, x in enumerate((self._k_of[layer], self._v_of[layer]))
+        )
+        return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
+
+    def _gather(self, which: int, tensor: Tensor, slots: Tensor) -> Tensor:
+        """One layer's K (0) or V (1) of these slots, in memory that is kept."""
+        shape = list(tensor.shape)
         shape[self._slot_axis] = slots.numel()
         needed = math.prod(shape)
         if self._scratch[which].numel() < needed:
             with torch.inference_mode(False):
-                self._scratch[which] = shelf.new_empty(2 ** (needed - 1).bit_length())
+                self._scratch[which] = tensor.new_empty(2 * needed)
         out = self._scratch[which][:needed].view(shape)
-        torch.index_select(some, self._slot_axis, slots, out=out)
-        return out if self.slots_first else out.transpose(0, 1)
-
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> "Contexts":
-        """Write the batch's K and V where it says, then give each sequence all of its own.
-
-        What a sequence has is read when it is asked for: of scattered slots there is never more
-        than one sequence's copy (`contexts[s]`), or some heads' of it (`contexts.by_heads(s)`).
-        """
-        if batch.slot_mapping is None:
-            raise ValueError("this batch has no slots: get it from cache.batch(sequences)")
-        self.write(layer, batch.slot_mapping, k, v)
-        return Contexts(self, layer, batch.context_slots)
+        return torch.index_select(tensor, self._slot_axis, slots, out=out)
 
     def by_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """The same memory in the classic shape, [layers, rows, H_kv, slots per row, D], K and V."""
@@ -135,14 +131,8 @@ class KVStorage:
         axis = self._slot_axis + 1
         k, v = (x.unflatten(axis, (num_rows, -1)) for x in (self.k, self.v))
         # slots first: [L, rows, n, H_kv, D]; heads first: [L, H_kv, rows, n, D]
-        return (
-            (k.transpose(2, 3), v.transpose(2, 3))
-            if self.slots_first
-            else (
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-            )
-        )
+        first, second = (2, 3) if self.slots_first else (1, 2)
+        return k.transpose(first, second), v.transpose(first, second)
 
     def _check(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         spec, tokens = self.spec, slot_mapping.numel()
@@ -159,43 +149,48 @@ class KVStorage:
             raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
 
 
-class Contexts(Sequence[tuple[Tensor, Tensor]]):
-    """K and V of each sequence of a batch in one layer, as KVStorage.read gives them, one by one.
+class SlotNumbers:
+    """The slots of a sequence by position, in `slots`: a list that its owner makes longer.
 
-    Each is read when it is asked for, and nothing is kept here: all copies at once would be as much
-    as the whole cache, in memory that the system has to find and clear in every layer.
+    The same numbers stand in a tensor that grows by doubling, so that a token more costs one number
+    and no copy. Any other change is a `replace`.
     """
 
-    def __init__(self, storage: KVStorage, layer: int, slots: Sequence[Slots]) -> None:
-        self._storage, self._layer, self._slots = storage, layer, slots
+    def __init__(self, slots: list[int], device: torch.device) -> None:
+        self.slots, self._device = slots, device
+        self._run = 0  # leading slots that are neighbours
+        self._known = 0  # leading slots that stand in the tensor
+        self._tensor = torch.empty(0, dtype=torch.int64)
+        self._array = self._tensor.numpy()
 
-    def __len__(self) -> int:
-        return len(self._slots)
+    def first(self, n: int) -> Slots:
+        """The first n slots: a slice if they are neighbours, else a view [n] that is only read."""
+        slots = self.slots
+        while self._run < len(slots) and slots[self._run] == slots[0] + self._run:
+            self._run += 1
+        if n <= self._run:
+            return slice(slots[0], slots[0] + n) if n else slice(0, 0)
+        if self._known < len(slots):
+            if len(slots) > len(self._array):
+                self._grow(2 * len(slots))  # so that each is copied about once in all
+            self._array[self._known : len(slots)] = slots[self._known :]
+            self._known = len(slots)
+        return self._tensor[:n].to(self._device)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Contexts": ...
+    def replace(self, start: int, slots: list[int]) -> None:
+        """In place of those from position `start` on come these."""
+        self.slots[start:] = slots
+        self._run, self._known = min(self._run, start), min(self._known, start)
 
-    def __getitem__(self, index: int | slice) -> "tuple[Tensor, Tensor] | Contexts":
-        """One sequence's K and V [kv, H_kv, ·], read now; for a slice those of some sequences."""
-        if isinstance(index, slice):
-            return Contexts(self._storage, self._layer, self._slots[index])
-        return self._storage.read(self._layer, self._slots[index])
+    def check_integrity(self) -> None:
+        """AssertionError if slice or tensor are not what the list says."""
+        got = self.first(len(self.slots))
+        told = list(range(got.start, got.stop)) if isinstance(got, slice) else got.tolist()
+        assert told == self.slots, f"the slots are {self.slots}, the tensor says {told}"
 
-    @property
-    def num_kv_heads(self) -> int:
-        """H_kv of all sequences."""
-        return self._storage.spec.num_kv_heads
-
-    def is_large(self, index: int) -> bool:
-        """Is one sequence's context a copy, and of so much that `by_heads` is the faster way?"""
-        slots = self._slots[index]
-        return not isinstance(slots, slice) and slots.numel() * self._storage.k_bytes > SMALL
-
-    def by_heads(self, index: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """One sequence's K and V, some heads at a time, as KVStorage.read_by_heads gives them."""
-        return self._storage.read_by_heads(self._layer, self._slots[index])
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return map(self.__getitem__, range(len(self)))  # which, unlike a generator, holds none
+    def _grow(self, length: int) -> None:
+        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+            tensor = torch.empty(max(64, length), dtype=torch.int64)
+        tensor[: self._known] = self._tensor[: self._known]
+        # the same memory as an array, into which one number is written fifty times faster
+        self._tensor, self._array = tensor, tensor.numpy()

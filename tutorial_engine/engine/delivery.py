@@ -1,79 +1,129 @@
 """Introduced in notebook 03. Who gets what a step brought: each result exactly once.
 
-Knows requests, inboxes and callbacks; knows no queue, no cache and no model.
+Whatever callbacks do, and whenever Ctrl-C comes. Knows requests, their owners and callbacks; knows
+no queue, no cache and no model.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from tutorial_engine.engine.request import Request, StepOutput, TokenCallback
+from tutorial_engine.engine.request import Request, SampleGroup, StepOutput
 from tutorial_engine.sampling.sampler import SampledToken
 
 
-class Delivery:
-    """Puts results into inboxes: a request's own, if it came with one, or the common one.
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # ignored, the system's own, or not set from Python
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if came:
+            previous(*came[0])
+
+
+class Update(NamedTuple):
+    """What happened to one request: a new token, or the end, or both."""
+
+    request: Request
+    token: SampledToken | None
+
+
+class _Result(NamedTuple):
+    """An update as it is told, without the output, which a callback may still add an error to."""
+
+    request: Request
+    told: StepOutput
+    is_last: bool  # all samples are over, and were told of
+
+    def whole(self) -> StepOutput:
+        output = self.request.group.output() if self.is_last else None
+        return self.told._replace(output=output)
+
+
+class Inbox:
+    """Results wait here for the owner of their request; callbacks are told at once.
 
     `fail` ends a request whose callback raised.
     """
 
-    def __init__(self, fail: Callable[[Request, Exception], object]) -> None:
+    def __init__(self, fail: Callable[[Request, Exception], Update]) -> None:
         self._fail = fail
-        self._own: dict[str, list[StepOutput]] = {}  # request_id -> its inbox
-        self._common: list[StepOutput] = []
+        self._results: list[_Result] = []
+        self._to_tell: deque[_Result] = deque()
+        self._telling: SampleGroup | None = None
 
     @property
     def is_pending(self) -> bool:
-        """Does the common inbox hold something?"""
-        return bool(self._common)
+        """Does something wait for `step()`?"""
+        return any(result.request.group.owner is None for result in self._results)
 
-    def register(self, request: Request, inbox: list[StepOutput]) -> None:
-        """What happens to this request, and to its other samples, goes there."""
-        self._own |= {sample.request_id: inbox for sample in request.samples}
+    def take(self, owner: object = None) -> list[StepOutput]:
+        """All that waits for this owner, in the order in which it came."""
+        mine = [result.whole() for result in self._results if result.request.group.owner is owner]
+        self._results = [r for r in self._results if r.request.group.owner is not owner]
+        return mine
 
-    def take(self) -> list[StepOutput]:
-        """Empty the common inbox."""
-        taken, self._common = self._common, []
-        return taken
+    def drop(self, group: SampleGroup) -> None:
+        """Nobody will take these."""
+        self._results = [r for r in self._results if r.request.group is not group]
 
-    def deliver(self, request: Request, token: SampledToken | None) -> None:
-        """A new token, or the end, or both: into the inbox, then to the request's callback.
+    def deliver(self, updates: Iterable[Update]) -> None:
+        """File all, then tell the callbacks: whatever these do, no result is lost or told twice.
 
-        A callback that raises ends its request; if it was the end already, the output says so.
+        They are told in the order of the inbox, also of what they bring about themselves; but who
+        ends its own request is told nothing more. A callback that raises ends its request; if it
+        was the end already, the output says so. An interrupt is raised when all were told.
         """
-        request.is_told = is_last = request.is_over
-        is_last = is_last and all(sample.is_told for sample in request.samples)
-        output = request.output() if is_last else None
-        text, name = request.checker.take_text(), request.samples[0].request_id
-        result = StepOutput(name, token, text, request.finish, output, request.index)
-        inbox = self._own.get(request.request_id, self._common)
-        inbox.append(result)
-        if request.is_over:
-            self._own.pop(request.request_id, None)
-        callback = request.on_token
-        if callback is None:
-            return
-        _set_callback(request, None)  # it is not told of what it does itself
-        try:
-            callback(result)
-        except KeyboardInterrupt:  # not a fault of the callback: the next token is for it again
-            _set_callback(request, callback)
-            raise
-        except Exception as fault:
-            _set_callback(request, callback)
-            request.on_token = None
-            if not request.is_over:
-                self._fail(request, fault)
-                self.deliver(request, None)
-            elif output is None:  # other samples go on: their output will tell
-                request.error = f"{type(fault).__name__}: {fault}"
-            else:  # it is complete, but its owner should know
-                told = replace(output, error=f"{type(fault).__name__}: {fault}")
-                inbox[inbox.index(result)] = result._replace(output=told)
-        else:
-            _set_callback(request, callback)
+        for result in [self._file(update) for update in updates]:
+            if result.request.group is self._telling:
+                self._telling.on_token = None
+            self._to_tell.append(result)
+        if self._telling is None:  # else a callback brought this about: its turn comes
+            self._tell()
 
+    def _tell(self) -> None:
+        interrupt: BaseException | None = None
+        while self._to_tell:
+            result = self._to_tell.popleft()
+            request, group = result.request, result.request.group
+            if group.on_token is None:
+                continue
+            self._telling = group
+            try:
+                group.on_token(result.whole())
+            except Exception as fault:
+                group.on_token = None
+                if request.is_over:
+                    request.error = f"{type(fault).__name__}: {fault}"
+                else:
+                    self._file(self._fail(request, fault))
+            except BaseException as error:
+                interrupt = error
+            finally:
+                self._telling = None
+        if interrupt is not None:
+            raise interrupt
 
-def _set_callback(request: Request, callback: TokenCallback | None) -> None:
-    """Of all samples of a prompt: it is one and the same."""
-    for sample in request.samples:
-        sample.on_token = callback
+    def _file(self, update: Update) -> _Result:
+        request, token = update
+        group, text = request.group, request.checker.take_text()
+        group.num_told += request.is_over
+        index = group.samples.index(request)
+        told = StepOutput(group.request_id, token, text, request.finish, None, index)
+        result = _Result(request, told, group.num_told == len(group.samples))
+        self._results.append(result)
+        return result

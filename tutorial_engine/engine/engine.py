@@ -1,41 +1,77 @@
 """Introduced in notebook 03. The engine: requests come and go, each step is one forward for all.
 
-Knows how scheduler, model runner, samplers and trace work together; decides nothing itself.
+Knows how scheduler, runner, samplers and trace work together; decides nothing itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
-from tutorial_engine.engine.delivery import Delivery
-from tutorial_engine.engine.intake import Intake
-from tutorial_engine.engine.interrupts import interrupts_wait, uninterrupted
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.engine.prompts import Prompt
-from tutorial_engine.engine.request import Request, RequestOutput, StepOutput, TokenCallback
-from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler
-from tutorial_engine.engine.step_plan import EngineConfig, Update
+from tutorial_engine.engine.delivery import Inbox, Update, interrupts_wait
+from tutorial_engine.engine.intake import (
+    Intake,
+    Prompt,
+    params_for_each,
+    prompt_token_ids,
+    sample_ids,
+)
+from tutorial_engine.engine.request import (
+    Request,
+    RequestOutput,
+    SampleGroup,
+    ScheduledRequest,
+    StepOutput,
+    TokenCallback,
+)
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
-from tutorial_engine.trace.events import Recorder, Setting, StepBegan, StepEnded
-from tutorial_engine.trace.history import EngineState
+from tutorial_engine.trace.events import (
+    EngineState,
+    Planned,
+    Recorder,
+    Setting,
+    StepBegan,
+    StepEnded,
+)
 
-__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "StepOutput"]
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(SchedulerConfig):
+    """A SchedulerConfig, and how rows are laid out (`slots_first` as in CacheConfig)."""
+
+    slots_first: bool = False
+
+    def rows(self, dtype: torch.dtype, device: torch.device) -> CacheConfig:
+        """A row for each request that may run at once."""
+        return CacheConfig(
+            max_seqs=self.max_num_seqs,
+            max_len=self.max_model_len,
+            dtype=dtype,
+            device=device,
+            slots_first=self.slots_first,
+        )
 
 
 class LLMEngine:
     """Serves many requests, each as if it were alone. For one thread.
 
     What a step brings is delivered once: by `step()`, or by the `generate` or `stream` that the
-    request came with. Scheduler, memory and clock can be exchanged; a Recorder gets the trace.
+    request came with. Scheduler, memory, clock and runner can be exchanged. A Recorder gets the
+    trace: `trace` for the rows that the engine makes; a memory of your own is made with its own.
     """
 
     def __init__(
@@ -48,26 +84,39 @@ class LLMEngine:
         memory: KVCacheManager | None = None,
         clock: Clock | None = None,
         trace: Recorder | None = None,
+        runner: ModelRunner | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
-        cache = config.rows(model.dtype, model.device)
-        self.config = replace(config, max_model_len=cache.length_for(model.config))
-        self.model, self.tokenizer, self.trace = model, tokenizer, trace
+        rows = config.rows(model.dtype, model.device)
+        self.config = replace(config, max_model_len=rows.length_for(model.config))
+        if memory is None:
+            memory = StaticKVCache.from_config(model.config, rows, trace)
+        elif trace is not None and trace is not memory.trace:
+            raise ValueError(
+                "this memory was made without that recorder, so its blocks would be absent from "
+                "the trace: give trace= to the memory when you make it, the engine takes it over"
+            )
+        self.model, self.tokenizer, self.memory, self.trace = model, tokenizer, memory, memory.trace
         self.clock = WallClock() if clock is None else clock
-        self.memory = RowManager.from_config(model.config, cache) if memory is None else memory
-        self.memory.trace = trace
-        self.scheduler = scheduler(self.config, self.memory, self.clock.now, trace)
-        self.model_runner = ModelRunner(model, self.memory.storage)
-        self.requests: dict[str, Request] = {}  # request_id -> those that are not over
+        self.scheduler = scheduler(self.config, memory, self.clock.now, self.trace)
+        self.runner = ModelRunner(model, memory.storage) if runner is None else runner
+        self.requests: dict[str, Request] = {}  # request_id -> until its prompt's samples are over
         self.num_steps = 0
-        self._intake = Intake(model.config, tokenizer, self.scheduler, self.clock, self.requests)
-        self._delivery = Delivery(self._fail)
+        self._intake = Intake(
+            tokenizer,
+            model.config.vocab_size,
+            model.config.eos_token_ids,
+            self.scheduler.max_len,
+            self.scheduler.check,
+        )
+        self._names = map("r{}".format, count())  # no generator: a Ctrl-C in it would end it
+        self._inbox = Inbox(self._fail)
         self._in_step = False
-        self._gone: list[Request] = []  # their generate or stream is over
-        if trace is not None:
-            trace.bind(self.clock.now, self.settings)
+        self._abandoned: list[SampleGroup] = []  # their generate or stream is over
+        if self.trace is not None:
+            self.trace.bind(self.clock.now, self.settings)
 
     @classmethod
     def from_pretrained(
@@ -90,10 +139,11 @@ class LLMEngine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Is there anything left to run, or to deliver?"""
-        return self.scheduler.has_unfinished or self._delivery.is_pending
+        """Is there anything left to run, or to take?"""
+        return self.scheduler.has_unfinished or self._inbox.is_pending
 
-    @uninterrupted
+    # -- requests come and go
+
     def add_request(
         self,
         prompt: Prompt,
@@ -110,100 +160,115 @@ class LLMEngine:
         `sampler` (n of them, if params.n) is used in place of what params describe. ValueError for
         what can never run, and for an id that is still here.
         """
-        request = self._intake.make(prompt, params, request_id, arrival, on_token, sampler)
-        self._enter(request)
-        return request.request_id
+        with interrupts_wait():
+            name = self._new_id(params) if request_id is None else request_id
+            group = self._intake.make(name, prompt, params, on_token=on_token, sampler=sampler)
+            self._enter(group, self.clock.now() if arrival is None else arrival)
+        return name
 
-    @uninterrupted
+    def _new_id(self, params: SamplingParams | None) -> str:
+        n = params.n if isinstance(params, SamplingParams) else 1
+        return next(x for x in self._names if self.requests.keys().isdisjoint(sample_ids(x, n)))
+
+    def _enter(self, group: SampleGroup, arrival: float) -> None:
+        if not math.isfinite(arrival):
+            raise ValueError(f"arrival must be a time in seconds, got {arrival}")
+        samples = {sample.request_id: sample for sample in group.samples}
+        if here := sorted(samples.keys() & self.requests.keys()):
+            raise ValueError(f"request {here[0]!r} is here already: choose another id")
+        for sample in group.samples:
+            sample.arrival = arrival
+        self.scheduler.add(group.samples[0])
+        self.requests |= samples
+
     def abort(self, request_id: str) -> None:
         """End a request in any state, now, with all its samples. The end comes like a token."""
         if request_id not in self.requests:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
-        left = [sample for sample in self.requests[request_id].samples if not sample.is_over]
-        interrupt = self._deliver_all([self.scheduler.abort(sample) for sample in left])
-        if interrupt is not None:
-            raise interrupt
+        with interrupts_wait():
+            left = [s for s in self.requests[request_id].group.samples if not s.is_over]
+            self._deliver([self.scheduler.abort(sample) for sample in left])
+
+    # -- what an engine is
 
     def step(self) -> list[StepOutput]:
         """One forward for everything that is scheduled → what it brought; [] when all is done."""
-        self._guarded_step()
-        return self._delivery.take()
+        self._step()
+        return self._inbox.take()
 
     def _step(self) -> None:
-        """What an engine is: schedule, one forward for all, sample, update; again and again."""
-        scheduled = self._schedule()
-        if scheduled:
-            outcome = self.model_runner.run(scheduled)
-            with interrupts_wait():
-                sampled = self._sample(outcome)
-                self._update(scheduled, sampled)
-
-    def _guarded_step(self) -> None:
+        """Schedule, one forward for all, sample, update, deliver; again and again."""
         if self._in_step:
             raise RuntimeError("a step is under way: a callback cannot run another one")
         self._in_step = True
         try:
-            self._step()
+            scheduled = self._schedule()
+            if scheduled:
+                output = self.runner.run(scheduled)
+                with interrupts_wait():
+                    sampled = self._sample(output)
+                    updates = self._update(scheduled, sampled)
+                    self._deliver(updates)
         finally:
             self._in_step = False
-            self._sweep()
+            if self._abandoned:
+                self._sweep()
 
-    @uninterrupted
     def _schedule(self) -> list[ScheduledRequest]:
+        """Who runs how many tokens, and where they go."""
         if not self.scheduler.has_unfinished:
             return []
-        if self.trace is not None:
-            self.trace.record(StepBegan)
-        scheduled = self.scheduler.schedule()
-        assert scheduled, "a step without tokens: the scheduler is stuck"
+        with interrupts_wait():
+            if self.trace is not None:
+                self.trace.record(StepBegan)
+            scheduled = self.scheduler.schedule()
+            assert scheduled, "a step without tokens: the scheduler is stuck"
+            if self.trace is not None:
+                self.trace.record(Planned)
         return scheduled
 
-    def _sample(self, outcome: Outcome) -> dict[str, SampledToken | Exception]:
+    def _sample(self, output: ModelOutput) -> dict[str, SampledToken | Exception]:
         """The next token, by request id, of each request that is due one; or what went wrong."""
-        samplers = [share.request.sampler for share in outcome.ready]
-        ids = [share.request.request_id for share in outcome.ready]
-        tokens = zip(ids, sample_each(outcome.logits, samplers), strict=True)
-        return dict(tokens) | outcome.faults
+        if not output.ready:
+            return dict(output.faults)
+        requests = [one.request for one in output.ready]
+        tokens = sample_each(output.logits, [request.sampler for request in requests])
+        ids = [request.request_id for request in requests]
+        return dict(zip(ids, tokens, strict=True)) | output.faults
 
     def _update(
         self,
         scheduled: Sequence[ScheduledRequest],
         sampled: Mapping[str, SampledToken | Exception],
-    ) -> None:
-        """Tell the scheduler, and deliver what comes of it."""
-        num_tokens = sum(share.num_tokens for share in scheduled)
+    ) -> list[Update]:
+        """Count what was run, append the tokens, end what is over → what happened to whom."""
+        num_tokens = sum(one.num_tokens for one in scheduled)
         self.clock.forward_done(num_tokens)
-        interrupt = self._deliver_all(self.scheduler.update(scheduled, sampled))
+        updates = self.scheduler.update(scheduled, sampled)
         if self.trace is not None:
             self.trace.record(StepEnded, num_tokens)
             self.trace.step += 1
         self.num_steps += 1
-        if interrupt is not None:
-            raise interrupt
+        return updates
 
-    def _deliver_all(self, updates: Iterable[Update]) -> BaseException | None:
-        """Deliver each → a Ctrl-C that a callback raised: first all are told."""
-        interrupt: BaseException | None = None
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        """Into the inbox, and to the callbacks."""
         for update in updates:
-            try:
-                self._deliver(update.request, update.token)
-            except BaseException as error:
-                interrupt = error
-        return interrupt
+            if update.request.is_over:
+                self._forget(update.request.group)
+        self._inbox.deliver(updates)
 
-    def _deliver(self, request: Request, token: SampledToken | None) -> None:
-        if request.is_over:
-            self._forget(request)
-        self._delivery.deliver(request, token)
-
-    def _fail(self, request: Request, fault: Exception) -> None:
-        self.scheduler.fail(request, fault)
-        self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        if all(sample.is_over for sample in request.samples):
-            for sample in request.samples:
+    def _forget(self, group: SampleGroup) -> None:
+        if group.is_over:
+            for sample in group.samples:
                 self.requests.pop(sample.request_id, None)
+
+    def _fail(self, request: Request, fault: Exception) -> Update:
+        update = self.scheduler.fail(request, fault)
+        self._forget(request.group)
+        return update
+
+    # -- until all is done
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Step until all is done, or max_steps are → the outputs of what ended, in that order.
@@ -212,8 +277,8 @@ class LLMEngine:
         """
         end = None if max_steps is None else self.num_steps + max_steps
         while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
-            self._guarded_step()
-        return [result.output for result in self._delivery.take() if result.output is not None]
+            self._step()
+        return [result.output for result in self._inbox.take() if result.output is not None]
 
     def generate(
         self,
@@ -227,14 +292,14 @@ class LLMEngine:
         Requests that were here before run along. ValueError, before anything runs, for what cannot
         work; an interrupt aborts what this call brought in, and nothing else.
         """
-        requests = self._intake.make_all(prompts, params)
+        groups = self._groups(prompts, params)
         outputs: dict[str, RequestOutput] = {}
-        with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
-            for result in self._serve(requests):
+        with tqdm(total=len(groups), unit="request", disable=not progress) as bar:
+            for result in self._serve(groups):
                 if result.output is not None:
                     outputs[result.request_id] = result.output
                     bar.update()
-        return [outputs[request.request_id] for request in requests]
+        return [outputs[group.request_id] for group in groups]
 
     def stream(
         self,
@@ -245,36 +310,49 @@ class LLMEngine:
 
         The requests enter with the first token; leaving the loop early (or closing it) aborts them.
         """
-        return self._serve(self._intake.make_all(prompts, params))
+        return self._serve(self._groups(prompts, params))
 
-    def _serve(self, requests: Sequence[Request]) -> Iterator[StepOutput]:
-        inbox: list[StepOutput] = []
-        left = {request.request_id for request in requests}
+    def _groups(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[SampleGroup]:
+        """The samples of each prompt, all prompts or none."""
+        sequences = prompt_token_ids(prompts, self.tokenizer)
+        pairs = enumerate(zip(sequences, params_for_each(params, len(sequences)), strict=True))
+        make = self._intake.make
+        return [make(self._new_id(own), ids, own, name=f"prompt {i}") for i, (ids, own) in pairs]
+
+    def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[StepOutput]:
+        left = len(groups)
         try:
-            for request in requests:
-                for sample in request.samples:
-                    sample.arrival = self.clock.now()
-                self._enter(request, inbox)
+            with interrupts_wait():
+                for group in groups:
+                    group.owner = groups
+                    self._enter(group, self.clock.now())
             while left:
-                if not inbox:
-                    self._guarded_step()
-                delivered = inbox.copy()
-                inbox.clear()
-                for result in delivered:
-                    if result.output is not None:
-                        left.discard(result.request_id)
+                results = self._inbox.take(groups)
+                if not results:
+                    self._step()
+                for result in results:
+                    left -= result.output is not None
                     yield result
         finally:
-            self._gone += requests
+            self._abandoned += groups
             self._sweep()
 
-    @uninterrupted
     def _sweep(self) -> None:
         """Abort what a generate or stream left behind; one that ends within a step, after it."""
-        while self._gone and not self._in_step:
-            request = self._gone.pop()
-            if self.requests.get(request.request_id) is request:
-                self.abort(request.request_id)
+        if self._in_step or not self._abandoned:
+            return
+        with interrupts_wait():  # one for all: a second Ctrl-C leaves none of them behind
+            while self._abandoned:
+                group = self._abandoned.pop()
+                if self.requests.get(group.request_id) in group.samples:
+                    self.abort(group.request_id)
+                self._inbox.drop(group)
+
+    # -- looking in
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""
@@ -284,15 +362,6 @@ class LLMEngine:
         """AssertionError if queues, requests and memory do not agree."""
         self.scheduler.check_integrity()
         queued = {r.request_id for r in [*self.scheduler.waiting, *self.scheduler.running]}
-        known = {k for k, r in self.requests.items() if r.is_queued and not r.is_over}
+        here = [r for r in self.requests.values() if not r.is_over and r not in r.group.unqueued]
+        known = {request.request_id for request in here}
         assert queued == known, f"{queued} are queued, {known} known"
-
-    @uninterrupted
-    def _enter(self, request: Request, inbox: list[StepOutput] | None = None) -> None:
-        samples = {sample.request_id: sample for sample in request.samples}
-        if here := sorted(samples.keys() & self.requests.keys()):
-            raise ValueError(f"request {here[0]!r} is here already: choose another id")
-        self.scheduler.add(request)
-        self.requests |= samples
-        if inbox is not None:
-            self._delivery.register(request, inbox)

@@ -1,107 +1,127 @@
-"""Introduced in notebook 03. From what a caller hands in to a request that can run, or an error.
+"""Introduced in notebook 02. From what a caller hands in to requests that can run, or an error.
 
-Knows the model's limits, the tokenizer and what the scheduler refuses; puts nothing in a queue.
+Knows texts, token ids, the tokenizer and what a model takes; knows no cache, and puts nothing in a
+queue.
 """
 
-import math
-from collections.abc import Container, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.clock import Clock
-from tutorial_engine.engine.prompts import Prompt, check_token_ids, prompt_token_ids
-from tutorial_engine.engine.request import Request, TokenCallback
-from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.engine.request import Request, SampleGroup, TokenCallback
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 
+Prompt = str | Sequence[int]  # text needs a tokenizer
 
+
+@dataclass(frozen=True)
 class Intake:
     """Makes requests: prompts become token ids, each gets its own sampler and stop checker.
 
-    `taken` are the ids of requests that are here.
+    `max_len` limits prompt and output. `check` (name in messages, tokens of the prompt) refuses
+    what can never run.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        tokenizer: Tokenizer | None,
-        scheduler: Scheduler,
-        clock: Clock,
-        taken: Container[str] = (),
-    ) -> None:
-        self.config, self.tokenizer, self.taken = config, tokenizer, taken
-        self.scheduler, self.clock = scheduler, clock
-        self._numbers = count()
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    eos_token_ids: Sequence[int]
+    max_len: int
+    check: Callable[[str, int], None]
 
     def make(
         self,
+        request_id: str,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        request_id: str | None = None,
-        arrival: float | None = None,
+        *,
+        name: str | None = None,
         on_token: TokenCallback | None = None,
         sampler: Sampler | Sequence[Sampler] | None = None,
-        what: str | None = None,
-    ) -> Request:
-        """One request; a number is its id, and now its arrival, unless given.
+    ) -> SampleGroup:
+        """The params.n continuations of a prompt, which may be given their samplers, as many.
 
-        With n continuations it is the first of its `samples`, and `sampler` a list of n.
-        ValueError for a bad one, which the message calls `what`.
+        ValueError for a bad prompt, which the message calls `name`.
         """
+        if not isinstance(request_id, str) or not request_id:
+            raise ValueError(f"a request_id is a text that is not empty, got {request_id!r}")
         if not isinstance(params, SamplingParams | None):
             raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
-        params = SamplingParams() if params is None else params
-        name = self._fresh_id(params.n) if request_id is None else request_id
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a request_id is a text that is not empty, got {name!r}")
         if not isinstance(prompt, str | int) and any(isinstance(part, str) for part in prompt):
             raise ValueError("this takes one prompt: call it once for each text, or use generate")
-        if arrival is not None and not math.isfinite(arrival):
-            raise ValueError(f"arrival must be a time in seconds, got {arrival}")
-        what = what or f"the prompt of request {name}"
+        params = SamplingParams() if params is None else params
+        name = name or f"the prompt of request {request_id}"
         (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
-        check_token_ids(what, token_ids, self.config.vocab_size)
-        self.scheduler.check(what, len(token_ids))
-        arrival = self.clock.now() if arrival is None else arrival
+        check_token_ids(name, token_ids, self.vocab_size)
+        self.check(name, len(token_ids))
         own = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
-        eos = self.config.eos_token_ids
-        samplers = [Sampler(one, eos) for one in own] if sampler is None else sampler
-        samplers = [samplers] if isinstance(samplers, Sampler) else samplers
+        if sampler is None:
+            sampler = [Sampler(one, self.eos_token_ids) for one in own]
+        samplers = [sampler] if isinstance(sampler, Sampler) else sampler
         if len(samplers) != params.n:
             raise ValueError(f"{params.n} continuations, but {len(samplers)} samplers")
-        room = self.scheduler.max_len - len(token_ids)
+        room = self.max_len - len(token_ids)
         samples = []
-        for i, (one, chooses) in enumerate(zip(own, samplers, strict=True)):
-            checker = StopChecker(one, eos, self.tokenizer, max_new_tokens=room)
-            its = _sample_id(name, i)
-            samples.append(Request(its, token_ids, chooses, checker, arrival, on_token))
-        return Request.join(samples) if len(samples) > 1 else samples[0]
-
-    def _fresh_id(self, n: int) -> str:
-        names = (f"r{i}" for i in self._numbers)
-        return next(x for x in names if all(_sample_id(x, i) not in self.taken for i in range(n)))
-
-    def make_all(
-        self,
-        prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
-        """A request per prompt, all or none. ValueError if one is bad."""
-        sequences = prompt_token_ids(prompts, self.tokenizer)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(sequences)
-        if isinstance(params, str) or not isinstance(params, Sequence):
-            raise ValueError(f"params must be SamplingParams, or a list of them, got {params!r}")
-        if len(params) != len(sequences):
-            raise ValueError(f"{len(sequences)} prompts but {len(params)} SamplingParams")
-        pairs = enumerate(zip(sequences, params, strict=True))
-        return [self.make(ids, own, what=f"prompt {i}") for i, (ids, own) in pairs]
+        for i, (one, its) in enumerate(zip(own, samplers, strict=True)):
+            checker = StopChecker(one, self.eos_token_ids, self.tokenizer, max_new_tokens=room)
+            sample_id = sample_ids(request_id, params.n)[i]
+            samples.append(Request(sample_id, token_ids, one, sampler=its, checker=checker))
+        return SampleGroup(samples, on_token)
 
 
-def _sample_id(name: str, index: int) -> str:
-    """The first of a prompt's samples has the request's own id."""
-    return f"{name}.{index}" if index else name
+def sample_ids(request_id: str, n: int) -> list[str]:
+    """The ids of a prompt's n continuations: the first has the request's own."""
+    return [request_id, *(f"{request_id}.{i}" for i in range(1, n))]
+
+
+def params_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """One for all, or one each (greedy unless told otherwise). ValueError for another number."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if isinstance(params, str) or not isinstance(params, Sequence):
+        raise ValueError(f"params must be SamplingParams, or a list of them, got {params!r}")
+    if len(params) != num_prompts:
+        raise ValueError(f"{num_prompts} prompts but {len(params)} SamplingParams")
+    return list(params)
+
+
+def prompt_token_ids(
+    prompts: str | Sequence[Prompt], tokenizer: Tokenizer | None
+) -> list[list[int]]:
+    """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if isinstance(prompts, int):
+        raise ValueError(f"a prompt is a text or token ids, got the number {prompts}")
+    if prompts is None or len(prompts) == 0:
+        raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
+    sequences = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
+            prompt = tokenizer.encode(prompt).ids
+        elif isinstance(prompt, int):
+            raise ValueError(
+                f"prompt {i} is the number {prompt}: pass a list of token id lists, [[1, 2, 3]]"
+            )
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {i} is empty: a prompt needs at least one token")
+        sequences.append(list(prompt))
+    return sequences
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """ValueError, naming it and the first bad one, for ids that are none of the vocabulary's."""
+    for token in token_ids:
+        whole = isinstance(token, int) and not isinstance(token, bool)
+        if not whole or not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{name} holds {token!r}; token ids are whole numbers from 0 to "
+                f"{vocab_size - 1} (of a tensor: .tolist()). Was the text tokenized for another "
+                "model?"
+            )

@@ -5,8 +5,8 @@ Each overrides a small method or two of Scheduler; all give the same tokens, at 
 
 from itertools import islice
 
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
+from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 
 
 class StaticBatching(Scheduler):
@@ -30,7 +30,7 @@ class StaticBatching(Scheduler):
 
 def _name(request: Request) -> str:
     """The samples of a prompt are of one batch."""
-    return request.samples[0].request_id
+    return request.group.request_id
 
 
 class OneByOne(Scheduler):

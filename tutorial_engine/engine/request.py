@@ -1,6 +1,7 @@
-"""Introduced in notebook 03. One request: what was asked, what came so far, and where it stands.
+"""Introduced in notebook 02. One request: what was asked, what came so far, and where it stands.
 
-Knows its own tokens, parameters and times; knows no queue, no cache and no model.
+The sequence object of the plain loop and of the engine. Knows its own tokens, parameters and times;
+knows no queue, no cache and no model.
 """
 
 import math
@@ -10,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
@@ -89,27 +91,31 @@ TokenCallback = Callable[[StepOutput], None]
 
 
 class Request:
-    """One request on its way. Only the scheduler changes it.
+    """One sequence on its way: a prompt, and one continuation of it.
 
-    `token_ids` are prompt and output; the K and V of the first `num_computed_tokens` are in the
-    cache. Their difference is the work that is left: the only thing that the scheduler looks at.
-    Of n continuations of one prompt each is such a request: see `join`.
+    `token_ids` are prompt and output; K and V of the first `num_computed_tokens` are in the cache.
+    Their difference is the work that is left: the only thing that a loop or scheduler looks at.
+    Without a sampler and checker it gets those that `params` describe.
     """
 
     def __init__(
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        sampler: Sampler,
-        checker: StopChecker,
+        params: SamplingParams | None = None,
+        *,
+        sampler: Sampler | None = None,
+        checker: StopChecker | None = None,
         arrival: float = 0.0,
-        on_token: TokenCallback | None = None,
     ) -> None:
+        params = SamplingParams() if params is None else params
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
-        self.sampler, self.checker, self.on_token = sampler, checker, on_token
+        self.params = params
+        self.sampler = Sampler(params) if sampler is None else sampler
+        self.checker = StopChecker(params) if checker is None else checker
         self.arrival = arrival
         self.first_scheduled: float | None = None
         self.finished: float | None = None
@@ -117,38 +123,8 @@ class Request:
         self.tokens: list[SampledToken] = []
         self.finish: Finish | None = None
         self.error: str | None = None
-        self.index = 0  # among the continuations of its prompt
-        self.is_queued = False
-        self.is_told = False  # its end was delivered
-        self._samples: tuple[Request, ...] = ()
+        self.group = SampleGroup([self])
         self._status = RequestStatus.WAITING
-
-    @staticmethod
-    def join(samples: Sequence["Request"]) -> "Request":
-        """Make these the continuations of one prompt → the first, which stands for all.
-
-        The others are queued when it has computed the prompt, which they then share.
-        """
-        for i, sample in enumerate(samples):
-            sample.index, sample._samples = i, tuple(samples)
-        return samples[0]
-
-    @property
-    def samples(self) -> tuple["Request", ...]:
-        """All continuations of its prompt, itself among them."""
-        return self._samples or (self,)
-
-    @property
-    def held(self) -> tuple["Request", ...]:
-        """Those that wait for it to compute the prompt."""
-        if self.index or not self._samples:
-            return ()
-        return tuple(s for s in self._samples[1:] if not (s.is_queued or s.is_over))
-
-    @property
-    def params(self) -> SamplingParams:
-        """What was asked for."""
-        return self.checker.params
 
     @property
     def num_tokens(self) -> int:
@@ -198,33 +174,83 @@ class Request:
         self.token_times.append(now)
         return finish
 
-    def output(self) -> RequestOutput | None:
-        """What became of it and of all its samples; None as long as one is not over."""
-        first, *_ = samples = self.samples
-        if not all(sample.is_over for sample in samples):
-            return None
-        metrics = first.metrics
-        if len(samples) > 1:
-            metrics = metrics._replace(finished=max(sample.finished or 0 for sample in samples))
-        prompt = tuple(first.token_ids[: first.num_prompt_tokens])
-        errors = (sample.error for sample in samples if sample.error is not None)
-        completions = tuple(sample._completion() for sample in samples)
-        return RequestOutput(first.request_id, prompt, completions, metrics, next(errors, None))
+    def end(
+        self, status: RequestStatus, finish: Finish, now: float, error: str | None = None
+    ) -> None:
+        """Nothing follows. What the checker held back of the text is text now."""
+        self.status = status
+        if self.checker.finish is None:
+            self.checker.end(finish)
+        self.finish, self.finished, self.error = finish, now, error
 
-    def _completion(self) -> CompletionOutput:
+    def completion(self) -> CompletionOutput:
+        """What became of it, once it is over."""
         assert self.finish is not None, f"request {self.request_id} is not over"
+        known = [token.logprob for token in self.tokens if token.logprob is not None]
         return CompletionOutput(
-            index=self.index,
+            index=self.group.samples.index(self),
             text=self.checker.text,
             token_ids=self.output_token_ids,
             finish_reason=self.finish.reason,
             stop_reason=self.finish.stop_reason,
             tokens=tuple(self.tokens),
-            cumulative_logprob=self._cumulative_logprob(),
+            cumulative_logprob=None if self.params.logprobs is None else math.fsum(known),
         )
 
-    def _cumulative_logprob(self) -> float | None:
-        """Of the tokens that it has; its sampler may have drawn one more that nobody got."""
-        if self.params.logprobs is None:
-            return None
-        return math.fsum(token.logprob for token in self.tokens if token.logprob is not None)
+
+class SampleGroup:
+    """The continuations of one prompt, one for most. The first computes the prompt for all.
+
+    `unqueued` are the others until it has; then they fork from it. `owner` is who takes the
+    results: a `generate` or `stream`; None is whoever calls `step()`.
+    """
+
+    def __init__(self, samples: Sequence[Request], on_token: TokenCallback | None = None) -> None:
+        self.samples, self.on_token = tuple(samples), on_token
+        self.unqueued = list(samples[1:])
+        self.owner: object = None
+        self.num_told = 0  # samples whose end was delivered
+        for sample in samples:
+            sample.group = self
+
+    @property
+    def request_id(self) -> str:
+        """The first one's, by which callers know them all."""
+        return self.samples[0].request_id
+
+    @property
+    def is_over(self) -> bool:
+        """Are all of them?"""
+        return all(sample.is_over for sample in self.samples)
+
+    def output(self) -> RequestOutput:
+        """What became of them, once all are over."""
+        first = self.samples[0]
+        ends = [sample.finished for sample in self.samples if sample.finished is not None]
+        errors = (sample.error for sample in self.samples if sample.error is not None)
+        return RequestOutput(
+            self.request_id,
+            tuple(first.token_ids[: first.num_prompt_tokens]),
+            tuple(sample.completion() for sample in self.samples),
+            first.metrics._replace(finished=max(ends)),
+            next(errors, None),
+        )
+
+
+class ScheduledRequest(NamedTuple):
+    """What a step runs of a request: num_tokens at allocation.first_position, and their slots."""
+
+    request: Request
+    num_tokens: int
+    allocation: Allocation
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to run."""
+        first = self.allocation.first_position
+        return self.request.token_ids[first : first + self.num_tokens]
+
+    @property
+    def yields_token(self) -> bool:
+        """Does it reach its newest token? Only then do its logits say what comes next."""
+        return self.allocation.first_position + self.num_tokens == len(self.request.token_ids)

@@ -1,54 +1,94 @@
-"""Introduced in notebook 02. Prefill and decode: new tokens in, logits out, cached or not.
+"""Introduced in notebook 02. New tokens in, logits out: prefill, decode, and a step of the engine.
 
-Knows the model, and caches only as TokenCache; knows no sampling and no text. A Runner is what
-`generate` drives; ours are here, transformers' is in peers.
+All of them are one forward over some tokens of some requests. Knows the model, and a cache as
+KVCacheManager; knows no queue, no budget, no sampling and no text.
 """
 
+import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.rows import StaticKVCache, TokenCache
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.engine.intake import check_token_ids
+from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.model.attention import AttentionBackend, KVCache, fast_attention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.blocked_attention import fast_attention
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM, check_ids
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
-@torch.inference_mode()
-def forward(
-    model: Qwen3ForCausalLM,
-    cache: TokenCache,
-    sequences: Sequence[Sequence[int]],
-    seq_ids: Sequence[int] | None = None,
-    attention: AttentionBackend | None = None,
+def run_scheduled(
+    model: Qwen3ForCausalLM, attention: AttentionBackend, scheduled: Sequence[ScheduledRequest]
 ) -> Tensor:
-    """One forward over each sequence's next tokens → hidden state of its last one, [S, hidden].
-
-    Prefill and decode are both this: they differ in how many tokens are new. A backend of your own
-    must be made with this cache.
-    """
-    batch = cache.batch(sequences, seq_ids)
-    largest = max(max(sequence) for sequence in sequences)
-    if largest >= model.config.vocab_size:  # on a GPU the embedding itself would kill the process
-        check_ids(torch.tensor([largest]), model.config.vocab_size)
-    hidden = model(batch, attention or fast_attention(model.device, cache))
-    cache.commit(batch)
+    """One forward over all of these → hidden state of the last token of each, [S, hidden]."""
+    batch = Batch.from_allocations(
+        [one.token_ids for one in scheduled],
+        [one.allocation for one in scheduled],
+        [one.request.request_id for one in scheduled],
+        model.device,
+    )
+    hidden = model(batch, attention)  # [T, hidden]
     if batch.num_tokens == batch.num_seqs:  # decode: every token is a last one
         return hidden
     return hidden[list(batch.last_token_indices)]
 
 
+# -- by hand: one forward over the next tokens of each request ------------------------------------
+
+
+@torch.inference_mode()
+def forward(
+    model: Qwen3ForCausalLM,
+    cache: KVCacheManager,
+    requests: Sequence[Request],
+    num_tokens: int | None = None,
+    attention: AttentionBackend | None = None,
+) -> Tensor:
+    """Run what is not computed yet of each request (up to num_tokens) → hidden states [S, hidden].
+
+    Allocate, one forward, commit; the requests' num_computed_tokens move on. Prefill and decode are
+    both this. A backend of your own must be made with cache.storage. ValueError, before anything
+    runs, for a request that has nothing to run or no room, or that is there twice.
+    """
+    names = [request.request_id for request in requests]
+    if len({*names}) < len(names):
+        raise ValueError(f"each request once, by an id of its own: got {names}")
+    scheduled = [_allocate(cache, request, num_tokens) for request in requests]
+    for one in scheduled:  # on a GPU the embedding itself would kill the process
+        check_token_ids(f"request {one.request.request_id}", one.token_ids, model.config.vocab_size)
+    attention = attention or fast_attention(model.device, cache.storage)
+    hidden = run_scheduled(model, attention, scheduled)
+    for request, num_run, allocation in scheduled:
+        request.num_computed_tokens = allocation.first_position + num_run
+        cache.commit(request.request_id, request.token_ids, request.num_computed_tokens)
+    return hidden
+
+
+def _allocate(cache: KVCacheManager, request: Request, num_tokens: int | None) -> ScheduledRequest:
+    name, left = request.request_id, request.num_new_tokens
+    if left < 1:
+        raise ValueError(f"request {name} has no token to run: append the one that was sampled")
+    num_new = min(left, num_tokens or left)
+    computed = request.num_computed_tokens
+    allocation = cache.allocate(name, request.token_ids, computed, num_new)
+    if allocation is None:
+        raise ValueError(
+            f"no room for {num_new} tokens of request {name}: free another one, or make the cache "
+            "larger"
+        )
+    return ScheduledRequest(request, len(allocation.new_slots), allocation)
+
+
 @torch.inference_mode()
 def prefill(
     model: Qwen3ForCausalLM,
-    cache: TokenCache,
-    prompts: Sequence[Sequence[int]],
-    seq_ids: Sequence[int] | None = None,
+    cache: KVCacheManager,
+    requests: Sequence[Request],
     chunk_size: int | None = None,
     attention: AttentionBackend | None = None,
 ) -> Tensor:
@@ -58,120 +98,93 @@ def prefill(
     to rounding. They are inference tensors: clone() before you write to them. ValueError, before
     anything runs, for a prompt that is empty or longer than the cache.
     """
-    if chunk_size is None:
-        return model.compute_logits(forward(model, cache, prompts, seq_ids, attention))
-    at_least_one("chunk_size", chunk_size)
-    whole = cache.batch(prompts, seq_ids)  # all of it must be possible before a part of it runs
-    check_ids(whole.input_ids, model.config.vocab_size)
-    last: dict[int, Tensor] = {}  # seq_id -> hidden state of the last token so far
-    for start in range(0, max(whole.query_lens), chunk_size):
-        chunks = {
-            seq_id: prompt[start : start + chunk_size]
-            for seq_id, prompt in zip(whole.seq_ids, prompts, strict=True)
-            if start < len(prompt)
-        }
-        hidden = forward(model, cache, list(chunks.values()), list(chunks), attention)
-        last.update(zip(chunks, hidden, strict=True))
-    return model.compute_logits(torch.stack([last[seq_id] for seq_id in whole.seq_ids]))
+    if not requests:
+        raise ValueError("prefill needs at least one request, got none")
+    if chunk_size is not None:
+        at_least_one("chunk_size", chunk_size)
+        for request in requests:  # all of it must be possible before a part of it runs
+            _allocate(cache, request, None)
+            check_token_ids(
+                f"request {request.request_id}", request.token_ids, model.config.vocab_size
+            )
+    last: dict[str, Tensor] = {}  # request_id -> hidden state of its last token so far
+    left = list(requests)
+    while left:
+        hidden = forward(model, cache, left, chunk_size, attention)
+        last |= zip((request.request_id for request in left), hidden, strict=True)
+        left = [request for request in left if request.num_new_tokens]
+    return model.compute_logits(torch.stack([last[r.request_id] for r in requests]))
 
 
 @torch.inference_mode()
 def decode(
     model: Qwen3ForCausalLM,
-    cache: TokenCache,
-    tokens: Sequence[int],
-    seq_ids: Sequence[int] | None = None,
+    cache: KVCacheManager,
+    requests: Sequence[Request],
     attention: AttentionBackend | None = None,
 ) -> Tensor:
-    """Run ONE new token of each sequence against the cache → logits [S, V] fp32."""
-    hidden = forward(model, cache, [[token] for token in tokens], seq_ids, attention)
-    return model.compute_logits(hidden)
+    """Run the ONE new token of each request against the cache → logits [S, V] fp32."""
+    for request in requests:
+        if request.num_new_tokens != 1:
+            raise ValueError(
+                f"decode runs one token of each request, request {request.request_id} has "
+                f"{request.num_new_tokens} that are not computed: prefill them first"
+            )
+    return model.compute_logits(forward(model, cache, requests, attention=attention))
+
+
+# -- what the loop of notebook 02 drives ----------------------------------------------------------
 
 
 class Runner(Protocol):
-    """Something that can prefill and decode: our model, or anybody's (peers.TransformersRunner)."""
+    """Something that runs requests: our model, or anybody's (lab.hf.TransformersRunner)."""
 
     vocab_size: int
     max_len: int  # tokens that a sequence can have, prompt and output
     eos_token_ids: tuple[int, ...]
-    can_chunk: bool  # whether prefill takes a chunk_size
+    can_chunk: bool  # whether run takes a chunk_size
 
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seq_ids: Sequence[int],
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """Whole prompts → logits of each one's last token, [S, V] fp32."""
-        ...
-
-    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
-        """One new token each → logits [S, V] fp32."""
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        """All that is not computed yet of each → logits of each one's last token, [S, V] fp32."""
         ...
 
 
 class CachedRunner:
     """Our model with a cache: each token is run once."""
 
-    def __init__(self, model: Qwen3ForCausalLM, cache: TokenCache) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, cache: KVCacheManager) -> None:
         self.model, self.cache = model, cache
-        self.attention = fast_attention(model.device, cache)
+        self.attention = fast_attention(model.device, cache.storage)
         self.vocab_size, self.can_chunk = model.config.vocab_size, True
-        limit = model.config.max_position_embeddings
-        self.max_len = limit if cache.max_len is None else min(limit, cache.max_len)
+        self.max_len = min(model.config.max_position_embeddings, cache.max_len)
         self.eos_token_ids = model.config.eos_token_ids
 
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seq_ids: Sequence[int],
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """As Runner.prefill; whatever the cache held for these sequences is forgotten."""
-        for seq_id in seq_ids:
-            self.cache.reset(seq_id)
-        return prefill(self.model, self.cache, prompts, seq_ids, chunk_size, self.attention)
-
-    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
-        """As Runner.decode."""
-        return decode(self.model, self.cache, tokens, seq_ids, self.attention)
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        """As Runner.run; what the cache held under the id of a new request is forgotten."""
+        for request in requests:
+            if request.num_computed_tokens == 0:
+                self.cache.free(request.request_id)
+        return prefill(self.model, self.cache, requests, chunk_size, self.attention)
 
 
 class RecomputeRunner:
-    """Our model without a cache: every step runs the whole sequence again. The oracle."""
+    """Our model without a cache: nothing stays computed, all of it runs each time. The oracle."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         self.model = model
         self.vocab_size, self.can_chunk = model.config.vocab_size, False
         self.max_len = model.config.max_position_embeddings
         self.eos_token_ids = model.config.eos_token_ids
-        self.sequences: dict[int, list[int]] = {}
         self.tokens_run = 0
 
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seq_ids: Sequence[int],
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """As Runner.prefill; chunks would save nothing here, so chunk_size is refused."""
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        """As Runner.run; chunks would save nothing here, so chunk_size is refused."""
         if chunk_size is not None:
             raise ValueError("chunked prefill needs a cache (use_cache=True)")
-        return self._run({s: list(prompt) for s, prompt in zip(seq_ids, prompts, strict=True)})
-
-    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
-        """As Runner.decode, at the price of a prefill."""
-        pairs = zip(seq_ids, tokens, strict=True)
-        unknown = [s for s in seq_ids if s not in self.sequences]
-        if unknown:
-            raise ValueError(f"sequence {unknown[0]} was never prefilled")
-        return self._run({s: [*self.sequences[s], token] for s, token in pairs})
-
-    @torch.inference_mode()
-    def _run(self, sequences: dict[int, list[int]]) -> Tensor:
-        batch = Batch.from_sequences(list(sequences.values()), device=self.model.device)
+        sequences = [request.token_ids for request in requests]
+        batch = Batch.from_sequences(sequences, device=self.model.device)
         hidden = self.model(batch)
-        self.sequences.update(sequences)  # only now: a refused token leaves no trace
         self.tokens_run += batch.num_tokens
         return self.model.compute_logits(hidden[list(batch.last_token_indices)])
 
@@ -184,3 +197,76 @@ def make_runner(
         return RecomputeRunner(model)
     config = CacheConfig(max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device)
     return CachedRunner(model, StaticKVCache.from_config(model.config, config))
+
+
+# -- what the engine of notebook 03 drives --------------------------------------------------------
+
+
+class ModelOutput(NamedTuple):
+    """What a forward gave: logits [n, V] fp32 of the n requests that get a token, in order.
+
+    `faults` has the exception of each request (by id) whose tokens could not be run.
+    """
+
+    ready: list[ScheduledRequest]
+    logits: Tensor
+    faults: dict[str, Exception]
+
+
+class ModelRunner:
+    """Runs a step's tokens in one forward: decodes of some and chunks of others, end to end.
+
+    `num_forwards` counts the calls of the model, `num_tokens` what they ran.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        storage: KVCache,
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        self.model, self.storage = model, storage
+        self.attention = fast_attention(model.device, storage) if attention is None else attention
+        self.num_forwards = self.num_tokens = 0
+
+    @torch.inference_mode()
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
+        """One forward over all. Should it fail, each runs again, alone: only the faulty ones fail.
+
+        That is safe: a forward only writes K and V of its own new tokens, and writes them again.
+        """
+        try:
+            return self.run_once(scheduled)
+        except Exception as fault:
+            told = f"{type(fault).__name__}: {fault}"
+        # here, outside of the except, what the failed forward held in memory is free again
+        if len(scheduled) > 1:
+            warnings.warn(
+                f"a forward of {len(scheduled)} requests failed ({told}): each runs alone now",
+                stacklevel=2,
+            )
+        alone = [self._run_alone(one) for one in scheduled]
+        logits = [output.logits for output in alone if output.ready]
+        return ModelOutput(
+            [one for output in alone for one in output.ready],
+            torch.cat(logits) if logits else torch.empty(0, 0),
+            {key: fault for output in alone for key, fault in output.faults.items()},
+        )
+
+    def _run_alone(self, one: ScheduledRequest) -> ModelOutput:
+        try:
+            return self.run_once([one])
+        except Exception as fault:
+            return ModelOutput([], torch.empty(0, 0), {one.request.request_id: fault})
+
+    def run_once(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
+        """One forward; any exception of it is raised."""
+        self.num_forwards += 1
+        self.num_tokens += sum(one.num_tokens for one in scheduled)
+        hidden = run_scheduled(self.model, self.attention, scheduled)  # [S, hidden]
+        rows = [s for s, one in enumerate(scheduled) if one.yields_token]
+        if not rows:
+            return ModelOutput([], torch.empty(0, 0), {})
+        if len(rows) < len(scheduled):
+            hidden = hidden[rows]
+        return ModelOutput([scheduled[s] for s in rows], self.model.compute_logits(hidden), {})

@@ -6,18 +6,54 @@ and a step runs some of the difference. Decode is 1, prefill more, a resumed req
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tutorial_engine.cache.memory import KVCacheManager
-from tutorial_engine.cache.rows import Allocation
-from tutorial_engine.engine.request import Request, RequestStatus
-from tutorial_engine.engine.step_plan import ScheduledRequest, SchedulerConfig, StepPlan, Update
+from tutorial_engine.checks import at_least_one
+from tutorial_engine.engine.delivery import Update
+from tutorial_engine.engine.request import Request, RequestStatus, SampleGroup, ScheduledRequest
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish
 from tutorial_engine.trace import events
-from tutorial_engine.trace.history import EngineState, RequestState
+from tutorial_engine.trace.events import EngineState, RequestState
 
-__all__ = ["ScheduledRequest", "Scheduler", "SchedulerConfig", "StepPlan", "Update"]
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits: requests that run at once, tokens per forward, tokens of one request, of a chunk.
+
+    `max_model_len` is prompt + output (None: what model and memory allow). What a prompt runs in a
+    step is capped by `long_prefill_token_threshold` (None: only by the budget); with chunked
+    prefill off it runs whole or not yet. ValueError for sizes below 1.
+    """
+
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = 2048
+    long_prefill_token_threshold: int | None = None
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        at_least_one("max_num_seqs", self.max_num_seqs)
+        at_least_one("max_num_batched_tokens", self.max_num_batched_tokens)
+        for name in ("max_model_len", "long_prefill_token_threshold"):
+            if getattr(self, name) is not None:
+                at_least_one(name, getattr(self, name))
+        if not isinstance(self.enable_chunked_prefill, bool):
+            raise ValueError(
+                f"enable_chunked_prefill is True or False, got {self.enable_chunked_prefill!r}"
+            )
+
+
+@dataclass
+class StepPlan:
+    """A step while it is being planned: the budget that is left, and who got what."""
+
+    budget: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -72,35 +108,39 @@ class Scheduler:
         """To the end of the queue, or to a place in it. ValueError for what could never run."""
         self.check(f"the prompt of request {request.request_id}", request.num_prompt_tokens)
         self.waiting.insert(len(self.waiting) if place is None else place, request)
-        request.is_queued = True
         if self.trace is not None:
             prompt, most = tuple(request.token_ids), request.params.max_tokens
             self._record(events.Added, request, prompt, most, request.arrival, place)
 
     def fork(self, parent: Request) -> None:
-        """Queue its other samples, which share what it has computed."""
-        for child in self._queue_samples(parent):
-            self._record(events.Forked, child, parent.request_id, self.memory.fork(parent, child))
+        """Queue its other samples; they begin with what it has computed, where memory can do it."""
+        for child in self._queue_samples(parent.group):
+            most = min(parent.num_computed_tokens, child.num_tokens - 1)  # one is left to run
+            num_tokens = self.memory.fork(parent.request_id, child.request_id, most)
+            self._record(events.Forked, child, parent.request_id, num_tokens)
 
-    def _queue_samples(self, parent: Request) -> Iterator[Request]:
-        """One after the other, before all who wait but the preempted and other samples."""
+    def _queue_samples(self, group: SampleGroup) -> list[Request]:
+        """Before all who wait but the preempted and other samples → those that were queued."""
         first = next(
             (
                 i
                 for i, request in enumerate(self.waiting)
-                if not request.index and request.status is not RequestStatus.PREEMPTED
+                if request is request.group.samples[0]
+                and request.status is not RequestStatus.PREEMPTED
             ),
             len(self.waiting),
         )
-        for place, child in enumerate(parent.held, first):
+        queued, group.unqueued = group.unqueued, []
+        for place, child in enumerate(queued, first):
             self.add(child, place)
-            yield child
+        return queued
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
         plan = StepPlan(self.config.max_num_batched_tokens)
         self.schedule_running(plan)
-        if not (plan.preempted and plan.scheduled):  # or who was thrown out would be back at once
+        # not when somebody was thrown out: it would be back at once
+        if self.waiting and not (plan.preempted and plan.scheduled):
             self.schedule_waiting(plan)
         return plan.scheduled
 
@@ -109,10 +149,10 @@ class Scheduler:
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING:
                 break  # preempted in this very step, and all after it
-            num_tokens = self.share(request, plan)
+            num_tokens = self.num_tokens_to_run(request, plan)
             if num_tokens == 0:
                 continue
-            while (allocation := self.memory.allocate(request, num_tokens)) is None:
+            while (allocation := self._allocate(request, num_tokens)) is None:
                 victim = self.running[-1]
                 self.preempt(victim)
                 plan.preempted.append(victim)
@@ -136,10 +176,10 @@ class Scheduler:
 
     def admit(self, plan: StepPlan, request: Request) -> bool:
         """Let a waiting request run, if budget and memory allow it."""
-        num_tokens = self.share(request, plan)
+        num_tokens = self.num_tokens_to_run(request, plan)
         if num_tokens == 0:
             return False
-        allocation = self.memory.allocate(request, num_tokens)
+        allocation = self._allocate(request, num_tokens)
         if allocation is None:
             return False
         num_cached = allocation.first_position
@@ -148,12 +188,12 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         if self.trace is not None:
-            found = self.memory.slots_of(request) if num_cached else ()
+            found = self.memory.describe(request.request_id).slots[:num_cached]
             self._record(events.Admitted, request, num_cached, found)
         self._schedule(plan, request, allocation)
         return True
 
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         """How many of its tokens may run: min(what is left of it, chunk cap, what is left of us).
 
         Without chunked prefill all or none; but what is longer than a whole step has to be cut (a
@@ -167,7 +207,7 @@ class Scheduler:
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
-        self.memory.free(victim)
+        self.memory.free(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         self.running.remove(victim)
@@ -178,31 +218,32 @@ class Scheduler:
         self,
         scheduled: Sequence[ScheduledRequest],
         sampled: Mapping[str, SampledToken | Exception],
-    ) -> Iterator[Update]:
+    ) -> list[Update]:
         """Take a step's result, request by request: count what was run, append, end what is over.
 
-        `sampled` has, by request id, the token of each that is due one, or what went wrong. Whoever
-        reads the updates may abort requests in between; they get nothing more.
+        `sampled` has, by request id, the token of each that is due one, or what went wrong.
         """
+        updates = []
         for request, num_tokens, allocation in scheduled:
             if request.is_over:  # aborted while the step was under way
                 continue
             token = sampled.get(request.request_id)
             if isinstance(token, Exception):
-                yield self.fail(request, token)
+                updates.append(self.fail(request, token))
                 continue
-            self.memory.commit(request, num_tokens)
-            request.num_computed_tokens = allocation.first_position + num_tokens
-            if request.held and request.num_computed_tokens >= request.num_prompt_tokens:
+            computed = request.num_computed_tokens = allocation.first_position + num_tokens
+            self.memory.commit(request.request_id, request.token_ids, computed)
+            if request.group.unqueued and computed >= request.num_prompt_tokens:
                 self.fork(request)
             if token is not None:
-                yield self._append(request, token)
+                updates.append(self._append(request, token))
+        return updates
 
     def fail(self, request: Request, fault: Exception) -> Update:
         """End it alone, with a reason; the others do not notice, its own samples neither."""
-        list(self._queue_samples(request))
-        request.error = f"{type(fault).__name__}: {fault}"
-        self.end(request, RequestStatus.ERROR, Finish("error"), request.error)
+        self._queue_samples(request.group)
+        error = f"{type(fault).__name__}: {fault}"
+        self.end(request, RequestStatus.ERROR, Finish("error"), error)
         return Update(request, None)
 
     def abort(self, request: Request) -> Update:
@@ -211,33 +252,31 @@ class Scheduler:
         return Update(request, None)
 
     def end(
-        self, request: Request, status: RequestStatus, finish: Finish, detail: str | None = None
+        self, request: Request, status: RequestStatus, finish: Finish, error: str | None = None
     ) -> None:
         """It leaves its queue and gives back its memory."""
         queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
-        request.status = status
-        if request.checker.finish is None:
-            request.checker.end(finish)
-        request.finish, request.finished = finish, self.now()
-        if request.is_queued:
-            self.memory.free(request)
-            queue.remove(request)
-            self._record(events.Finished, request, finish.reason, detail or finish.stop_reason)
+        request.end(status, finish, self.now(), error)
+        if request in request.group.unqueued:
+            request.group.unqueued.remove(request)
+            return
+        self.memory.free(request.request_id)
+        queue.remove(request)
+        self._record(events.Finished, request, finish.reason, error or finish.stop_reason)
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""
-        memory = self.memory
-        requests = {
-            request.request_id: RequestState(
+        requests = {}
+        for request in (*self.waiting, *self.running):
+            table, slots = self.memory.describe(request.request_id)
+            requests[request.request_id] = RequestState(
                 request.status.value,
                 request.num_prompt_tokens,
                 tuple(request.token_ids),
                 request.num_computed_tokens,
-                memory.slots_of(request),
-                memory.table_of(request),
+                slots[: request.num_computed_tokens],
+                table,
             )
-            for request in (*self.waiting, *self.running)
-        }
         waiting = tuple(request.request_id for request in self.waiting)
         return EngineState(waiting, tuple(request.request_id for request in self.running), requests)
 
@@ -251,10 +290,17 @@ class Scheduler:
             assert not request.is_over and runs == (request.status is RequestStatus.RUNNING), (
                 f"request {request.request_id} is {request.status.value}"
             )
-            computed, stored = request.num_computed_tokens, len(self.memory.slots_of(request))
-            assert computed == stored, f"{request.request_id}: {computed} computed, {stored} stored"
+            computed, room = (
+                request.num_computed_tokens,
+                len(self.memory.describe(request.request_id).slots),
+            )
+            assert computed <= room, f"{request.request_id}: {computed} computed, room for {room}"
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
+
+    def _allocate(self, request: Request, num_tokens: int) -> Allocation | None:
+        computed = request.num_computed_tokens
+        return self.memory.allocate(request.request_id, request.token_ids, computed, num_tokens)
 
     def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)
@@ -271,7 +317,8 @@ class Scheduler:
             finish = request.append(token, self.now())
         except Exception as fault:
             return self.fail(request, fault)
-        self._record(events.TokenSampled, request, token.token_id)
+        if self.trace is not None:
+            self._record(events.TokenSampled, request, token.token_id)
         if finish is not None:
             self.end(request, RequestStatus.FINISHED, finish)
         return Update(request, token)

@@ -6,12 +6,25 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # Where tokens lie in a KV storage: a slice where the slots are neighbours, else their numbers [n].
 Slots = slice | Tensor
+
+
+class Allocation(NamedTuple):
+    """What a cache says of a sequence's next tokens: the position of the first, and the slots.
+
+    `new_slots` are those to write, one per token; `context_slots` those to read: positions
+    0 .. last, the new ones included.
+    """
+
+    first_position: int
+    new_slots: Sequence[int]
+    context_slots: Slots
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,7 @@ class Batch:
     input_ids: Tensor
     positions: Tensor
     seq_starts: tuple[int, ...]
-    seq_ids: tuple[int, ...] = ()
+    seq_ids: tuple[str, ...] = ()
     slot_mapping: Tensor | None = None
     context_slots: tuple[Slots, ...] = ()
 
@@ -80,21 +93,31 @@ class Batch:
             torch.tensor(ids, device=device), torch.tensor(positions, device=device), tuple(starts)
         )
 
-    def with_slots(
-        self, seq_ids: Sequence[int], slot_mapping: Tensor, context_slots: Sequence[Slots]
+    @classmethod
+    def from_allocations(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        allocations: Sequence[Allocation],
+        seq_ids: Sequence[str],
+        device: torch.device | str = "cpu",
     ) -> "Batch":
-        """The same batch with its addresses in a cache; ValueError when the counts do not fit."""
-        counts = (len(seq_ids), slot_mapping.numel(), len(context_slots))
-        if counts != (self.num_seqs, self.num_tokens, self.num_seqs):
+        """Pack the tokens to run of each sequence, with the slots that a cache gave them.
+
+        ValueError as `from_sequences`, and when there are not as many allocations or slots.
+        """
+        firsts = [allocation.first_position for allocation in allocations]
+        batch = cls.from_sequences(sequences, firsts, device)
+        new_slots = [slot for allocation in allocations for slot in allocation.new_slots]
+        if len(new_slots) != batch.num_tokens or len(seq_ids) != batch.num_seqs:
             raise ValueError(
-                f"{self.num_tokens} tokens of {self.num_seqs} sequences need as many slots, ids "
-                f"and contexts; got {counts[1]} slots, {counts[0]} ids, {counts[2]} contexts"
+                f"{batch.num_tokens} tokens of {batch.num_seqs} sequences need as many slots and "
+                f"ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
             )
         return replace(
-            self,
+            batch,
             seq_ids=tuple(seq_ids),
-            slot_mapping=slot_mapping,
-            context_slots=tuple(context_slots),
+            slot_mapping=torch.tensor(new_slots, device=device),
+            context_slots=tuple(allocation.context_slots for allocation in allocations),
         )
 
     @property

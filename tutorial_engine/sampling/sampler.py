@@ -96,7 +96,6 @@ class Sampler:
         self.params = params
         self.num_sampled = 0
         self._enders = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-        self._logprob_sum = 0.0
         self._generator = torch.Generator()
         if params.seed is None:
             self._generator.seed()
@@ -104,23 +103,26 @@ class Sampler:
             self._generator.manual_seed(params.seed)
 
     @property
-    def cumulative_logprob(self) -> float | None:
-        """Sum of the raw logprobs of the tokens so far; None unless params.logprobs is set."""
-        return None if self.params.logprobs is None else self._logprob_sum
+    def takes_best(self) -> bool:
+        """Is its next token just the best one, and nothing asked about it?
+
+        Never for a subclass with a `sample` of its own: that is to be asked.
+        """
+        own = type(self).sample is not Sampler.sample
+        masked = self.num_sampled < self.params.min_tokens
+        return not (own or masked or self.params.temperature or self.params.logprobs is not None)
 
     def sample(self, logits: Tensor) -> SampledToken:
         """The next token from logits [V]. ValueError, and nothing drawn, when they are no scores.
 
         Greedy: the best, the lowest id among equals.
         """
-        if logits.ndim != 1:
+        if logits.ndim != 1 or not len(logits):
             raise ValueError(f"one request takes logits [V], got shape {list(logits.shape)}")
-        return sample_batch(logits[None], [self])[0]
-
-    def _is_plain(self) -> bool:
-        """Is the next token just the best one, and nothing asked about it?"""
-        masked = self.num_sampled < self.params.min_tokens
-        return self.params.temperature == 0 and self.params.logprobs is None and not masked
+        if not math.isfinite(largest := float(logits.max())):
+            raise _no_scores(largest)
+        logits = logits.float().cpu()  # where the generator is, and some devices know no float64
+        return self._choose(logits, self._prepare(logits))
 
     def _prepare(self, logits: Tensor) -> Tensor:
         """[V] masked logits (greedy) or cumulated probabilities. May raise, changes nothing."""
@@ -154,50 +156,40 @@ class Sampler:
             return SampledToken(token_id)
         logprobs = logits.float().log_softmax(-1)  # [V], raw
         logprob = float(logprobs[token_id])
-        self._logprob_sum += logprob
         best, ids = logprobs.sort(descending=True, stable=True)  # lowest id first among equals
         pairs = zip(ids[:n].tolist(), best[:n].tolist(), strict=True)
         return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
 
 
 def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken | Exception]:
-    """As sample_batch, but a row that fails has its exception as result, and the others go on."""
-    if samplers and all(type(sampler) is Sampler for sampler in samplers):
-        try:
-            return list(sample_batch(logits, samplers))
-        except Exception:  # of one row; nothing was drawn, and the others are not to blame
-            pass
-    results: list[SampledToken | Exception] = []
-    for row, sampler in zip(logits, samplers, strict=True):
-        try:
-            results.append(sampler.sample(row))
-        except Exception as fault:
-            results.append(fault)
-    return results
+    """Row s of logits [S, V] through samplers[s], as if each were alone.
 
-
-def sample_batch(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken]:
-    """Row s of logits [S, V] through samplers[s], as if each were alone; all rows or none.
-
-    When all are plainly greedy this is one max over the tensor. ValueError when the counts differ,
-    a row is no scores, or everything is masked.
+    A row that fails has its exception as result, and the others go on. For rows that take the best
+    token this is one max over the tensor. ValueError when the counts differ.
     """
     if logits.ndim != 2 or logits.shape[0] != len(samplers) or logits.shape[1] == 0:
         shape = list(logits.shape)
         raise ValueError(f"{len(samplers)} samplers take logits [{len(samplers)}, V], got {shape}")
     best, ids = logits.max(-1)
     largest, token_ids = torch.stack([best.float(), ids.float()]).tolist()  # one transfer
-    for row, value in enumerate(largest):
-        if not math.isfinite(value):  # NaN and +inf win every max; −inf: all of them are
-            raise ValueError(
-                f"the logits of row {row} are not numbers, the largest is {value}; look at what "
-                "made them: NaN in weights, fp16 overflow, a fully masked row, an unwritten slot"
-            )
-    if all(sampler._is_plain() for sampler in samplers):
-        for sampler in samplers:
-            sampler.num_sampled += 1
-        return [SampledToken(int(i)) for i in token_ids]
-    logits = logits.float().cpu()  # where the generators are, and some devices know no float64
-    prepared = [sampler._prepare(row) for row, sampler in zip(logits, samplers, strict=True)]
-    rows = zip(logits, samplers, prepared, strict=True)
-    return [sampler._choose(row, prepared) for row, sampler, prepared in rows]
+    results: list[SampledToken | Exception] = []
+    for row, sampler in enumerate(samplers):
+        try:
+            if not math.isfinite(largest[row]):
+                raise _no_scores(largest[row])
+            if sampler.takes_best:
+                sampler.num_sampled += 1
+                results.append(SampledToken(int(token_ids[row])))
+            else:
+                results.append(sampler.sample(logits[row]))
+        except Exception as fault:
+            results.append(fault)
+    return results
+
+
+def _no_scores(largest: float) -> ValueError:
+    """For logits with NaN or +inf, which win every max, or −inf: then all of them are."""
+    return ValueError(
+        f"these logits are not numbers, the largest is {largest}; look at what made them: NaN in "
+        "weights, fp16 overflow, a fully masked row, an unwritten slot"
+    )
