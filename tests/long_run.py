@@ -2,18 +2,22 @@
 
     python tests/long_run.py --workloads 20000 --memory pages
     python tests/long_run.py --operations 100000
+    python tests/long_run.py --interrupts
 
 Workloads go through an engine on rows, pages or cells: every request must come out as if it were
 alone (workloads.py, memory_runs.py). Operations go to a BlockManager and to a CellTable: both must
-do what a slow, obvious model does (test_blocks.py, test_cells.py). Prints what happened so far; a
-failure is made small and shown.
+do what a slow, obvious model does (test_blocks.py, test_cells.py). Interrupts come before every
+line that a story of the engine runs (interrupt_runs.py). Prints what happened so far; a failure is
+made small and shown.
 """
 
 import argparse
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
 
+import interrupt_runs
 import memory_runs
 import test_blocks
 import test_cells
@@ -48,7 +52,8 @@ def on_blocks(number: int, many: int) -> Counter[str]:
     """`many` operations on BlockManagers, 250 on each."""
     counts: Counter[str] = Counter()
     for index, done in enumerate(range(0, many, 250)):
-        counts += test_blocks.drive(10_000 * number + index, min(250, many - done))
+        draw = random.Random(10_000 * number + index)
+        counts += test_blocks.drive(draw, min(250, many - done))
     return counts
 
 
@@ -82,9 +87,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", type=int, help="20,000 unless operations are asked for")
+    parser.add_argument("--workloads", type=int, help="20,000 if nothing else is asked for")
     parser.add_argument("--memory", choices=[*RUNS, "all"], default="all", help="so many on each")
     parser.add_argument("--operations", type=int, default=0, help="on blocks, and on cells")
+    parser.add_argument("--interrupts", action="store_true", help="Ctrl-C at every line")
     parser.add_argument("--seed", type=int, default=1_000, help="the tests use small ones")
     parser.add_argument("--batch", type=int, default=500, help="workloads per seed")
     asked = parser.parse_args()
@@ -94,9 +100,11 @@ def main() -> None:
         for what, one in (("blocks", on_blocks), ("cell tables", on_cell_tables)):
             run(what, one, "operations", asked.operations, asked.seed, 10_000)
         print("all as the slow models say", flush=True)
+    if asked.interrupts:
+        print(*counted(interrupt_runs.run(one_in=1)), sep="\n", flush=True)
     many = asked.workloads
     if many is None:
-        many = 0 if asked.operations else 20_000
+        many = 0 if asked.operations or asked.interrupts else 20_000
     if many:
         for what in RUNS if asked.memory == "all" else [asked.memory]:
             run(what, RUNS[what], "workloads", many, asked.seed, asked.batch)

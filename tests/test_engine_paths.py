@@ -7,9 +7,9 @@ import torch
 from checkpoints import random_sequences
 from engines import VOCAB, one_thread, random_model, watched
 from torch import Tensor
+from tutorial_engine.lab.engine_paths import EnginePath, ForcedSampler, engine_paths
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine, StepOutput
-from tutorial_engine.lab.engine_paths import EnginePath, ForcedSampler, engine_paths
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

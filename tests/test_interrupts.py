@@ -1,13 +1,17 @@
-"""Ctrl-C waits for the end of the block, and otherwise nothing is different."""
+"""Ctrl-C waits for the end of a shielded block; and whenever it comes, the engine stays whole."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
+import interrupt_runs
 import pytest
+from engines import one_thread
 
-from tutorial_engine.engine.interrupts import interrupts_wait, uninterrupted
+from tutorial_engine.engine.delivery import interrupts_wait
+
+usual_handler = signal.default_int_handler
 
 
 def ctrl_c() -> None:
@@ -17,14 +21,14 @@ def ctrl_c() -> None:
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
     """Python's own handler, whatever the test runner has; and every test leaves it as it was."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, usual_handler)
     yield
     after = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
-    assert after is signal.default_int_handler, "a handler was left behind"
+    assert after is usual_handler, "a handler was left behind"
 
 
-def test_an_interrupt_waits_for_the_end() -> None:
+def test_an_interrupt_waits_for_the_end_and_then_is_at_once_again() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):
         with interrupts_wait():
@@ -32,17 +36,12 @@ def test_an_interrupt_waits_for_the_end() -> None:
             done.append("the rest of the block")
         done.append("what comes after it")
     assert done == ["the rest of the block"]
-
-
-def test_afterwards_an_interrupt_is_at_once_again() -> None:
-    with interrupts_wait():
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual_handler
     with pytest.raises(KeyboardInterrupt):
         ctrl_c()
 
 
-def test_the_handler_is_back_before_the_interrupt_is_told() -> None:
+def test_an_impatient_user_interrupts_once_and_by_the_handler_that_is_back() -> None:
     seen = []
 
     def mine(number: int, frame: FrameType | None) -> None:
@@ -50,20 +49,11 @@ def test_the_handler_is_back_before_the_interrupt_is_told() -> None:
 
     signal.signal(signal.SIGINT, mine)
     with interrupts_wait():
-        ctrl_c()
-        assert seen == []
-    assert seen == [(signal.SIGINT, True, mine)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_an_impatient_user_interrupts_once() -> None:
-    seen = []
-    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    with interrupts_wait():
         for _ in range(5):
             ctrl_c()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert seen == [signal.SIGINT]
+        assert seen == []
+    signal.signal(signal.SIGINT, usual_handler)
+    assert seen == [(signal.SIGINT, True, mine)]
 
 
 def test_nested_blocks_wait_for_the_outermost() -> None:
@@ -76,13 +66,9 @@ def test_nested_blocks_wait_for_the_outermost() -> None:
     assert done == ["inner", "outer"]
 
 
-def test_exceptions_pass_and_the_handler_is_back() -> None:
+def test_exceptions_pass_and_no_interrupt_is_lost_to_them() -> None:
     with pytest.raises(ArithmeticError, match="mine"), interrupts_wait():
         raise ArithmeticError("mine")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_interrupt_is_not_lost_when_the_block_raises() -> None:
     with pytest.raises(KeyboardInterrupt) as interrupt, interrupts_wait():
         ctrl_c()
         raise ArithmeticError("mine")
@@ -99,7 +85,7 @@ def test_other_threads_are_left_alone() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [signal.default_int_handler]
+    assert seen == [usual_handler]
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
@@ -112,26 +98,10 @@ def test_an_interrupt_that_is_not_pythons_stays_so(handler: signal.Handlers) -> 
                 ctrl_c()
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, usual_handler)
 
 
-def test_a_shielded_function_does_its_work_then_is_interrupted() -> None:
-    done = []
-
-    @uninterrupted
-    def work(a: int, *, b: int) -> int:
-        """What it does."""
-        ctrl_c()
-        done.append((a, b))
-        return a + b
-
-    with pytest.raises(KeyboardInterrupt):
-        work(1, b=2)
-    assert done == [(1, 2)]
-    assert (work.__name__, work.__doc__) == ("work", "What it does.")
-
-
-def test_a_shielded_function_gives_its_result_and_its_errors() -> None:
-    assert uninterrupted(divmod)(7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        uninterrupted(divmod)(7, 0)
+def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:
+    """At one line in twelve; `tests/long_run.py --interrupts` takes them all."""
+    with one_thread():
+        assert interrupt_runs.run(one_in=12)["interrupts"] > 30

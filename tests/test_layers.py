@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 
 def random_linear(in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> Linear:
     linear = Linear(in_features, out_features, bias).to(dtype)
+    linear.weight.data.normal_(std=0.02)
     if linear.bias is not None:
         linear.bias.data.normal_()
     return linear

@@ -286,7 +286,7 @@ def test_qwen3_06b_has_596_million_parameters() -> None:
 
 
 def test_fresh_model_computes_without_a_checkpoint(checkpoint: Path) -> None:
-    fresh = Qwen3ForCausalLM(ModelConfig.from_pretrained(checkpoint))
+    fresh = Qwen3ForCausalLM(ModelConfig.from_pretrained(checkpoint)).draw_weights()
     logits = our_logits(fresh, [[1, 2, 3]])
     assert logits.shape == (3, 300) and logits.isfinite().all()
     assert fresh.prepack() == can_prepack(fresh.device, fresh.dtype)

@@ -7,7 +7,7 @@ memory_runs.py has the same on pages and cells.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count as numbers_from
@@ -21,16 +21,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import RowManager
-from tutorial_engine.cache.rows import Allocation
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine, StepOutput
-from tutorial_engine.engine.generate import GenerationOutput, generate
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import CompletionOutput, Request, RequestOutput
+from tutorial_engine.engine.request import CompletionOutput, Request, RequestOutput, StepOutput
 from tutorial_engine.engine.runner import CachedRunner, make_runner
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -41,7 +40,6 @@ from tutorial_engine.trace.events import (
     Preempted,
     Recorder,
     Scheduled,
-    Setting,
     StepEnded,
     Trace,
 )
@@ -91,38 +89,26 @@ class Asked:
 class NotingRunner(CachedRunner):
     """Keeps the logits [V] of every step of one sequence."""
 
-    @classmethod
-    def of(cls, model: Qwen3ForCausalLM, max_len: int) -> "NotingRunner":
-        inner = make_runner(model, max_len=max_len)
-        assert isinstance(inner, CachedRunner)
-        poison(inner.cache)
-        runner = cls(model, inner.cache)
-        runner.seen = []
-        return runner
+    def __init__(self, model: Qwen3ForCausalLM, max_len: int) -> None:
+        super().__init__(model, poison(make_runner(model, max_len=max_len).cache))
+        self.seen: list[Tensor] = []
 
-    seen: list[Tensor]
-
-    def prefill(self, *args: Any, **options: Any) -> Tensor:
-        logits = super().prefill(*args, **options)
-        self.seen.append(logits[0].clone())
-        return logits
-
-    def decode(self, *args: Any, **options: Any) -> Tensor:
-        logits = super().decode(*args, **options)
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        logits = super().run(requests, chunk_size)
         self.seen.append(logits[0].clone())
         return logits
 
 
-def run_alone(asked: Asked, limit: int) -> tuple[GenerationOutput, list[Tensor]]:
+def run_alone(asked: Asked, limit: int) -> tuple[CompletionOutput, list[Tensor]]:
     """The loop without a scheduler, on this one prompt; and the logits that it saw."""
-    runner = NotingRunner.of(small_model(), limit)
+    runner = NotingRunner(small_model(), limit)
     (output,) = generate(
         runner, [asked.prompt], asked.params, tokenizer=the_tokenizer(), max_len=limit
     )
-    return output, runner.seen
+    return output.outputs[0], runner.seen
 
 
-def is_safe(asked: Asked, output: GenerationOutput, seen: Sequence[Tensor]) -> bool:
+def is_safe(asked: Asked, output: CompletionOutput, seen: Sequence[Tensor]) -> bool:
     """Do the tokens stay the same when the logits are a little different?
 
     Greedy: the best is more than 1e-3 ahead. Sampled: twelve times other noise of 2e-4, a hundred
@@ -200,7 +186,7 @@ def pool() -> tuple[Asked, ...]:
 
 
 @cache
-def alone(index: int, limit: int, sample: int = 0) -> GenerationOutput:
+def alone(index: int, limit: int, sample: int = 0) -> CompletionOutput:
     """What request `index` of the pool gives when nobody else is there; or a sample of it."""
     asked = pool()[index]
     return run_alone(replace(asked, params=asked.params.sample(sample)), limit)[0]
@@ -228,62 +214,44 @@ class SharedRows:
     a freed row held becomes NaN: nobody reads it unnoticed.
     """
 
-    def __init__(self, rows: RowManager, capacity: int | None = None) -> None:
-        self.rows, self.capacity = rows, capacity
-        self.held: dict[str, int] = {}  # request_id -> tokens that it has room for
-        poison(rows.cache)
+    def __init__(self, rows: StaticKVCache, capacity: int | None = None) -> None:
+        self.rows, self.capacity = poison(rows), capacity
+        self.room: dict[str, int] = {}  # seq_id -> tokens that it has room for
+        self.storage, self.trace, self.settings = rows.storage, rows.trace, rows.settings
+        self.commit, self.fork, self.describe = rows.commit, rows.fork, rows.describe
+        self.max_len = min(rows.max_len, capacity or rows.max_len)
 
-    @property
-    def storage(self) -> KVStorage:
-        return self.rows.storage
-
-    @property
-    def max_len(self) -> int:
-        return min(self.rows.max_len, self.capacity or self.rows.max_len)
-
-    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
-        held = self.held.get(request.request_id)
-        end = request.num_computed_tokens + max_new_tokens
-        wanted = request.num_tokens if held is None else max(held, end)
-        others = sum(self.held.values()) - (held or 0)
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        own = self.room.get(seq_id)
+        end = num_computed + num_new
+        wanted = len(token_ids) if own is None else max(own, end)
+        others = sum(self.room.values()) - (own or 0)
         if self.capacity is not None and others + wanted > self.capacity:
             return None
-        allocation = self.rows.allocate(request, max_new_tokens)
+        allocation = self.rows.allocate(seq_id, token_ids, num_computed, num_new)
         if allocation is not None:
-            self.held[request.request_id] = max(held or 0, end)
+            self.room[seq_id] = max(own or 0, end)
         return allocation
 
-    def commit(self, request: Request, num_tokens: int) -> None:
-        self.rows.commit(request, num_tokens)
-
-    def fork(self, parent: Request, child: Request) -> int:
-        return self.rows.fork(parent, child)
-
-    @property
-    def settings(self) -> Mapping[str, Setting]:
-        return self.rows.settings
-
-    def free(self, request: Request) -> None:
-        self.held.pop(request.request_id, None)
-        for row in self.rows.table_of(request):
-            for shelf in self.rows.cache.rows():  # [layers, rows, H_kv, max_len, D]
-                shelf[:, row] = float("nan")
-        self.rows.free(request)
-
-    def slots_of(self, request: Request) -> tuple[int, ...]:
-        return self.rows.slots_of(request)
-
-    def table_of(self, request: Request) -> tuple[int, ...]:
-        return self.rows.table_of(request)
+    def free(self, seq_id: str) -> None:
+        self.room.pop(seq_id, None)
+        for row in self.rows.describe(seq_id).table:
+            for tensor in self.rows.by_rows():  # [layers, rows, H_kv, max_len, D]
+                tensor[:, row] = float("nan")
+        self.rows.free(seq_id)
 
     def check_integrity(self) -> None:
         self.rows.check_integrity()
-        used = self.rows.cache.num_rows - self.rows.num_free_rows
-        assert used == len(self.held), f"{used} rows are taken by {sorted(self.held)}"
-        total = sum(self.held.values())
+        used = self.rows.num_rows - self.rows.num_free_rows
+        assert used == len(self.room), f"{used} rows are taken by {sorted(self.room)}"
+        total = sum(self.room.values())
         assert self.capacity is None or total <= self.capacity, f"{total} of {self.capacity}"
-        stored = sum(self.rows.cache.seq_lens)
-        assert stored <= total, f"{stored} tokens are stored, {total} have room"
+
+    def check_empty(self) -> None:
+        """Nothing is anybody's."""
+        assert not self.room and self.rows.num_free_rows == self.rows.num_rows, "rows leaked"
 
 
 # -- workloads ------------------------------------------------------------------------------------
@@ -311,7 +279,7 @@ class Visitor:
         """What it asks for."""
         return replace(pool()[self.index].params, n=self.n)
 
-    def alone(self, limit: int) -> list[GenerationOutput]:
+    def alone(self, limit: int) -> list[CompletionOutput]:
         """What each of its samples gives when nobody else is there."""
         return [alone(self.index, limit, sample) for sample in range(self.n)]
 
@@ -417,8 +385,11 @@ class Diary:
     texts: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     output: RequestOutput | None = None
+    results: list[StepOutput] = field(default_factory=list)
+    told: list[StepOutput] = field(default_factory=list)  # what its callback heard
 
     def write(self, result: StepOutput) -> None:
+        self.results.append(result._replace(output=None))
         name, sample = result.request_id, result.sample
         assert self.output is None and sample not in self.ended, f"{name} gets more after its end"
         self.tokens.setdefault(sample, [])
@@ -450,7 +421,7 @@ class Party:
 
     memory: Any
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, tokenizer: Tokenizer | None = None) -> None:
         self.workload, self.recorder = workload, Recorder()
         self.memory = self.make_memory()
         config = EngineConfig(
@@ -463,12 +434,11 @@ class Party:
         )
         self.engine = LLMEngine(
             small_model(),
-            the_tokenizer(),
+            tokenizer or the_tokenizer(),
             config,
             scheduler=POLICIES[workload.policy],
             memory=self.memory,
             clock=VirtualClock(),
-            trace=self.recorder,
         )
         self.diaries: dict[str, Diary] = {}
         self.aborted: set[str] = set()
@@ -482,7 +452,7 @@ class Party:
             max_len=workload.limit,
             slots_first=workload.slots_first,
         )
-        rows = RowManager.from_config(small_model().config, config, self.recorder)
+        rows = StaticKVCache.from_config(small_model().config, config, self.recorder)
         return SharedRows(rows, workload.capacity)
 
     def run(self) -> None:
@@ -519,6 +489,7 @@ class Party:
             not workload.can_chunk and len(asked.prompt) > workload.budget
         )
         name, engine = f"v{number}", self.engine
+        self.diaries[name] = Diary()
         try:
             engine.add_request(
                 asked.prompt,
@@ -530,17 +501,16 @@ class Party:
         except ValueError as error:
             assert never and f"{len(asked.prompt)} tokens" in str(error), error
             self.refused += 1
+            del self.diaries[name]
         else:
             assert not never, f"{name} can never run"
-            self.diaries[name] = Diary()
 
-    def callback(self, name: str, visitor: Visitor) -> Callable[[StepOutput], None] | None:
-        """One that aborts its victim when it is called first, or raises when its time has come."""
-        if visitor.kills is None and visitor.raises is None:
-            return None
+    def callback(self, name: str, visitor: Visitor) -> Callable[[StepOutput], None]:
+        """One that listens; aborts its victim when called first; raises when its time has come."""
         left, calls = [] if visitor.kills is None else [visitor.kills], numbers_from(0)
 
         def callback(result: StepOutput) -> None:
+            self.diaries[name].told.append(result._replace(output=None))
             if left:
                 self.abort(left.pop())
             if next(calls) == visitor.raises:
@@ -573,22 +543,30 @@ class Party:
         assert not engine.requests, "something is left over"
         self.check_memory()
         assert engine.step() == [], "an empty engine has nothing to deliver"
-        assert engine.model_runner.num_forwards == engine.num_steps, "one forward per step"
+        assert engine.runner.num_forwards == engine.num_steps, "one forward per step"
         for number, visitor in enumerate(self.workload.visitors):
             name = f"v{number}"
             if name in self.diaries:
+                self.check_told(name, number, visitor)
                 self.check_request(name, self.diaries[name], *visitor.alone(self.workload.longest))
         self.check_trace()
 
     def check_memory(self) -> None:
         """All is free."""
-        assert not self.memory.held, "something is left over"
-        assert self.memory.rows.num_free_rows == self.workload.max_num_seqs, "rows leaked"
+        self.memory.check_empty()
 
-    def check_request(self, name: str, diary: Diary, *wanted: GenerationOutput) -> None:
+    def check_told(self, name: str, number: int, visitor: Visitor) -> None:
+        """Its callback heard what steps returned, in this order, until it broke or had enough."""
+        diary = self.diaries[name]
+        assert diary.output is not None, f"{name} never ended"
+        assert diary.output.prompt_token_ids == pool()[visitor.index].prompt
+        assert diary.told == diary.results[: len(diary.told)], f"{name} was told something else"
+        if visitor.raises is None and visitor.kills != number:
+            assert len(diary.told) == len(diary.results), f"{name} was not told all"
+
+    def check_request(self, name: str, diary: Diary, *wanted: CompletionOutput) -> None:
         output = diary.output
         assert output is not None, f"{name} never ended"
-        assert output.prompt_token_ids == wanted[0].prompt_token_ids
         assert [got.index for got in output.outputs] == list(range(len(wanted)))
         times = output.metrics.token_times
         assert len(times) == len(output.outputs[0].tokens)
@@ -601,7 +579,7 @@ class Party:
         assert not output.error or any((name, i) in self.broken for i in range(len(wanted)))
 
     def check_sample(
-        self, name: str, diary: Diary, got: CompletionOutput, want: GenerationOutput
+        self, name: str, diary: Diary, got: CompletionOutput, want: CompletionOutput
     ) -> None:
         told = diary.tokens.get(got.index, []), diary.texts.get(got.index, "")
         name = f"{name} sample {got.index}" if got.index else name
@@ -634,7 +612,7 @@ class Party:
         for event in trace.events:
             if isinstance(event, Scheduled):
                 planned[event.step] += len(event.slots)
-        assert planned == ran and sum(ran) == self.engine.model_runner.num_tokens
+        assert planned == ran and sum(ran) == self.engine.runner.num_tokens
 
     def count(self) -> Counter[str]:
         """What happened, in numbers."""

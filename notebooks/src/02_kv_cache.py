@@ -222,7 +222,7 @@ predictions.ask(
 
 # %% tags=["figure-phases"]
 from tutorial_engine.model import causal_mask
-from tutorial_engine.viz.plots import mask_picture
+from tutorial_engine.viz.attention_plots import mask_picture
 
 masks = {
     "prefill: 7 queries": causal_mask(7, 7),
@@ -566,7 +566,7 @@ def both_ways(n):
 
 
 # %% tags=["nbval-ignore-output", "figure-latency"]
-from tutorial_engine.viz.speed_plots import latency_picture
+from tutorial_engine.viz.cache_plots import latency_picture
 
 lengths = [2, 4, 8, 16, 32, 64, 128, 256, 512]
 seconds = {n: both_ways(n) for n in lengths}
@@ -683,7 +683,7 @@ predictions.ask(
 from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-large = Qwen3ForCausalLM(four_layers).requires_grad_(False).eval()
+large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
 large.prepack()
 
 
@@ -699,7 +699,7 @@ def seconds_for(rows, new, old):
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
 from tutorial_engine.bench.roofline import measure_bandwidth, measure_peak_flops
-from tutorial_engine.viz.speed_plots import roofline_picture
+from tutorial_engine.viz.cache_plots import roofline_picture
 
 bandwidth, peak = measure_bandwidth(), measure_peak_flops(torch.float32)
 points, took = [], {}

@@ -335,7 +335,7 @@ for out in serve(engine, arrivals):
     print(f"{out.request_id}: waits {ms[0]}, TTFT {ms[1]}, TPOT {ms[2]}, total {ms[3]} ms")
 
 # %% tags=["figure-one-request"]
-from tutorial_engine.viz.request_life import one_request
+from tutorial_engine.viz.request_plots import one_request
 
 one_request(engine.trace.trace(), "C")
 

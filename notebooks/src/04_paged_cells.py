@@ -713,8 +713,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-shift"]
-from tutorial_engine.learn.shift_lab import random_model, shift_gap
-from tutorial_engine.viz.cell_plots import shift_picture
+from tutorial_engine.lab.shift import random_model, shift_gap
+from tutorial_engine.viz.memory_plots import shift_picture
 
 twenty = (ids_a + ids_b)[:20]
 gaps = [shift_gap(random_model(depth), [i % 97 for i in twenty], 6) for depth in (1, 3)]
@@ -786,9 +786,9 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.lab.dial import sharing, turn
+from tutorial_engine.lab.dial import sharing, sweep_block_sizes
 
-points = turn(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
+points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
 best = min(points[1:], key=lambda point: (point.mean_waste, -point.tokens_found))
 predictions.reveal("dial", "small blocks" if best.position == 1 else "blocks of 16")
 print("same tokens everywhere:", all(point.tokens_equal for point in points))
@@ -800,7 +800,7 @@ for p in points:
     )
 
 # %% tags=["figure-dial"]
-from tutorial_engine.viz.dial_plots import dial
+from tutorial_engine.viz.memory_plots import dial
 
 dial(points)
 
@@ -867,15 +867,14 @@ except ValueError as error:
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab import engine_paths
-from tutorial_engine.lab.ledger import Path, ledger, our_paths, table as ledger_table
-from tutorial_engine.lab import memory_paths
+from tutorial_engine.lab.ledger import engine_paths, ledger, memory_paths, our_paths, runner_path
+from tutorial_engine.lab.ledger import table as ledger_table
 from tutorial_engine.parallel.ranks import parallel_paths
 from tutorial_engine.lab.hf import TransformersRunner
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-paths = our_paths(model) | {"transformers": Path(lambda n: TransformersRunner(theirs))}
+paths = our_paths(model) | {"transformers": runner_path(lambda n: TransformersRunner(theirs))}
 paths |= engine_paths(model, neighbours=[ids_a, ids_b]) | memory_paths(model) | parallel_paths(TINY)
 print(ledger_table(ledger(paths, prompts, num_tokens=12)))
 

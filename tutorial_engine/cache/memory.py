@@ -80,7 +80,9 @@ class KVCacheManager(Protocol):
         ...
 
 
-def fork_to_give_up(seq_id: str, waiting: Collection[str], holding: Collection[str]) -> str | None:
+def fork_to_give_up(
+    seq_id: str, waiting: Collection[str], holding: Collection[int | str]
+) -> str | None:
     """Which fork loses what it was given when there is no memory for seq_id; None: none may.
 
     waiting: the forks that are not admitted, oldest first; holding: all that hold memory, waiting

@@ -1,14 +1,38 @@
 """Introduced in notebook 03. Who gets what a step brought: each result exactly once.
 
-Knows requests, their owners and callbacks; knows no queue, no cache and no model.
+Whatever callbacks do, and whenever Ctrl-C comes. Knows requests, their owners and callbacks; knows
+no queue, no cache and no model.
 """
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from tutorial_engine.engine.request import Request, SampleGroup, StepOutput
 from tutorial_engine.sampling.sampler import SampledToken
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # ignored, the system's own, or not set from Python
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if came:
+            previous(*came[0])
 
 
 class Update(NamedTuple):
@@ -39,6 +63,7 @@ class Inbox:
     def __init__(self, fail: Callable[[Request, Exception], Update]) -> None:
         self._fail = fail
         self._results: list[_Result] = []
+        self._to_tell: deque[_Result] = deque()
         self._telling: SampleGroup | None = None
 
     @property
@@ -59,15 +84,23 @@ class Inbox:
     def deliver(self, updates: Iterable[Update]) -> None:
         """File all, then tell the callbacks: whatever these do, no result is lost or told twice.
 
-        A callback that raises ends its request; if it was the end already, the output says so. It
-        is not told of what it does itself. An interrupt is raised when all were told.
+        They are told in the order of the inbox, also of what they bring about themselves; but who
+        ends its own request is told nothing more. A callback that raises ends its request; if it
+        was the end already, the output says so. An interrupt is raised when all were told.
         """
-        to_tell = deque([self._file(update) for update in updates])
+        for result in [self._file(update) for update in updates]:
+            if result.request.group is self._telling:
+                self._telling.on_token = None
+            self._to_tell.append(result)
+        if self._telling is None:  # else a callback brought this about: its turn comes
+            self._tell()
+
+    def _tell(self) -> None:
         interrupt: BaseException | None = None
-        while to_tell:
-            result = to_tell.popleft()
-            request, group, outer = result.request, result.request.group, self._telling
-            if group.on_token is None or group is outer:
+        while self._to_tell:
+            result = self._to_tell.popleft()
+            request, group = result.request, result.request.group
+            if group.on_token is None:
                 continue
             self._telling = group
             try:
@@ -81,7 +114,7 @@ class Inbox:
             except BaseException as error:
                 interrupt = error
             finally:
-                self._telling = outer
+                self._telling = None
         if interrupt is not None:
             raise interrupt
 

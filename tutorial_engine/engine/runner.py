@@ -15,10 +15,11 @@ from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
+from tutorial_engine.engine.intake import check_token_ids
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.model.attention import AttentionBackend, KVCache, fast_attention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM, check_ids
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 def run_scheduled(
@@ -52,12 +53,14 @@ def forward(
 
     Allocate, one forward, commit; the requests' num_computed_tokens move on. Prefill and decode are
     both this. A backend of your own must be made with cache.storage. ValueError, before anything
-    runs, for a request that has nothing to run or no room.
+    runs, for a request that has nothing to run or no room, or that is there twice.
     """
+    names = [request.request_id for request in requests]
+    if len({*names}) < len(names):
+        raise ValueError(f"each request once, by an id of its own: got {names}")
     scheduled = [_allocate(cache, request, num_tokens) for request in requests]
-    largest = max((max(one.token_ids) for one in scheduled), default=0)
-    if largest >= model.config.vocab_size:  # on a GPU the embedding itself would kill the process
-        check_ids(torch.tensor([largest]), model.config.vocab_size)
+    for one in scheduled:  # on a GPU the embedding itself would kill the process
+        check_token_ids(f"request {one.request.request_id}", one.token_ids, model.config.vocab_size)
     attention = attention or fast_attention(model.device, cache.storage)
     hidden = run_scheduled(model, attention, scheduled)
     for request, num_run, allocation in scheduled:
@@ -95,11 +98,15 @@ def prefill(
     to rounding. They are inference tensors: clone() before you write to them. ValueError, before
     anything runs, for a prompt that is empty or longer than the cache.
     """
+    if not requests:
+        raise ValueError("prefill needs at least one request, got none")
     if chunk_size is not None:
         at_least_one("chunk_size", chunk_size)
         for request in requests:  # all of it must be possible before a part of it runs
             _allocate(cache, request, None)
-            check_ids(torch.tensor(request.token_ids), model.config.vocab_size)
+            check_token_ids(
+                f"request {request.request_id}", request.token_ids, model.config.vocab_size
+            )
     last: dict[str, Tensor] = {}  # request_id -> hidden state of its last token so far
     left = list(requests)
     while left:

@@ -14,15 +14,8 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
-from tutorial_engine.trace.events import (
-    Planned,
-    Recorder,
-    Scheduled,
-    Setting,
-    StepBegan,
-    StepEnded,
-    Trace,
-)
+from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.trace.history import history
 
 
 class Job(NamedTuple):
@@ -80,10 +73,5 @@ def dry_run(
 
 def steps(trace: Trace) -> list[dict[str, int]]:
     """What each step ran: request_id → number of tokens; idle steps are left out."""
-    found: dict[int, dict[str, int]] = {}
-    for event in trace.events:
-        if isinstance(event, StepBegan):
-            found[event.step] = {}  # one that was broken off is forgotten
-        elif isinstance(event, Scheduled):
-            found[event.step][event.request_id] = len(event.slots)
-    return list(found.values())
+    ran = (step.scheduled.items() for step in history(trace))
+    return [{name: len(event.slots) for name, event in scheduled} for scheduled in ran]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tutorial_engine.cache.cell_cache import CellSequences
 from tutorial_engine.viz.cache_steps import tokens
-from tutorial_engine.viz.scheduler_steps import listed
 from tutorial_engine.viz.tokens import visible
+from tutorial_engine.viz.words import listed
 
 MAX_VALUES = 8  # of the head_dim numbers of a key or value: more would not be readable
 

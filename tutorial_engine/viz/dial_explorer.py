@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import Dial, DialPoint, Position
-from tutorial_engine.lab.pool import CELLS, ROWS
 from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.pool_scene import (
     MAX_SLOTS,
@@ -116,7 +116,7 @@ class DialExplorer(Explorer):
 
     def scene(self, step: int) -> Scene:
         """The pool on top; slots over time and the table of counts below it."""
-        point, moment = self.point, self.point.moments[step]
+        point, moment = self.point, self.point.snapshots[step]
         strip = strip_height(point.pool, 64)
         below = 64 + strip
         height = below + max(TALL + 58, 30 + 17 * len(FACTS))
@@ -133,7 +133,7 @@ class DialExplorer(Explorer):
 
     def caption(self, step: int) -> str:
         """Whose slots, now and over the whole run, and whether the tokens are right."""
-        point, moment = self.point, self.point.moments[step]
+        point, moment = self.point, self.point.snapshots[step]
         usage, count = moment.usage, len(moment.running)
         shared = sum(len(who) > 1 for who in moment.tokens.values())
         same = "those" if point.tokens_equal else "NOT those"
@@ -157,7 +157,7 @@ class DialExplorer(Explorer):
             style: dict[str, Any] = {"text_anchor": "end", "fill": QUIET}
             scene.text(f"chart.{number}", left - 6, y + 4, str(number), 10, **style)
         scene.rect("chart.pool", (left, floor - TALL, wide * n, TALL), PAPER, stroke=RULE)
-        for step, moment in enumerate(self.point.moments):
+        for step, moment in enumerate(self.point.snapshots):
             usage, x = moment.usage, left + wide * step
             used, held = (TALL * k / slots for k in (usage.used, usage.used + usage.reserved))
             tip = f"step {step}: {usage.used} used, {usage.reserved} reserved, {usage.free} free"

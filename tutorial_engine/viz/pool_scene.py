@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tutorial_engine.lab.pool import Moment, Pool, PoolHistory
+from tutorial_engine.trace.pool import Pool, PoolHistory, PoolSnapshot
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width, tint
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
@@ -80,7 +80,9 @@ def draw_names(scene: Scene, looks: Looks, base: float, present: Collection[str]
         x += 19 + text_width(words, 13, bold=True) + 14
 
 
-def draw_pool(scene: Scene, name: str, moment: Moment, looks: Looks, top: float, wish: int) -> None:
+def draw_pool(
+    scene: Scene, name: str, moment: PoolSnapshot, looks: Looks, top: float, wish: int
+) -> None:
     """One pool, its title above it; items are named `name`.slot0, ..."""
     pool, line = moment.pool, per_line(moment.pool, wish)
     width = min(WIDEST, (WIDTH - LEFT - 14) / line)
@@ -109,7 +111,7 @@ def draw_pool(scene: Scene, name: str, moment: Moment, looks: Looks, top: float,
             scene.rect(f"{name}.unit{unit}.{first}", border, "none", stroke=QUIET, **DEAF)
 
 
-def _title(name: str, moment: Moment) -> str:
+def _title(name: str, moment: PoolSnapshot) -> str:
     pool, usage = moment.pool, moment.usage
     unit = {"rows": "row", "pages": "block"}.get(pool.kind, "cell")
     size = f" of {pool.unit} slot{'s' * (pool.unit > 1)}" if pool.unit > 1 else ""
@@ -121,14 +123,14 @@ def _title(name: str, moment: Moment) -> str:
     )
 
 
-def _who(moment: Moment, slot: int) -> tuple[bool, tuple[str, ...], int]:
+def _who(moment: PoolSnapshot, slot: int) -> tuple[bool, tuple[str, ...], int]:
     """Whose slot it is, with a token or without, and in which block."""
     used = slot in moment.tokens
-    who = tuple(moment.tokens[slot]) if used else moment.held.get(slot, ())
+    who = tuple(moment.tokens[slot]) if used else moment.owners.get(slot, ())
     return used, who, slot // moment.pool.unit if not used else -1
 
 
-def _slot(scene: Scene, name: str, moment: Moment, looks: Looks, slot: int, box: Box) -> None:
+def _slot(scene: Scene, name: str, moment: PoolSnapshot, looks: Looks, slot: int, box: Box) -> None:
     used, who, _ = _who(moment, slot)
     place = f"slot {slot}"
     if moment.pool.unit > 1:
@@ -157,7 +159,7 @@ def _halves(scene: Scene, name: str, box: Box, one: Look, other: Look) -> None:
     scene.add(name, "path", d=corner, fill=other.dark, **DEAF)
 
 
-def _label(scene: Scene, name: str, moment: Moment, run: list[int], box: Any) -> None:
+def _label(scene: Scene, name: str, moment: PoolSnapshot, run: list[int], box: Any) -> None:
     """The owners' names, once for slots side by side, where they fit."""
     used, who, _ = _who(moment, run[0])
     x, y, width, _ = box(run[0], len(run))
@@ -171,7 +173,7 @@ def _label(scene: Scene, name: str, moment: Moment, run: list[int], box: Any) ->
         scene.text(f"{name}.who{run[0]}", x + first, y + 12.5, words, SIZE, **place)
 
 
-def _outline(scene: Scene, name: str, moment: Moment, run: list[int], box: Any) -> None:
+def _outline(scene: Scene, name: str, moment: PoolSnapshot, run: list[int], box: Any) -> None:
     if run[0] in moment.new:
         border = box(run[0], len(run))
         scene.rect(f"{name}.new{run[0]}", border, "none", stroke=INK, stroke_width=2.6, **DEAF)
