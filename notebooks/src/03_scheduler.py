@@ -300,7 +300,7 @@ for event in trace.events[:9]:
 
 # %%
 from tutorial_engine.trace import Trace
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
@@ -311,7 +311,7 @@ while engine.has_unfinished_requests:
     live.append(engine.state())
 trace = engine.trace.trace()
 print("steps:", len(live), "events:", len(trace.events))
-print("replay = live engine:", [state.unfinished() for state in states(trace)] == live)
+print("replay = live engine:", [step.after.unfinished() for step in history(trace)] == live)
 print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
 
 # %% [markdown]
