@@ -12,7 +12,8 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -89,22 +90,30 @@ class Story(NamedTuple):
 
 
 def short_story(at: AtLine) -> Story:
-    """Three come, two of them late; one is aborted; memory is tight. One SIGINT at some line."""
+    """Four come, one is aborted, a stream is left, a generate runs; memory is tight. One SIGINT."""
     indices = guests(4)
     party = party_for(indices, capacity=LIMIT, budget=9)
     engine, book = party.engine, Book(party.engine)
     came = step_ended = False
 
-    def enter(k: int) -> Callable[[], object]:
+    def enter(k: int) -> None:
         asked = pool()[indices[k]]
-        return lambda: engine.add_request(asked.prompt, asked.params, f"g{k}")
+        engine.add_request(asked.prompt, asked.params, f"g{k}", on_token=lambda result: None)
 
     def leave() -> None:
         if "g1" in engine.requests:
             engine.abort("g1")
 
-    steps = (book.step, book.step, leave, enter(3), book.step, book.step, book.step)
-    for do in (*map(enter, range(3)), *steps):
+    def look_in() -> None:
+        with closing(engine.stream([pool()[i].prompt for i in indices[:2]])) as stream:
+            next(stream)
+
+    def ask() -> None:
+        outputs = engine.generate([pool()[i].prompt for i in indices[:2]], pool()[0].params)
+        assert len(outputs) == 2
+
+    enters = [partial(enter, k) for k in range(4)]
+    for do in (*enters[:3], book.step, book.step, leave, look_in, enters[3], book.step, ask):
         try:
             with at.watching():
                 do()

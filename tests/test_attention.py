@@ -11,6 +11,11 @@ from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from tutorial_engine.model.blocked_attention import (
+    BlockedAttention,
+    blocked_attention,
+    fast_attention,
+)
 
 from tutorial_engine.model.attention import (
     AttentionBackend,
@@ -21,11 +26,6 @@ from tutorial_engine.model.attention import (
     naive_attention,
 )
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.blocked_attention import (
-    BlockedAttention,
-    blocked_attention,
-    fast_attention,
-)
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 Backend = Callable[..., AttentionBackend]

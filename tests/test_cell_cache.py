@@ -219,7 +219,7 @@ def test_no_room_is_an_error_with_the_numbers_and_takes_nothing() -> None:
     with pytest.raises(ValueError, match="no room for 9 tokens of request B"):
         prefill(MODEL, cache, [Request("B", [1] * 9)])
     assert repr(cache.table) == before
-    with pytest.raises(ValueError, match=r"no memory for 10{15} cells \(\d[\d,]+ bytes\)"):
+    with pytest.raises(ValueError, match=r"no memory for 1,000,000,000,000,000 slots"):
         CellKVCache.from_config(MODEL.config, 10**15)
     with pytest.raises(ValueError, match="heads of 8, the storage has 16"):
         CellKVCache(cache.storage, RotaryEmbedding(8, 10_000.0))

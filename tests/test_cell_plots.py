@@ -9,8 +9,9 @@ import pytest
 import torch
 from engines import one_thread
 from traces import plot_words
-
 from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.viz.cell_plots import TOLERANCE, shift_picture, shown
+
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.engine.runner import forward, prefill
 from tutorial_engine.lab.shift import (
@@ -19,7 +20,6 @@ from tutorial_engine.lab.shift import (
     shift_gap,
 )
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.viz.cell_plots import TOLERANCE, shift_picture, shown
 
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
 

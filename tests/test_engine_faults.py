@@ -15,6 +15,7 @@ import pytest
 import torch
 from engines import one_thread
 from torch import Tensor
+from tutorial_engine.engine.model_runner import ModelRunner
 from workloads import (
     EOS,
     LIMITS,
@@ -28,10 +29,10 @@ from workloads import (
     the_tokenizer,
 )
 
-import tutorial_engine
+from tutorial_engine.engine.delivery import Inbox
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
 from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.sampling.params import SamplingParams
@@ -155,9 +156,9 @@ def still_good(party: Party) -> None:
     """Nothing is left over, the trace agrees, and the engine serves the next ones."""
     engine, memory = party.engine, party.memory
     engine.check_integrity()
-    assert not engine.requests and not engine.has_unfinished_requests and not memory.held
-    assert memory.rows.num_free_rows == party.workload.max_num_seqs
-    assert not engine._delivery._own and not engine._in_step
+    assert not engine.requests and not engine.has_unfinished_requests
+    assert not (engine._inbox._results or engine._abandoned or engine._in_step)
+    memory.check_empty()
     assert replay(party.recorder.events).unfinished() == EngineState((), (), {})
     indices = guests(2)
     outputs = engine.generate(
@@ -166,7 +167,8 @@ def still_good(party: Party) -> None:
     for index, output in zip(indices, outputs, strict=True):
         as_alone(output.request_id, output, index)
     engine.check_integrity()
-    assert not engine.requests and memory.rows.num_free_rows == party.workload.max_num_seqs
+    assert not engine.requests
+    memory.check_empty()
 
 
 @contextmanager
@@ -223,7 +225,7 @@ def test_a_model_call_that_raises_once_costs_nobody_a_token(number: int) -> None
     assert outputs.keys() == set(names)
     assert len(seen) > number
     all_as_alone(outputs, indices)
-    assert party.engine.model_runner.num_forwards == party.engine.num_steps + seen[number]
+    assert party.engine.runner.num_forwards == party.engine.num_steps + seen[number]
     still_good(party)
 
 
@@ -253,7 +255,9 @@ def test_a_model_that_dislikes_one_request_fails_only_that_one(k: int, of_prompt
         request = engine.requests.get(f"g{k}")
         if request is not None and batch.slot_mapping is not None:
             rows = batch.slot_mapping // LIMIT
-            mine = torch.tensor([row in party.memory.table_of(request) for row in rows.tolist()])
+            mine = torch.tensor(
+                [row in party.memory.describe(f"g{k}").table for row in rows.tolist()]
+            )
             if (mine & (of_prompt | (batch.positions >= prompt_len))).any():
                 raise RuntimeError("no kernel for that")
 
@@ -274,13 +278,13 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
     indices = guests(3, greedy=greedy)
     run = ModelRunner.run
 
-    def spoiled(self: ModelRunner, scheduled: Any) -> Outcome:
-        outcome = run(self, scheduled)
-        for row, share in enumerate(outcome.ready):
-            if share.request.request_id == "g1" and len(share.request.tokens) == token:
+    def spoiled(self: ModelRunner, scheduled: Any) -> ModelOutput:
+        output = run(self, scheduled)
+        for row, one in enumerate(output.ready):
+            if one.request.request_id == "g1" and len(one.request.tokens) == token:
                 with torch.inference_mode():
-                    outcome.logits[row, 3] = bad
-        return outcome
+                    output.logits[row, 3] = bad
+        return output
 
     party = party_for(indices)
     add(party, indices)
@@ -349,8 +353,8 @@ class Illiterate:
 def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
     indices = guests(3)
     token = own_token(indices, 1)
-    party = party_for(indices)
-    party.engine._intake.tokenizer = Illiterate(token)  # type: ignore[assignment]
+    illiterate: Any = Illiterate(token)
+    party = Party(several(indices, max_num_seqs=3, budget=12), illiterate)
     add(party, indices)
     outputs = Book(party.engine).finish()
     all_as_alone(outputs, indices, but=[1])
@@ -360,7 +364,7 @@ def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
         party.engine.add_request("hello")
     with pytest.raises(UnicodeError, match="what is hello"):
         party.engine.generate([[1, 2], "hello"])
-    party.engine._intake.tokenizer = the_tokenizer()
+    illiterate.token = -1
     still_good(party)
 
 
@@ -468,7 +472,7 @@ def test_a_callback_may_abort_its_own_request(call: int) -> None:
 def test_a_callback_may_abort_a_neighbour_who_gets_nothing_more(
     killer: int, victim: int, call: int
 ) -> None:
-    """Also when the neighbour's token of this very step is sampled already."""
+    """It keeps its token of this very step, whichever comes first in the batch."""
     indices = guests(3)
     party = party_for(indices, budget=500)  # so all run from the first step on
     engine, book = party.engine, Book(party.engine)
@@ -483,8 +487,7 @@ def test_a_callback_may_abort_a_neighbour_who_gets_nothing_more(
     all_as_alone(outputs, indices, but=[victim])
     (got,) = outputs[f"g{victim}"].outputs
     assert got.finish_reason == "abort" and outputs[f"g{victim}"].error is None
-    before = call + (victim < killer)  # earlier in the batch: it has its token of this step
-    assert [len(got.tokens)] == had == [before] and book.tokens(f"g{victim}") == got.tokens
+    assert [len(got.tokens)] == had == [call + 1] and book.tokens(f"g{victim}") == got.tokens
     assert book.results.index(next(r for r in book.results if r.output)) < len(book.results)
     still_good(party)
 
@@ -554,11 +557,11 @@ def ctrl_c_in(place: str, number: int) -> Iterator[None]:
             yield
         return
     owner, name = {
-        "schedule": (Scheduler, "share"),
+        "schedule": (Scheduler, "num_tokens_to_run"),
         "sample": (Sampler, "_choose"),
         "update": (Scheduler, "_append"),
         "allocate": (type(Party(several([0])).memory), "allocate"),
-        "deliver": (tutorial_engine.engine.delivery.Delivery, "deliver"),
+        "deliver": (Inbox, "deliver"),
         "add": (Scheduler, "add"),
     }[place]
     real = getattr(owner, name)

@@ -9,7 +9,7 @@ import interrupt_runs
 import pytest
 from engines import one_thread
 
-from tutorial_engine.engine.interrupts import interrupts_wait, uninterrupted
+from tutorial_engine.engine.delivery import interrupts_wait
 
 usual_handler = signal.default_int_handler
 
@@ -99,25 +99,6 @@ def test_an_interrupt_that_is_not_pythons_stays_so(handler: signal.Handlers) -> 
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, usual_handler)
-
-
-def test_a_shielded_function_does_its_work_then_is_interrupted() -> None:
-    done = []
-
-    @uninterrupted
-    def work(a: int, *, b: int) -> int:
-        """What it does."""
-        ctrl_c()
-        done.append((a, b))
-        return a + b
-
-    with pytest.raises(KeyboardInterrupt):
-        work(1, b=2)
-    assert done == [(1, 2)]
-    assert (work.__name__, work.__doc__) == ("work", "What it does.")
-    assert uninterrupted(divmod)(7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        uninterrupted(divmod)(7, 0)
 
 
 def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:

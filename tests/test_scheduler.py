@@ -19,7 +19,7 @@ from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler, Schedu
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
-from tutorial_engine.trace.events import Recorder, Setting, StepBegan, StepEnded
+from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded
 
 VOCAB = 50
 
@@ -147,7 +147,10 @@ class Toy:
     def schedule(self) -> list[ScheduledRequest]:
         if self.recorder is not None:
             self.recorder.record(StepBegan)
-        return self.scheduler.schedule()
+        scheduled = self.scheduler.schedule()
+        if self.recorder is not None:
+            self.recorder.record(Planned)
+        return scheduled
 
     def forward(self, scheduled: Sequence[ScheduledRequest]) -> dict[str, SampledToken]:
         """Write the tokens where they go, read all of each request, let its sampler choose."""

@@ -7,7 +7,7 @@ memory_runs.py has the same on pages and cells.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count as numbers_from
@@ -40,7 +40,6 @@ from tutorial_engine.trace.events import (
     Preempted,
     Recorder,
     Scheduled,
-    Setting,
     StepEnded,
     Trace,
 )
@@ -422,7 +421,7 @@ class Party:
 
     memory: Any
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, tokenizer: Tokenizer | None = None) -> None:
         self.workload, self.recorder = workload, Recorder()
         self.memory = self.make_memory()
         config = EngineConfig(
@@ -435,7 +434,7 @@ class Party:
         )
         self.engine = LLMEngine(
             small_model(),
-            the_tokenizer(),
+            tokenizer or the_tokenizer(),
             config,
             scheduler=POLICIES[workload.policy],
             memory=self.memory,

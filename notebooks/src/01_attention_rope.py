@@ -15,12 +15,9 @@
 # %%
 import torch
 
-from tutorial_engine.model.attention import NaiveAttention, causal_mask, naive_attention
-from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.source import show_source
-from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.learn import Predictions, check_close, show_source
+from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
+from tutorial_engine.model.attention import naive_attention
 
 torch.set_grad_enabled(False)
 predictions = Predictions()
@@ -423,7 +420,7 @@ show_source(Qwen3DecoderLayer.forward)
 # shapes without memory, so nothing is downloaded.
 
 # %%
-from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model import ModelConfig
 
 qwen3_06b = ModelConfig.from_dict(
     {

@@ -343,8 +343,10 @@ class LLMEngine:
 
     def _sweep(self) -> None:
         """Abort what a generate or stream left behind; one that ends within a step, after it."""
-        while self._abandoned and not self._in_step:
-            with interrupts_wait():
+        if self._in_step or not self._abandoned:
+            return
+        with interrupts_wait():  # one for all: a second Ctrl-C leaves none of them behind
+            while self._abandoned:
                 group = self._abandoned.pop()
                 if self.requests.get(group.request_id) in group.samples:
                     self.abort(group.request_id)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     """One idea under four names; "" where an engine has no such thing of its own."""
 
-    ours: str  # module.name, below tutorial_engine
+    ours: str  # room.module.name, below tutorial_engine
     vllm: str
     sglang: str
     llama_cpp: str

@@ -101,11 +101,6 @@ class PoolHistory:
         return len(self.snapshots)
 
     @property
-    def mean_used(self) -> float:
-        """Slots with a token in a step, on average."""
-        return sum(s.usage.used for s in self.snapshots) / self.num_steps
-
-    @property
     def mean_waste(self) -> float:
         """Slots reserved without a token in a step, on average."""
         return sum(s.usage.reserved for s in self.snapshots) / self.num_steps
@@ -124,11 +119,6 @@ class PoolHistory:
     def total_entries(self) -> int:
         """Table entries: the most that all requests had at once."""
         return max(sum(s.entries.values()) for s in self.snapshots)
-
-    @property
-    def most_shared(self) -> int:
-        """The most slots whose token was several requests' at once: kept once, read by all."""
-        return max(sum(len(who) > 1 for who in s.tokens.values()) for s in self.snapshots)
 
     @property
     def most_running(self) -> int:

@@ -4,7 +4,7 @@ Knows events, tables, reference counts and hashes; draws nothing. A step is show
 pool: its K and V are written, and who ended in it is gone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -54,31 +54,48 @@ class Owner(NamedTuple):
     filled: int
 
 
-class BlockStep(NamedTuple):
-    """The pool at the end of a step, and what happened to it since the step before.
+class BlockStep:
+    """The pool at the end of a step, and what happened to it since the step `before`.
 
-    `held` request -> its tokens with K and V; `free` in the order in which blocks go; `touched`
-    block -> what happened to it, in words; `ended` who is over -> how, also before this step.
+    `run` is the replay up to there; it goes on to the end of this step. `held` request -> its
+    tokens with K and V; `free` in the order in which blocks go; `touched` block -> what happened to
+    it, in words; `facts` all that happened, in sentences; `ended` who is over -> how.
     """
 
-    step: Step
-    hashes: Mapping[int, str]
-    free: tuple[int, ...] = ()
-    held: Mapping[str, int] = {}
-    touched: Mapping[int, tuple[str, ...]] = {}
-    lost: Mapping[str, Lost] = {}
-    ended: Mapping[str, str] = {}
-    facts: tuple[str, ...] = ()
+    def __init__(self, step: Step, run: Replay, before: "BlockStep | None", num_blocks: int):
+        self.step, self._run = step, run
+        self.touched: dict[int, list[str]] = {}
+        self.facts: list[str] = []
+        self.lost: dict[str, Lost] = dict(before.lost) if before else {}
+        self._forked: dict[str, int] = dict(before._forked) if before else {}
+        self._blocks: dict[tuple[type[events.Event], str], list[int]] = {}  # of (what, whom)
+        self._evicted: dict[int, str] = {}  # block -> the hash that it has lost
+        self._forks: dict[tuple[str, int, tuple[int, ...]], list[str]] = {}  # what -> who
+        for event in step.events:
+            if isinstance(event, BlockEvent):
+                self._note(event)
+            elif isinstance(event, events.RequestEvent):
+                self._tell(event)
+            run.apply(event)
+        self._close()
+        finished = step.by_request(events.Finished).items()
+        ended = (before.ended if before else {}) | {name: e.reason for name, e in finished}
+        here = self.state.unfinished().requests
+        self.ended: dict[str, str] = {name: why for name, why in ended.items() if name not in here}
+        self.tables = {name: r.table for name, r in here.items() if r.table}
+        self.held = {
+            name: r.num_computed_tokens if r.status == "running" else self._forked[name]
+            for name, r in here.items()
+            if r.table
+        }
+        self.hashes = dict(run.hashes)
+        fresh = [block for block in range(num_blocks) if block not in run.ref_cnts]
+        self.free = (*fresh, *run.free_queue)
 
     @property
     def state(self) -> EngineState:
         """Queues and requests after the step."""
         return self.step.after
-
-    @property
-    def tables(self) -> dict[str, tuple[int, ...]]:
-        """Request -> its blocks, by position; only those that have any."""
-        return {name: r.table for name, r in self.state.requests.items() if r.table}
 
     @property
     def copies(self) -> list[events.BlockCopied]:
@@ -90,90 +107,78 @@ class BlockStep(NamedTuple):
         event = self.step.scheduled.get(name) if name in self.held else None
         return event is not None and 0 <= position - event.first_position < len(event.slots)
 
-
-class _Notes:
-    """Says what happened to the blocks in a step, told event by event; `run` is how things were."""
-
-    def __init__(self, run: Replay) -> None:
-        self.run = run
-        self.said: list[str] = []
-        self.touched: dict[int, list[str]] = {}
-        self.lost: dict[str, Lost] = {}
-        self._blocks: dict[tuple[type[events.Event], str], list[int]] = {}  # of (what, whom)
-        self._evicted: dict[int, str] = {}  # block -> the hash that it has lost
-        self._forks: dict[tuple[str, int, tuple[int, ...]], list[str]] = {}  # what -> who
-
-    def block(self, event: BlockEvent) -> None:
+    def _note(self, event: BlockEvent) -> None:
         """A block comes to a request, or goes."""
-        name, block, hash_ = event.request_id, event.block, self.run.hashes.get(event.block)
+        name, block, hash_ = event.request_id, event.block, self._run.hashes.get(event.block)
         if isinstance(event, events.BlockTaken | events.BlockCopied) and event.evicted and hash_:
             self._evicted[block] = hash_
             self._touch(block, f"{hash_[:DIGITS]} evicted")
         match event:
             case events.BlockTaken():
-                self._touch(block, "taken")
+                words = "taken"
             case events.BlockShared():
-                self._touch(block, "shared" if self.run.ref_cnts.get(block) else "found again")
+                words = "shared" if self._run.ref_cnts.get(block) else "found again"
             case events.BlockCopied(source=source):
-                self._touch(block, f"copy of {source}")
-                self._copied(event)
+                words = f"copy of {source}"
+                self._say_copied(event)
             case events.BlockCached():
-                self._touch(block, "cached now")
+                words = "cached now"
             case events.BlockFreed():
-                self._touch(block, f"left by {name}")
+                words = f"left by {name}"
+        self._touch(block, words)
         self._blocks.setdefault((type(event), name), []).append(block)
 
-    def request(self, event: events.RequestEvent) -> None:
+    def _tell(self, event: events.RequestEvent) -> None:
         """What came to pass with a request, and with the blocks that it got or left just now."""
         name = event.request_id
         match event:
             case events.Admitted(num_cached=found):
                 if (blocks := self._pop(events.BlockShared, name)) and found:
-                    self.said.append(f"{name} finds {found} tokens in {blocks_said(blocks)}")
+                    self.facts.append(f"{name} finds {found} tokens in {blocks_said(blocks)}")
             case events.Scheduled():
                 if blocks := self._pop(events.BlockTaken, name):
-                    self.said.append(f"{name} takes {blocks_said(blocks)}{self._loss(blocks)}")
+                    self.facts.append(f"{name} takes {blocks_said(blocks)}{self._loss(blocks)}")
             case events.Forked(parent_id=parent, num_tokens=many):
                 shared = tuple(self._pop(events.BlockShared, name))
                 self._forks.setdefault((parent, many, shared), []).append(name)
+                self._forked[name] = many
             case events.Preempted(step=step):
-                many = self.run.state.requests[name].num_computed_tokens
-                lost = Lost(step, tuple(self._pop(events.BlockFreed, name)), many)
-                what = f"{blocks_said(lost.blocks)} ({many} tokens)"
-                self.said.append(f"{name} is preempted and loses {what}")
-                self.lost[name] = lost
+                done = self._run.state.requests[name].num_computed_tokens
+                self.lost[name] = Lost(step, tuple(self._pop(events.BlockFreed, name)), done)
+                what = f"{blocks_said(self.lost[name].blocks)} ({done} tokens)"
+                self.facts.append(f"{name} is preempted and loses {what}")
             case events.Finished(reason=reason):
                 blocks = self._pop(events.BlockFreed, name)
                 leaves = f" and leaves {blocks_said(blocks)}" if blocks else ""
-                self.said.append(f"{name} ends ({reason}){leaves}")
+                self.facts.append(f"{name} ends ({reason}){leaves}")
 
-    def close(self, copies: Iterable[events.BlockCopied]) -> None:
+    def _close(self) -> None:
         """What is told last: forks, blocks given back by those who wait, blocks that are full."""
         for (parent, many, shared), names in self._forks.items():
             how = f"{many} tokens in {blocks_said(shared)} are shared" if shared else "no tokens"
-            self.said.append(f"{verb(names, 'is', 'are')} forked from {parent}: {how}")
+            self.facts.append(f"{verb(names, 'is', 'are')} forked from {parent}: {how}")
         cached = []
         for (what, name), blocks in self._blocks.items():
             if what is events.BlockFreed:
-                self.said.append(f"{name} gives back {blocks_said(blocks)}")
+                self.facts.append(f"{name} gives back {blocks_said(blocks)}")
             elif what is events.BlockCached:
                 cached += blocks
         if cached:
             are = "is" if len(cached) == 1 else "are"
-            self.said.append(f"{blocks_said(cached)} {are} full and can be found from now on")
+            self.facts.append(f"{blocks_said(cached)} {are} full and can be found from now on")
         targets: dict[int, list[str]] = {}
-        for copy in copies:
+        for copy in self.copies:
             targets.setdefault(copy.source, []).append(str(copy.block))
         for source, numbers in targets.items():
             self._touch(source, f"copied to {', '.join(numbers)}")
 
-    def _copied(self, event: events.BlockCopied) -> None:
+    def _say_copied(self, event: events.BlockCopied) -> None:
         """Why, and what of: somebody else has the block, or could find it."""
-        name, source, requests = event.request_id, event.source, self.run.state.requests
+        name, source, requests = event.request_id, event.source, self._run.state.requests
         others = [who for who, r in requests.items() if source in r.table and who != name]
         why = f"{verb(others, 'has', 'have')} too" if others else "others may find"
         copies, loss = counted(len(event.slots), "token"), self._loss([event.block])
-        self.said.append(
+        self.facts.append(
             f"{name} is to write to block {source}, which {why}: it copies {copies} to block "
             f"{event.block}{loss}"
         )
@@ -189,38 +194,6 @@ class _Notes:
     def _touch(self, block: int, words: str) -> None:
         known = self.touched.setdefault(block, [])
         known += [words] if words not in known else []
-
-
-def _read(trace: Trace, num_blocks: int) -> Iterator[BlockStep]:
-    """The pool at the end of each step."""
-    run, forked, ended, lost = Replay(), dict[str, int](), dict[str, str](), dict[str, Lost]()
-    for step in history(trace):
-        notes = _Notes(run)
-        for event in step.events:
-            if isinstance(event, BlockEvent):
-                notes.block(event)
-            elif isinstance(event, events.RequestEvent):
-                notes.request(event)
-            run.apply(event)
-        now = BlockStep(step, dict(run.hashes))
-        notes.close(now.copies)
-        forked |= {name: e.num_tokens for name, e in step.by_request(events.Forked).items()}
-        ended |= {name: e.reason for name, e in step.by_request(events.Finished).items()}
-        lost |= notes.lost
-        fresh = [block for block in range(num_blocks) if block not in run.ref_cnts]
-        requests = step.after.unfinished().requests
-        yield now._replace(
-            free=(*fresh, *run.free_queue),
-            held={
-                name: r.num_computed_tokens if r.status == "running" else forked[name]
-                for name, r in requests.items()
-                if r.table
-            },
-            touched={block: tuple(words) for block, words in notes.touched.items()},
-            lost={name: lost[name] for name, r in requests.items() if r.status == "preempted"},
-            ended={name: reason for name, reason in ended.items() if name not in requests},
-            facts=tuple(notes.said),
-        )
 
 
 @dataclass(frozen=True)
@@ -261,7 +234,11 @@ class BlockRun:
     @cached_property
     def steps(self) -> list[BlockStep]:
         """One for each forward."""
-        return list(_read(self.trace, self.num_blocks))
+        run, found = Replay(), list[BlockStep]()
+        for step in history(self.trace):
+            before = found[-1] if found else None
+            found.append(BlockStep(step, run, before, self.num_blocks))
+        return found
 
     @cached_property
     def hashed(self) -> dict[str, Hashed]:
@@ -326,17 +303,15 @@ class BlockRun:
     def waits(self, step: int, name: str) -> str:
         """With what a request waits, or what it has lost, in words."""
         now = self.steps[step]
-        request, lost = now.state.requests[name], now.lost.get(name)
+        request = now.state.requests[name]
         if request.table:
             return f"with {now.held[name]} shared tokens"
-        if lost is None:
-            many = len(request.token_ids)
-            blocks = counted(-(-many // self.block_size), "block")
-            return f"with {counted(many, 'token')} to run ({blocks})"
-        return (
-            f"since step {lost.step} took {blocks_said(lost.blocks)} ({lost.num_tokens} computed "
-            "tokens are lost)"
-        )
+        if request.status == "preempted":
+            step, blocks, many = now.lost[name]
+            return f"since step {step} took {blocks_said(blocks)} ({many} computed tokens are lost)"
+        many = len(request.token_ids)
+        need = counted(-(-many // self.block_size), "block")
+        return f"with {counted(many, 'token')} to run ({need})"
 
     def _in_use(self, step: int) -> str:
         """Blocks in use, the tokens in them, and the slots that are not filled."""

@@ -16,9 +16,9 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import DialPoint
-from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.viz.charts import (
     HATCH,
     ROUND,
@@ -28,7 +28,7 @@ from tutorial_engine.viz.charts import (
     panels,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import USED
+from tutorial_engine.viz.pool_view import USED
 from tutorial_engine.viz.style import (
     BLUE,
     DASHES,
