@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 # One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
 NB ?=
 CHAPTERS := $(or $(NB),[0-9][0-9])_*.ipynb
-NOTEBOOKS := $(wildcard notebooks/$(CHAPTERS) notebooks/solutions/$(CHAPTERS))
+SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS))
+TESTS := $(if $(NB),tests/test_notebooks.py -k $(NB)_,tests)
 # `make bench SHAPE=qwen3-0.6b DTYPE=bfloat16 LENGTHS="128 512 2048"`; the rest goes in BENCH_ARGS.
 SHAPE ?= tiny
 DTYPE ?= float32
@@ -18,7 +19,8 @@ LENGTHS ?= 128 512
 REQUESTS ?=
 BENCH_ARGS ?=
 JOBS ?= 2
-PARALLEL := -n $(JOBS) --dist loadfile
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120
 LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -44,16 +46,13 @@ lab: $(READY)
 	  --LabApp.extension_manager=readonly $(LAB_ARGS) \
 	  --LabApp.default_url=/lab/tree/01_attention_rope.ipynb
 
-# Two at a time with one thread each: models this small gain nothing from a second thread. A browser
-# wants the machine for itself.
+# Two files at a time, the longest first (tests/conftest.py), with one thread each: models this small
+# gain nothing from a second one. nbval runs the solutions; tests/test_notebooks.py says in what the
+# learner's copies may differ from them.
 test: export OMP_NUM_THREADS ?= 1
 test: $(READY)
 	$(BIN)/python -m tutorial_engine.lab.doctor
-ifeq ($(NB),)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not browser"
-	$(BIN)/python -m pytest -m browser
-endif
-	$(BIN)/python -m pytest $(PARALLEL) --nbval --nbval-current-env --nbval-cell-timeout=120 $(NOTEBOOKS)
+	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

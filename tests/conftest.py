@@ -1,4 +1,4 @@
-"""Fixtures of the core tests. Sets the environment before anything imports the hub client."""
+"""What all tests share. Sets the environment before anything imports the hub client."""
 
 import os
 
@@ -17,6 +17,16 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 MakeCheckpoint = Callable[..., Path]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is begun first, or one worker would be alone with it in the end."""
+
+    def is_quick(item: pytest.Item) -> bool:
+        is_long = item.get_closest_marker("browser") or item.get_closest_marker("slow")
+        return item.path.suffix != ".ipynb" and is_long is None
+
+    items.sort(key=is_quick)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from checkpoints import BASE, randomise
@@ -16,6 +16,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 VOCAB = BASE["vocab_size"]
+Cache = TypeVar("Cache", bound=KVCacheManager)
 
 
 @contextmanager
@@ -32,18 +33,18 @@ def one_thread() -> Iterator[None]:
 def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Qwen3ForCausalLM:
     """A random model of shape BASE with `changes`, without a file."""
     config = ModelConfig(**{**BASE, "max_position_embeddings": 64, **changes}, eos_token_ids=eos)
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).draw_weights()
     randomise(model, seed)
     model.tie_weights()
     return model.requires_grad_(False).eval()
 
 
-def poison(memory: Any) -> Any:
+def poison(cache: Cache) -> Cache:
     """NaN in every slot: one that is read before it is written cannot go unnoticed."""
-    if isinstance(memory.storage, KVStorage):
-        memory.storage.k.fill_(float("nan"))
-        memory.storage.v.fill_(float("nan"))
-    return memory
+    if isinstance(cache.storage, KVStorage):
+        for tensor in (cache.storage.k, cache.storage.v):
+            tensor.fill_(float("nan"))
+    return cache
 
 
 @contextmanager

@@ -12,6 +12,7 @@ made small and shown.
 """
 
 import argparse
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def on_blocks(number: int, many: int) -> Counter[str]:
     """`many` operations on BlockManagers, 250 on each."""
     counts: Counter[str] = Counter()
     for index, done in enumerate(range(0, many, 250)):
-        counts += test_blocks.drive(10_000 * number + index, min(250, many - done))
+        draw = random.Random(10_000 * number + index)
+        counts += test_blocks.drive(draw, min(250, many - done))
     return counts
 
 

@@ -14,43 +14,28 @@ SEQUENCES = st.lists(
 )
 
 
-@given(SEQUENCES)
-def test_sequences_come_back_from_the_flat_batch(sequences: list[list[int]]) -> None:
-    batch = Batch.from_sequences(sequences)
-    assert [ids.tolist() for ids in batch.input_ids.split(batch.query_lens)] == sequences
-    assert batch.num_seqs == len(sequences)
-    assert batch.num_tokens == sum(map(len, sequences)) == batch.input_ids.numel()
-
-
 @given(SEQUENCES, st.data())
-def test_positions_count_up_from_the_first_one(
+def test_sequences_come_back_and_positions_count_up_from_the_first(
     sequences: list[list[int]], data: st.DataObject
 ) -> None:
     starts = st.lists(st.integers(0, 10**5), min_size=len(sequences), max_size=len(sequences))
-    firsts = data.draw(starts)
+    firsts = data.draw(st.none() | starts)
     batch = Batch.from_sequences(sequences, firsts)
-    for first, positions in zip(firsts, batch.positions.split(batch.query_lens), strict=True):
-        assert positions.tolist() == list(range(first, first + positions.numel()))
+    assert [ids.tolist() for ids in batch.input_ids.split(batch.query_lens)] == sequences
+    assert batch.num_seqs == len(sequences)
+    assert batch.num_tokens == sum(map(len, sequences)) == batch.input_ids.numel()
+    assert [batch.input_ids[i] for i in batch.last_token_indices] == [s[-1] for s in sequences]
+    positions = [p.tolist() for p in batch.positions.split(batch.query_lens)]
+    wanted = zip(firsts or [0] * len(sequences), sequences, strict=True)
+    assert positions == [list(range(first, first + len(s))) for first, s in wanted]
 
 
-def test_positions_start_at_zero_unless_told() -> None:
-    assert Batch.from_sequences([[5, 6, 7], [8]]).positions.tolist() == [0, 1, 2, 0]
-
-
-def test_last_token_of_each_sequence_is_found() -> None:
-    batch = Batch.from_sequences([[5, 6, 7], [8], [9, 10]])
-    assert batch.last_token_indices == (2, 3, 5)
-    assert batch.input_ids[list(batch.last_token_indices)].tolist() == [7, 8, 10]
-
-
-def test_ids_and_positions_are_int64() -> None:
-    batch = Batch.from_sequences([[1, 2]])
+def test_batch_is_frozen_int64_and_has_no_slots_of_its_own() -> None:
+    batch = Batch.from_sequences([[1, 2], [3]])
     assert batch.input_ids.dtype == batch.positions.dtype == torch.int64
-
-
-def test_batch_is_frozen() -> None:
+    assert (batch.seq_ids, batch.slot_mapping, batch.context_slots) == ((), None, ())
     with pytest.raises(AttributeError):
-        Batch.from_sequences([[1]]).seq_starts = (0, 2)  # type: ignore[misc]
+        batch.seq_starts = (0, 2)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -92,15 +77,10 @@ def test_parts_that_do_not_fit_are_refused(
         )
 
 
-# -- addresses in a cache -----------------------------------------------------------------------
+# -- slots of a cache -----------------------------------------------------------------------------
 
 
-def test_batch_has_no_addresses_of_its_own() -> None:
-    batch = Batch.from_sequences([[1, 2], [3]])
-    assert (batch.seq_ids, batch.slot_mapping, batch.context_slots) == ((), None, ())
-
-
-def test_addresses_come_on_top_and_nothing_else_changes() -> None:
+def test_slots_come_on_top_and_nothing_else_changes() -> None:
     plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
     slots = torch.tensor([14, 15, 30])
     batch = plain.with_slots([7, 2], slots, [slice(10, 16), torch.tensor([30])])
@@ -112,19 +92,11 @@ def test_addresses_come_on_top_and_nothing_else_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "slots", "contexts", "named"),
-    [
-        (1, 3, 2, "3 slots, 1 ids, 2 contexts"),
-        (2, 2, 2, "2 slots, 2 ids, 2 contexts"),
-        (2, 4, 2, "4 slots, 2 ids, 2 contexts"),
-        (2, 3, 1, "3 slots, 2 ids, 1 contexts"),
-        (3, 3, 3, "3 slots, 3 ids, 3 contexts"),
-        (0, 0, 0, "0 slots, 0 ids, 0 contexts"),
-    ],
+    ("ids", "slots", "contexts"),
+    [(1, 3, 2), (2, 2, 2), (2, 4, 2), (2, 3, 1), (3, 3, 3), (0, 0, 0)],
 )
-def test_addresses_that_do_not_fit_are_refused(
-    ids: int, slots: int, contexts: int, named: str
-) -> None:
+def test_slots_that_do_not_fit_are_refused(ids: int, slots: int, contexts: int) -> None:
     batch = Batch.from_sequences([[1, 2], [3]])
-    with pytest.raises(ValueError, match=f"3 tokens of 2 sequences.*{named}"):
+    named = f"3 tokens of 2 sequences.*{slots} slots, {ids} ids, {contexts} contexts"
+    with pytest.raises(ValueError, match=named):
         batch.with_slots(range(ids), torch.arange(slots), [slice(0, 1)] * contexts)

@@ -10,11 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tutorial_engine.cache.blocks import Block, BlockManager
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.trace.events import (
     BlockCached,
     BlockCopied,
@@ -254,9 +253,8 @@ def snapshot(real: BlockManager) -> object:
     return blocks, tables, chains, list(real.free_queue), dict(real.cached)
 
 
-def drive(seed: int, operations: int) -> Counter[str]:
+def drive(draw: random.Random, operations: int) -> Counter[str]:
     """Random operations on a random pool; what happened. AssertionError if anything is wrong."""
-    draw = random.Random(seed)
     pair = Pair(draw.randint(1, 20), draw.choice([1, 2, 3, 4]), draw.random() < 0.85)
 
     def some_tokens(low: int, high: int) -> list[int]:
@@ -285,70 +283,17 @@ def drive(seed: int, operations: int) -> Counter[str]:
     return pair.counts
 
 
-# -- the stateful test ----------------------------------------------------------------------------
-
-
-class Machine(RuleBasedStateMachine):
-    """Hypothesis chooses the operations, and finds few that fail."""
-
-    @initialize(
-        num_blocks=st.integers(1, 8), size=st.sampled_from([1, 2, 3]), caching=st.booleans()
-    )
-    def begin(self, num_blocks: int, size: int, caching: bool) -> None:
-        self.pair = Pair(num_blocks, size, caching)
-
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
-    def come(self, tokens: list[int]) -> None:
-        self.pair.come(tokens)
-
-    @precondition(lambda self: self.pair.tokens)
-    @rule(number=st.integers(0, 20), most=st.integers(1, 9), works=st.booleans())
-    def run_some(self, number: int, most: int, works: bool) -> None:
-        self.pair.run(number, most, works)
-
-    @precondition(lambda self: self.pair.tokens)
-    @rule(
-        number=st.integers(0, 20),
-        less=st.integers(0, 2),
-        more=st.lists(st.integers(0, 1), max_size=2),
-    )
-    def fork(self, number: int, less: int, more: list[int]) -> None:
-        self.pair.fork(number, less, more)
-
-    @precondition(lambda self: self.pair.tokens)
-    @rule(number=st.integers(0, 20))
-    def fork_wrongly(self, number: int) -> None:
-        self.pair.fork_wrongly(number)
-
-    @precondition(lambda self: self.pair.tokens)
-    @rule(number=st.integers(0, 20))
-    def leave(self, number: int) -> None:
-        self.pair.leave(number)
-
-    @rule()
-    def reset(self) -> None:
-        self.pair.reset()
-
-    @invariant()
-    def same(self) -> None:
-        if hasattr(self, "pair"):
-            self.pair.check()
-
-
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.randoms(use_true_random=False))
+def test_any_operations_do_what_the_slow_model_does(draw: random.Random) -> None:
+    """Hypothesis chooses, and makes what fails small."""
+    drive(draw, 40)
 
 
 def test_random_operations_do_what_the_slow_model_does() -> None:
     counts: Counter[str] = Counter()
     for seed in range(60):
-        counts += drive(seed, 150)
+        counts += drive(random.Random(seed), 150)
     for what in ("hits", "copies", "forks", "refused"):
         assert counts[what] >= 100, counts
     assert counts["resets"] >= 5 and counts["wrong forks"] >= 20, counts
@@ -398,15 +343,6 @@ def test_what_does_not_fit_changes_nothing(prompt: int) -> None:
     assert snapshot(blocks) == before and "a" not in blocks.tables
 
 
-def test_found_blocks_that_are_free_count_as_taken() -> None:
-    """4 blocks: 2 of them found and free, so only 2 others are there for what is new."""
-    blocks = manager(num_blocks=4)
-    computed(blocks, "old", TWELVE[:8])
-    blocks.free("old")
-    assert blocks.admit("a", [*TWELVE[:8], *range(50, 62)]) is None  # 5 blocks
-    assert blocks.admit("a", [*TWELVE[:8], *range(50, 58)]) == 8  # 4 blocks
-
-
 def test_a_request_does_not_evict_its_own_beginning() -> None:
     """Its old blocks are first in the queue when it comes back: they are pinned before that."""
     blocks = manager(num_blocks=4)
@@ -417,25 +353,6 @@ def test_a_request_does_not_evict_its_own_beginning() -> None:
     assert list(blocks.free_queue) == [3, 2, 1, 0]
     assert blocks.admit("a", [*TWELVE, 77]) == 12
     assert blocks.tables["a"] == [1, 2, 3, 0]
-
-
-def test_freeing_keeps_a_hash_and_taking_removes_it() -> None:
-    blocks = manager(num_blocks=2)
-    computed(blocks, "a", TWELVE[:4])
-    blocks.free("a")
-    assert len(blocks.cached) == 1 and blocks.blocks[0].hash is not None
-    blocks.admit("b", range(50, 58))
-    assert not blocks.cached and blocks.blocks[0] == Block(1, None)
-
-
-def test_the_tail_of_a_chain_goes_before_its_head() -> None:
-    blocks = manager(num_blocks=3)
-    computed(blocks, "a", TWELVE)
-    blocks.free("a")
-    assert list(blocks.free_queue) == [2, 1, 0]
-    for gone in (1, 2):
-        assert len(blocks.find([*TWELVE, 9])) == 4 - gone
-        blocks.admit(f"new{gone}", [40 + gone])
 
 
 def test_only_a_chain_from_the_start_counts() -> None:
@@ -463,22 +380,6 @@ def test_a_hash_depends_on_parent_tokens_and_salt() -> None:
     assert one.hash_of(None, [1, 2]) == manager().hash_of(None, (1, 2))
 
 
-def test_a_block_is_found_once_it_is_computed_not_before() -> None:
-    blocks = manager()
-    blocks.admit("a", TWELVE)
-    assert blocks.find([*TWELVE, 99]) == []
-    blocks.commit("a", TWELVE, 7)
-    assert len(blocks.find([*TWELVE, 99])) == 1, "the second one is not full"
-    blocks.commit("a", TWELVE, 8)
-    assert len(blocks.find([*TWELVE, 99])) == 2
-
-
-def test_an_open_block_is_not_found() -> None:
-    blocks = manager()
-    computed(blocks, "a", TWELVE[:7])
-    assert len(blocks.find(TWELVE)) == 1
-
-
 @pytest.mark.parametrize(
     ("prompt", "size", "found"), [(48, 16, 32), (49, 16, 48), (16, 16, 0), (5, 1, 4), (1, 1, 0)]
 )
@@ -500,19 +401,6 @@ def test_equal_blocks_that_fill_at_once_are_both_kept() -> None:
     blocks.check_integrity()
     assert blocks.tables == tables and not set(tables["a"]) & set(tables["b"])
     assert blocks.admit("c", TWELVE) == 8 and blocks.tables["c"][:2] == tables["a"][:2]
-
-
-def test_one_that_comes_again_finds_what_it_said_as_well() -> None:
-    blocks = manager()
-    computed(blocks, "a", [*TWELVE, 50, 51, 52, 53, 54])
-    blocks.free("a")
-    assert blocks.admit("a", [*TWELVE, 50, 51, 52, 53, 54]) == 16
-
-
-def test_without_prefix_caching_nothing_is_found() -> None:
-    blocks = manager(prefix_caching=False)
-    computed(blocks, "a", TWELVE)
-    assert not blocks.cached and blocks.admit("b", TWELVE) == 0
 
 
 def test_reset_is_refused_while_a_block_is_in_use() -> None:
@@ -551,26 +439,6 @@ def test_a_block_that_can_be_found_is_copied_even_by_its_only_holder() -> None:
     assert copies == [(1, 2, 3)] and blocks.tables["child"] == [0, 2]
     assert 1 in blocks.free_queue and blocks.blocks[1].hash is not None
     blocks.commit("child", TWELVE, 8)
-    blocks.check_integrity()
-
-
-def test_a_copy_that_does_not_fit_changes_nothing() -> None:
-    blocks = manager(num_blocks=3)
-    computed(blocks, "parent", TWELVE[:10])
-    blocks.fork("parent", "child", 9)
-    before = snapshot(blocks)
-    assert blocks.extend("child", 9, 10) is None and snapshot(blocks) == before
-
-
-def test_a_wrong_fork_is_refused_with_the_numbers() -> None:
-    blocks = manager()
-    computed(blocks, "a", TWELVE)
-    with pytest.raises(ValueError, match="a has room for 12 tokens: 13 cannot be shared"):
-        blocks.fork("a", "b", 13)
-    with pytest.raises(ValueError, match="nobody has room for 0"):
-        blocks.fork("nobody", "b", 1)
-    with pytest.raises(ValueError, match="a has blocks already"):
-        blocks.fork("a", "a", 4)
     blocks.check_integrity()
 
 
@@ -636,7 +504,7 @@ CORRUPTIONS: dict[str, Callable[[BlockManager], object]] = {
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_books_that_do_not_add_up_are_seen(name: str) -> None:
+def test_what_contradicts_itself_is_seen(name: str) -> None:
     blocks = busy()
     CORRUPTIONS[name](blocks)
     with pytest.raises(AssertionError):
@@ -761,7 +629,7 @@ BUGS: dict[str, AbstractContextManager[Any]] = {
 def test_the_bugs_without_their_bug_are_none() -> None:
     with patch.object(BlockManager, "admit", admit_wrongly(pin_first=True, count_found=True)):
         for seed in range(10):
-            drive(seed, 100)
+            drive(random.Random(seed), 100)
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -770,9 +638,9 @@ def test_planted_bug_is_caught(name: str) -> None:
     with BUGS[name]:
         for seed in range(40):
             try:
-                drive(seed, 100)
+                drive(random.Random(seed), 100)
             except (AssertionError, KeyError, IndexError) as error:
                 caught.append(error)
                 break
     assert caught, "4,000 operations did not show it"
-    drive(0, 100)  # and without it, all is well again
+    drive(random.Random(0), 100)  # and without it, all is well again

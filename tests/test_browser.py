@@ -1,7 +1,12 @@
-"""JupyterLab and the exported pages, seen through a real browser."""
+"""The notebooks in JupyterLab and as exported pages, seen through a real browser.
 
+One server for all. Each notebook is opened once: looked at as it is, run with Run All, and then its
+explorers are driven; a test begins by bringing its explorer to a known state.
+"""
+
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -14,7 +19,9 @@ from tutorial_engine.learn.build import execute
 from tutorial_engine.learn.html import page as export
 
 pytestmark = pytest.mark.browser
-NOTEBOOK = "01_attention_rope.ipynb"
+FOLDER = ROOT / "notebooks"
+ATTENTION, CACHE = "01_attention_rope.ipynb", "02_kv_cache.ipynb"
+SCHEDULER, PAGES = "03_scheduler.ipynb", "04_paged_cells.ipynb"
 NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
 
 # every kind of view that a learner's text can reach: explorer, plot, question, verdict, print
@@ -25,7 +32,7 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.plots import attention_picture
+from tutorial_engine.viz.attention_plots import attention_picture
 from tutorial_engine.viz.tokens import token_labels
 model, tokenizer = load_model(), load_tokenizer()
 with torch.inference_mode():
@@ -49,35 +56,109 @@ def nasty_notebook() -> nbformat.NotebookNode:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     need_chromium()
+    expect.set_options(timeout=30_000)  # a change runs the engine, on a machine that may be busy
     with chromium() as browser:
         yield browser
+    expect.set_options(timeout=5_000)
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    need_chromium()
+def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("notebooks")
-    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / NOTEBOOK)
-    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "unrun.ipynb")
-    shutil.copy(ROOT / "notebooks" / NOTEBOOK, folder / "predict.ipynb")
+    for name in (ATTENTION, CACHE, SCHEDULER, PAGES):
+        shutil.copy(FOLDER / name, folder / name)
     nbformat.write(nasty_notebook(), folder / "nasty.ipynb")
     with lab(folder, tmp_path_factory.mktemp("home")) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def ran(browser: Browser, address: str) -> Page:
-    page = open_notebook(browser, address, NOTEBOOK)
-    assert run_all(page) == []
-    return page
+def opened(browser: Browser, address: str) -> Iterator[Callable[[str], Page]]:
+    """The page of a notebook, opened when it is asked for first; the one before it is closed."""
+    pages: dict[str, Page] = {}
+
+    def open_one(name: str) -> Page:
+        if name not in pages:
+            for page in pages.values():
+                page.close()
+            pages.clear()
+            pages[name] = open_notebook(browser, address, name)
+        return pages[name]
+
+    yield open_one
+
+
+@pytest.fixture(scope="module")
+def ran(opened: Callable[[str], Page]) -> Callable[[str], Page]:
+    """The same, after Run All without an error."""
+    done: set[str] = set()
+
+    def run_one(name: str) -> Page:
+        page = opened(name)
+        if name not in done:
+            assert run_all(page) == []
+            done.add(name)
+        return page
+
+    return run_one
 
 
 def explorer(page: Page, title: str) -> Locator:
-    return page.locator(".jp-OutputArea-output").filter(has=page.get_by_text(title, exact=True))
+    output = page.locator(".jp-OutputArea-output")
+    found = output.filter(has=page.get_by_text(title, exact=True))
+    found.scroll_into_view_if_needed()
+    return found
 
 
-def test_opened_but_not_run_shows_the_explorers_as_pictures(browser: Browser, address: str) -> None:
-    page = open_notebook(browser, address, "unrun.ipynb")
+def press(view: Locator, name: str) -> None:
+    view.get_by_role("button", name=name, exact=True).click()
+
+
+def fill(view: Locator, label: str, value: object) -> None:
+    knob = view.get_by_label(label, exact=True)
+    knob.fill(str(value))
+    knob.press("Enter")
+
+
+def choose(view: Locator, label: str, option: str) -> None:
+    view.get_by_label(label).select_option(option)
+
+
+def go(view: Locator, step: int) -> None:
+    """Type the step beside the slider, which is the last one."""
+    readout = view.locator(".widget-readout").last
+    readout.click()
+    readout.fill(str(step))
+    readout.press("Enter")
+    expect(view.locator(".te-caption")).to_contain_text(f"Step {step} of ")
+
+
+def hover(view: Locator, item: str, *said: str) -> None:
+    """What is said of an item is hidden until the mouse is over it."""
+    mark = f'[id="{item}"]'
+    hot = view.locator("g.te-hot").filter(has=view.page.locator(mark))
+    tip = hot.locator(".te-tip text")
+    expect(tip).to_be_hidden()
+    hot.locator(mark).hover(force=True)
+    expect(tip).to_be_visible()
+    for words in said:
+        expect(tip).to_contain_text(words)
+
+
+def refuses(view: Locator, words: str, change: Callable[[], None]) -> None:
+    """A change that cannot be is told, and the picture is kept."""
+    scene = view.locator("svg.te-scene")
+    before = scene.inner_html()
+    change()
+    expect(view.locator(".te-error")).to_contain_text(words)
+    assert scene.inner_html() == before
+
+
+# -- notebook 01: before it is run, after Run All, and what its views do ---------------------------
+
+
+def test_opened_but_not_run_shows_the_explorers_as_pictures(opened: Callable[[str], Page]) -> None:
+    page = opened(ATTENTION)
     pictures = page.locator(".jp-OutputArea-output img")
     expect(pictures.first).to_be_attached()
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
@@ -89,50 +170,252 @@ def test_opened_but_not_run_shows_the_explorers_as_pictures(browser: Browser, ad
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
-    page.close()
 
 
-def test_stepping_and_layers_change_the_attention_picture(ran: Page) -> None:
-    view = explorer(ran, "Attention explorer")
-    scene, caption = view.locator("svg.te-scene"), view.locator(".te-caption")
-    view.scroll_into_view_if_needed()
+def test_a_prediction_is_kept_and_scored(opened: Callable[[str], Page]) -> None:
+    page = opened(ATTENTION)
+    cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
+    asked = next(i for i, cell in enumerate(cells) if '"emoji"' in cell.source)
+    for index in range(asked + 1):
+        run_cell(page, index)
+    answers = page.locator(".jp-CodeCell").filter(has_text='predictions.reveal("emoji"')
+    expect(answers).not_to_contain_text("<0xF0>")  # the stored outputs do not say it before
+    page.get_by_role("radio", name="4", exact=True).check()
+    run_cell(page, asked + 1)
+    expect(answers).to_contain_text("<0xF0>")
+    output = page.locator(".jp-OutputArea-output", has_text="Answer: 4.")
+    expect(output.last).to_contain_text("✔ As you predicted.")
+    expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()
+
+
+@pytest.fixture
+def attention(ran: Callable[[str], Page]) -> Locator:
+    return explorer(ran(ATTENTION), "Attention explorer")
+
+
+def test_stepping_and_layers_change_the_attention_picture(attention: Locator) -> None:
+    scene, caption = attention.locator("svg.te-scene"), attention.locator(".te-caption")
     before = scene.inner_html(), caption.inner_text()
-    view.get_by_role("button", name="◀").click()
+    press(attention, "◀")
     expect(caption).not_to_have_text(before[1])
     assert scene.inner_html() != before[0]
     stepped = caption.inner_text()
-    layer = view.get_by_label("layer")
-    layer.fill("0")
-    layer.press("Enter")
+    fill(attention, "layer", 0)
     expect(caption).to_contain_text("Layer 0")
     assert caption.inner_text() != stepped
+    hover(attention, "w5.0", "query 5", "weight 0.")
 
 
-def test_hovering_over_a_cell_reads_its_weight(ran: Page) -> None:
-    view = explorer(ran, "Attention explorer")
-    view.scroll_into_view_if_needed()
-    cell = view.locator("g.te-hot").filter(has=ran.locator('[id="w5.0"]'))
-    tip = cell.locator(".te-tip text")
-    expect(tip).to_be_hidden()
-    cell.locator('[id="w5.0"]').hover(force=True)
-    expect(tip).to_be_visible()
-    expect(tip).to_contain_text("query 5")
-    expect(tip).to_contain_text("weight 0.")
-
-
-def test_a_nasty_prompt_is_shown_literally_everywhere(ran: Page) -> None:
-    view = explorer(ran, "Attention explorer")
-    prompt = view.get_by_label("prompt")
-    prompt.fill(NASTY)
-    prompt.press("Enter")
-    expect(view.locator(".te-caption")).to_contain_text("“<0x80>”")  # the last byte of the emoji
-    labels = view.locator("svg.te-scene text[id^=row]").all_text_contents()
+def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Locator) -> None:
+    fill(attention, "prompt", NASTY)
+    caption = attention.locator(".te-caption")
+    expect(caption).to_contain_text("“<0x80>”")  # the last byte of the emoji
+    labels = attention.locator("svg.te-scene text[id^=row]").all_text_contents()
     text = "".join(labels).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
     assert text == NASTY
-    assert view.locator("svg.te-scene script, svg.te-scene s, svg.te-scene think").count() == 0
-    tips = view.locator("svg.te-scene .te-tip text").all_text_contents()
+    assert attention.locator("svg.te-scene :is(script, s, think)").count() == 0
+    tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
     assert any("“<”" in tip for tip in tips)
-    assert ran.evaluate("window.hacked") is None
+    assert attention.page.evaluate("window.hacked") is None
+    refuses(attention, "empty", lambda: fill(attention, "prompt", ""))
+    fill(attention, "prompt", "Once upon a time")
+    expect(attention.locator(".te-error")).to_have_count(0)
+    expect(caption).to_contain_text("“·time”")
+
+
+def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
+    ran: Callable[[str], Page],
+) -> None:
+    view = explorer(ran(ATTENTION), "RoPE explorer")
+    scene = view.locator("svg.te-scene")
+    before = scene.inner_html()
+    press(view, "▶")
+    said = "shifting both by 1 changed it by less than 0.01"
+    expect(view.locator(".te-caption")).to_contain_text(said)
+    assert scene.inner_html() != before
+
+
+# -- notebook 02: the cache fills ------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(ran: Callable[[str], Page]) -> Locator:
+    return explorer(ran(CACHE), "Cache explorer")
+
+
+def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
+    caption, scene = cache.locator(".te-caption"), cache.locator("svg.te-scene")
+    expect(caption).to_contain_text("Step 5 of 8, decode")
+    before = scene.inner_html()
+    for step in (4, 3, 2):
+        press(cache, "◀")
+        expect(caption).to_contain_text(f"Step {step} of 8, decode")
+    assert scene.inner_html() != before
+    press(cache, "◀")
+    expect(caption).to_contain_text("Step 1 of 8, prefill: 10 tokens")
+    press(cache, "◀")
+    expect(caption).to_contain_text("Step 0 of 8")
+
+
+def test_chunks_make_more_prefill_steps(cache: Locator) -> None:
+    caption = cache.locator(".te-caption")
+    fill(cache, "prefill chunk", 4)
+    expect(caption).to_contain_text("Step 0 of 10")  # 4 + 4 + 2 tokens, 7 decodes
+    fill(cache, "prefill chunk", 0)
+    expect(caption).to_contain_text("Step 0 of 8")
+    press(cache, "▶")
+    expect(caption).to_contain_text("Step 1 of 8")
+    hover(cache, "K0", "Once")
+
+
+def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator) -> None:
+    refuses(cache, "slots", lambda: fill(cache, "prompt", "Once upon a time " * 20))
+    fill(cache, "prompt", "<b>Ben</b> had")
+    expect(cache.locator(".te-error")).to_have_count(0)
+    assert cache.locator("svg.te-scene b").count() == 0
+
+
+# -- notebook 03: requests share steps -------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(ran: Callable[[str], Page]) -> Locator:
+    """The explorer with the notebook's three prompts, all at once, at step 0."""
+    view = explorer(ran(SCHEDULER), "Scheduler explorer")
+    limits = view.locator('[id="policy"]')  # each change is waited for, as a learner would
+    choose(view, "policy", "one rule")
+    expect(limits).to_contain_text("one rule")
+    fill(view, "token budget", 8)
+    expect(limits).to_contain_text("budget 8 ")
+    fill(view, "max_num_seqs", 3)
+    expect(limits).to_have_text("one rule · budget 8 · max_num_seqs 3")
+    choose(view, "arrivals", "all at once")
+    expect(view.locator('[id="line.D"]')).to_have_count(0)
+    go(view, 0)
+    return view
+
+
+def test_stepping_shows_who_runs_and_who_waits(steps: Locator) -> None:
+    caption, scene = steps.locator(".te-caption"), steps.locator("svg.te-scene")
+    expect(caption).to_contain_text("A prefill 8 (2 left, no token yet)")
+    hover(steps, "cell.A.0", "step 0: A prefill 8 (2 left, no token yet); positions 0 to 7")
+    seen = {scene.inner_html()}
+    for said in ("A prefill 2, B prefill 6", "A decode 1, B prefill 1, C prefill 3"):
+        press(steps, "▶")
+        expect(caption).to_contain_text(said)
+        seen.add(scene.inner_html())
+    assert len(seen) == 3
+    expect(caption).to_contain_text("TTFT in steps: A 2, B 3, C 3.")
+    press(steps, "◀")
+    expect(caption).to_contain_text("C waits: no budget is left")
+
+
+def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Locator) -> None:
+    fill(steps, "token budget", 32)
+    caption = steps.locator(".te-caption")
+    expect(caption).to_contain_text(
+        "20 of 32 budget tokens for 3 requests: A prefill 10, B prefill 7, C prefill 3"
+    )
+    for policy in ("prefill first", "static batching", "one by one", "one rule"):
+        choose(steps, "policy", policy)
+        expect(caption).to_contain_text(f", {policy}:")
+        assert steps.locator("svg.te-scene").count() == 1
+        assert steps.locator(".te-error").count() == 0
+    fill(steps, "max_num_seqs", 2)
+    expect(caption).to_contain_text("C waits: all 2 rows are taken (max_num_seqs)")
+
+
+def test_what_a_policy_refuses_is_said_and_the_picture_kept(steps: Locator) -> None:
+    refused = "must run in one step of at most 8"
+    refuses(steps, refused, lambda: choose(steps, "policy", "prefill first"))
+    fill(steps, "token budget", 16)
+    expect(steps.locator(".te-error")).to_have_count(0)
+    expect(steps.locator(".te-caption")).to_contain_text(", prefill first:")
+
+
+def test_a_late_long_prompt_joins_those_who_decode(steps: Locator) -> None:
+    fill(steps, "max_num_seqs", 4)
+    expect(steps.locator('[id="policy"]')).to_contain_text("max_num_seqs 4")
+    choose(steps, "arrivals", "a long prompt before step 4")
+    expect(steps.locator('[id="line.D"]')).to_have_text("D")
+    go(steps, 4)
+    expect(steps.locator(".te-caption")).to_contain_text(
+        "8 of 8 budget tokens for 4 requests: A decode 1, B decode 1, C decode 1, D prefill 5"
+    )
+
+
+def test_play_runs_to_the_end(steps: Locator) -> None:
+    steps.locator(".widget-play button").first.click()
+    caption = steps.locator(".te-caption")
+    expect(caption).to_have_text(re.compile(r"^Step (\d+) of 0–\1, one rule"), timeout=60_000)
+    expect(caption).to_contain_text("with this step")
+
+
+# -- notebook 04: the pool, the cells, the dial ----------------------------------------------------
+
+
+def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(
+    ran: Callable[[str], Page],
+) -> None:
+    view = explorer(ran(PAGES), "Block explorer")
+    caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
+    fill(view, "blocks", 12)
+    go(view, 0)
+    expect(caption).to_contain_text("of 12 blocks hold")
+    seen = {scene.inner_html()}
+    for step in (1, 2, 3):
+        press(view, "▶")
+        expect(caption).to_contain_text(f"Step {step} of ")
+        seen.add(scene.inner_html())
+    assert len(seen) == 4
+    expect(caption).to_contain_text("B finds 4 tokens in block 0")
+    fill(view, "blocks", 2)
+    expect(view.locator(".te-error")).to_contain_text("limited to 8")
+    fill(view, "block size", 1)
+    fill(view, "blocks", 32)
+    expect(view.locator(".te-error")).to_have_count(0)
+    expect(caption).to_contain_text("B finds 7 tokens in blocks")
+    fill(view, "block size", 4)
+    fill(view, "blocks", 5)
+    expect(caption).to_contain_text("of 5 blocks hold")
+    fill(view, "n", 2)
+    expect(caption).to_contain_text("A.1")
+
+
+def test_cells_are_shared_shifted_and_refused_by_hand(ran: Callable[[str], Page]) -> None:
+    view = explorer(ran(PAGES), "Cells explorer")
+    caption, error = view.locator(".te-caption"), view.locator(".te-error")
+    expect(caption).to_contain_text("cells 0 to 3 belong to both")
+    for label, value in (("seq", 0), ("p0", 0), ("p1", -1), ("delta", 2)):
+        fill(view, label, value)
+    press(view, "seq_add")
+    expect(error).to_contain_text("Copy first: seq_unshare(0, 0, -1)")
+    fill(view, "seq", 1)
+    press(view, "seq_rm")
+    expect(error).to_have_count(0)
+    expect(caption).to_contain_text("seq_rm(1")
+    fill(view, "seq", 0)
+    press(view, "seq_add")
+    expect(caption).to_contain_text("seq_add(0")
+    press(view, "apply K-shift")
+    expect(error).to_have_count(0)
+    expect(caption).to_contain_text("shift")
+
+
+def test_dial_runs_the_engine_at_each_block_size(ran: Callable[[str], Page]) -> None:
+    view = explorer(ran(PAGES), "Block-size dial")
+    caption = view.locator(".te-caption")
+    expect(caption).to_contain_text("pages of 4:")
+    handle = view.locator(".widget-hslider .noUi-handle").first
+    handle.focus()
+    for key, said in (("ArrowRight", "pages of 8:"), ("End", "rows:"), ("Home", "cells:")):
+        handle.press(key)
+        expect(caption).to_contain_text(said)
+    expect(caption).to_contain_text("the tokens are those of each request alone")
+    expect(view.locator('[id="table.here"]')).to_have_count(1)
+
+
+# -- a nasty text in every view, and the exported pages --------------------------------------------
 
 
 def assert_shown_literally(page: Page, times: int) -> None:
@@ -146,14 +429,12 @@ def assert_shown_literally(page: Page, times: int) -> None:
     assert text.count(NASTY) >= times, text[-2000:]
 
 
-def test_every_live_view_shows_a_nasty_text_literally(browser: Browser, address: str) -> None:
-    page = open_notebook(browser, address, "nasty.ipynb")
-    assert run_all(page) == []
+def test_every_live_view_shows_a_nasty_text_literally(ran: Callable[[str], Page]) -> None:
+    page = ran("nasty.ipynb")
     expect(page.locator("svg.te-scene")).to_be_visible()
     assert page.get_by_label("prompt").input_value() == NASTY
     expect(page.get_by_role("radio").first).to_be_visible()
     assert_shown_literally(page, times=4)  # question, option, verdict, print
-    page.close()
 
 
 def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_path: Path) -> None:
@@ -170,60 +451,26 @@ def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_
     page.close()
 
 
-def test_a_bad_prompt_says_so_and_keeps_the_picture(ran: Page) -> None:
-    view = explorer(ran, "Attention explorer")
-    before = view.locator("svg.te-scene").inner_html()
-    prompt = view.get_by_label("prompt")
-    prompt.fill("")
-    prompt.press("Enter")
-    expect(view.locator(".te-error")).to_contain_text("empty")
-    assert view.locator("svg.te-scene").inner_html() == before
-    prompt.fill("Once upon a time")
-    prompt.press("Enter")
-    expect(view.locator(".te-error")).to_have_count(0)
-    expect(view.locator(".te-caption")).to_contain_text("“·time”")
-
-
-def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(ran: Page) -> None:
-    view = explorer(ran, "RoPE explorer")
-    view.scroll_into_view_if_needed()
-    caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
-    before = scene.inner_html()
-    view.get_by_role("button", name="▶", exact=True).click()
-    expect(caption).to_contain_text("shifting both by 1 changed it by less than 0.01")
-    assert scene.inner_html() != before
-
-
-def test_a_prediction_is_kept_and_scored(browser: Browser, address: str) -> None:
-    page = open_notebook(browser, address, "predict.ipynb")
-    cells = nbformat.read(ROOT / "notebooks" / NOTEBOOK, as_version=4).cells
-    asked = next(i for i, cell in enumerate(cells) if '"emoji"' in cell.source)
-    for index in range(asked + 1):
-        run_cell(page, index)
-    answers = page.locator(".jp-CodeCell").filter(has_text='predictions.reveal("emoji"')
-    expect(answers).not_to_contain_text("<0xF0>")  # the stored outputs do not say it before
-    page.get_by_role("radio", name="4", exact=True).check()
-    run_cell(page, asked + 1)
-    expect(answers).to_contain_text("<0xF0>")
-    output = page.locator(".jp-OutputArea-output", has_text="Answer: 4.")
-    expect(output.last).to_contain_text("✔ As you predicted.")
-    expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()
-    page.close()
-
-
-def test_the_exported_page_needs_no_network(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [ATTENTION, CACHE, SCHEDULER, PAGES])
+def test_exported_page_shows_every_picture_without_network(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
     file = tmp_path / "page.html"
-    file.write_text(export(ROOT / "notebooks" / NOTEBOOK), encoding="utf-8")
+    file.write_text(export(FOLDER / name), encoding="utf-8")
     page = browser.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    pictures = page.locator("img")
-    shown = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
-    assert len(shown) == 11
+    cells = nbformat.read(FOLDER / name, as_version=4).cells
+    captions = [
+        output.data["text/plain"]
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    shown = page.locator("img").evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
+    assert [alt for _, alt in shown] == captions and len(set(captions)) == len(captions) >= 8
     assert all(width > 300 for width, _ in shown)
-    assert len({alt for _, alt in shown}) == 11  # each its own caption
-    assert not any("No description" in alt for _, alt in shown)
     page.close()

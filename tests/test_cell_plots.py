@@ -9,17 +9,17 @@ import pytest
 import torch
 from engines import one_thread
 from traces import plot_words
-
 from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.viz.cell_plots import TOLERANCE, shift_picture, shown
+
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.engine.runner import forward, prefill
-from tutorial_engine.learn.shift_lab import (
+from tutorial_engine.lab.shift import (
     ShiftGap,
     random_model,
     shift_gap,
 )
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.viz.cell_plots import TOLERANCE, shift_picture, shown
 
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
 

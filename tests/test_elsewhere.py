@@ -13,9 +13,9 @@ def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
 
 def test_a_name_that_moved_is_noticed() -> None:
     with pytest.raises(AttributeError):
-        find("paged.Pager")
+        find("cache.paged.Pager")
     with pytest.raises(ModuleNotFoundError):
-        find("pages.PagedKVCache")
+        find("cache.pages.PagedKVCache")
 
 
 def test_the_table_has_a_line_for_each_and_columns() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from engines import one_thread
 from torch import Tensor
+from tutorial_engine.engine.model_runner import ModelRunner
 from workloads import (
     EOS,
     LIMITS,
@@ -254,7 +255,9 @@ def test_a_model_that_dislikes_one_request_fails_only_that_one(k: int, of_prompt
         request = engine.requests.get(f"g{k}")
         if request is not None and batch.slot_mapping is not None:
             rows = batch.slot_mapping // LIMIT
-            mine = torch.tensor([row in party.memory.describe(f"g{k}").table for row in rows.tolist()])
+            mine = torch.tensor(
+                [row in party.memory.describe(f"g{k}").table for row in rows.tolist()]
+            )
             if (mine & (of_prompt | (batch.positions >= prompt_len))).any():
                 raise RuntimeError("no kernel for that")
 

@@ -9,7 +9,7 @@ import interrupt_runs
 import pytest
 from engines import one_thread
 
-from tutorial_engine.engine.interrupts import interrupts_wait
+from tutorial_engine.engine.delivery import interrupts_wait
 
 usual_handler = signal.default_int_handler
 

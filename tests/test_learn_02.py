@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
@@ -22,6 +23,7 @@ from tutorial_engine.learn.checks_02 import (
 )
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import SdpaAttention
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -167,11 +169,12 @@ def test_exception_becomes_a_verdict(check: Callable[..., Verdict]) -> None:
 
 def test_a_right_answer_runs_the_engine(model: Qwen3ForCausalLM) -> None:
     theirs, ours = Keeps(), GrowingKVCache()
-    for new in ([5, 6, 7], [8], [9]):
-        batch = ours.batch([new])
+    for first, last in ((0, 3), (3, 4), (4, 5)):
+        token_ids = [5, 6, 7, 8, 9][:last]
+        room = ours.allocate("a", token_ids, first, last - first)
+        batch = Batch.from_allocations([token_ids[first:]], [room], ["a"])
         got = model(batch, SdpaAttention(theirs))
         assert torch.equal(got, model(batch, SdpaAttention(ours)))
-        ours.commit(batch)
 
 
 def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
@@ -179,8 +182,11 @@ def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
     cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=16))
     cache.storage.k.zero_()
     cache.storage.v.zero_()
-    logits = [prefill(model, cache, [list(range(40, 48))], chunk_size=chunk_size)]
-    logits += [decode(model, cache, [token]) for token in (50, 60, 70, 80)]
+    request = Request("a", list(range(40, 48)))
+    logits = [prefill(model, cache, [request], chunk_size=chunk_size)]
+    for token in (50, 60, 70, 80):
+        request.token_ids.append(token)
+        logits.append(decode(model, cache, [request]))
     return torch.cat(logits)
 
 

@@ -9,15 +9,14 @@ from engines import one_thread
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import PrefillFirst
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.engine.step_plan import StepPlan
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_03 import BUGS_03
 from tutorial_engine.learn.checks_03 import (
     check_budget,
     check_metrics,
+    check_num_tokens,
     check_plan,
-    check_share,
     check_shortest,
 )
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
@@ -85,23 +84,23 @@ class Latest(Scheduler):
 
 
 class Sluggish(Shortest):
-    def share(self, request: Request, plan: StepPlan) -> int:
-        return min(super().share(request, plan), 4)
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
+        return min(super().num_tokens_to_run(request, plan), 4)
 
 
 class Open(Scheduler):
     def next_waiting(self) -> Any: ...
 
-    def share(self, request: Request, plan: StepPlan) -> Any: ...
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> Any: ...
 
 
 class Overdrawn(Scheduler):
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
 class Greedy(Scheduler):
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return plan.budget
 
 
@@ -111,7 +110,7 @@ class Number(Scheduler):
 
 
 class Stuck(Scheduler):
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return 0
 
 
@@ -119,24 +118,28 @@ class Broken(Scheduler):
     def next_waiting(self) -> Request:
         raise KeyError("boom")
 
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         raise KeyError("boom")
 
 
 Check = Callable[..., Verdict]
 
 RIGHT: list[tuple[Check, Any]] = [
-    (check_share, share),
+    (check_num_tokens, share),
     (check_plan, plan),
     (check_metrics, metrics),
     (check_shortest, Shortest),
     (check_budget, Scheduler),
 ]
 WRONG: list[tuple[Check, Any, str]] = [
-    (check_share, lambda known, computed, budget: known - computed, "than the budget has left"),
-    (check_share, lambda known, computed, budget: budget, "than the request has left"),
-    (check_share, lambda known, computed, budget: min(known, budget), "computed already"),
-    (check_share, lambda known, computed, budget: 1, "expected 10"),
+    (
+        check_num_tokens,
+        lambda known, computed, budget: known - computed,
+        "than the budget has left",
+    ),
+    (check_num_tokens, lambda known, computed, budget: budget, "than the request has left"),
+    (check_num_tokens, lambda known, computed, budget: min(known, budget), "computed already"),
+    (check_num_tokens, lambda known, computed, budget: 1, "expected 10"),
     (check_plan, waiting_first, "those who run already come first"),
     (check_plan, with_zeros, "leave out who gets nothing"),
     (check_plan, lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
@@ -151,7 +154,7 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_metrics, lambda a, t: (t[0] - a, 1.0), "TPOT is 0.0640 s"),
     (check_metrics, lambda a, t: 3, "two numbers"),
     (check_metrics, lambda a, t: metrics(a, t)[::-1], "TTFT comes first"),
-    (check_share, lambda known, computed, budget: 1.5, "no whole number"),
+    (check_num_tokens, lambda known, computed, budget: 1.5, "no whole number"),
     (check_budget, Greedy, "more than the request has left"),
     (check_shortest, Number, "a request, not"),
     (check_shortest, Scheduler, "first come, first served"),

@@ -1,9 +1,17 @@
-"""The notebooks that learners open: in step with their sources, complete, light and offline."""
+"""The notebooks that learners open: in step with their sources, complete, light and offline.
 
+nbval runs the solutions. The learner's copies differ from them in the exercises and in what checks
+say of these: that is compared here, and the open exercises are run.
+"""
+
+import ast
+import builtins
+import contextlib
+import io
 import json
 import re
+from collections.abc import Iterator, Sequence
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +27,15 @@ from tutorial_engine.syllabus import LESSONS
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
 MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
-IGNORE = "nbval-ignore-output"
-EXERCISE = "exercise"
-KNOWN_TAGS = {IGNORE, EXERCISE}
-BUILT = [(lesson.notebook, solved) for lesson in LESSONS for solved in (False, True)]
-BUILT_NAMES = [f"{name}{', solved' if solved else ''}" for name, solved in BUILT]
+IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
+NAMES = [lesson.notebook for lesson in LESSONS]
 
-every_notebook = pytest.mark.parametrize(("name", "solved"), BUILT, ids=BUILT_NAMES)
-every_lesson = pytest.mark.parametrize("name", [lesson.notebook for lesson in LESSONS])
+every_lesson = pytest.mark.parametrize("name", NAMES)
+every_notebook = pytest.mark.parametrize(
+    ("name", "solved"),
+    [(name, solved) for name in NAMES for solved in (False, True)],
+    ids=[f"{name}{solved}" for name in NAMES for solved in ("", ", solved")],
+)
 
 
 @cache
@@ -55,7 +64,6 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 class Shown(NamedTuple):
     """One output of a cell."""
 
-    cell: str
     kind: str
     data: dict[str, Any]
     metadata: dict[str, Any]
@@ -66,29 +74,35 @@ class Shown(NamedTuple):
         return "\n".join(v for k, v in self.data.items() if k.startswith("text/"))
 
 
-def outputs(notebook: NotebookNode) -> list[Shown]:
+def shown(cell: NotebookNode) -> list[Shown]:
     found = []
-    for cell in code_cells(notebook):
-        for output in cell.outputs:
-            data = dict(output.get("data", {}))
-            if output.output_type == "stream":
-                data = {"text/plain": output.text}
-            kind = output.get("name", output.output_type)
-            found.append(Shown(cell.id, kind, data, dict(output.get("metadata", {}))))
+    for output in cell.get("outputs", []):
+        data = dict(output.get("data", {}))
+        if output.output_type == "stream":
+            data = {"text/plain": output.text}
+        kind = output.get("name", output.output_type)
+        found.append(Shown(kind, data, dict(output.get("metadata", {}))))
     return found
+
+
+def outputs(notebook: NotebookNode) -> list[Shown]:
+    return [output for cell in code_cells(notebook) for output in shown(cell)]
 
 
 # -- in step with the source --------------------------------------------------------------------
 
 
 @every_notebook
-def test_notebook_is_in_step_with_its_source(name: str, solved: bool) -> None:
+def test_notebook_is_in_step_with_its_source_and_was_run(name: str, solved: bool) -> None:
     def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str], bool]]:
         return [
             (c.id, c.cell_type, c.source, sorted(tags(c)), is_folded(c)) for c in notebook.cells
         ]
 
+    nbformat.validate(built(name, solved))
     assert content(built(name, solved)) == content(fresh(name, solved)), "run `make notebooks`"
+    counts = [cell.execution_count for cell in code_cells(built(name, solved))]
+    assert counts == list(range(1, len(counts) + 1))
 
 
 @every_lesson
@@ -102,31 +116,19 @@ def test_answers_are_folded_away_from_those_who_have_not_predicted_yet(name: str
     assert not any(is_folded(cell) for cell in built(name, True).cells)
 
 
-@every_notebook
-def test_notebook_is_valid_and_was_run_from_top_to_bottom(name: str, solved: bool) -> None:
-    nbformat.validate(built(name, solved))
-    counts = [cell.execution_count for cell in code_cells(built(name, solved))]
-    assert counts == list(range(1, len(counts) + 1))
-
-
 def test_no_other_notebook_lies_around() -> None:
-    folder = target(LESSONS[0].notebook, solved=False).parent
-    known = {target(name, solved) for name, solved in BUILT}
+    known = {target(name, solved) for name in NAMES for solved in (False, True)}
+    folder = target(NAMES[0], solved=False).parent
     found = {f for f in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in f.parts}
-    assert found == known
+    assert {f for f in found if not f.name.startswith("my_")} == known  # those are the learner's
 
 
-@every_notebook
-def test_many_outputs_are_checked(name: str, solved: bool) -> None:
-    cells = code_cells(built(name, solved))
+@every_lesson
+def test_outputs_are_checked_but_for_what_depends_on_the_machine(name: str) -> None:
+    cells = code_cells(built(name, True))
     checked = [cell for cell in cells if cell.outputs and IGNORE not in tags(cell)]
-    assert len(checked) >= MIN_CHECKED
-    assert len(checked) > len(cells) / 2
-
-
-@every_notebook
-def test_only_what_depends_on_the_machine_is_left_unchecked(name: str, solved: bool) -> None:
-    unchecked = [cell for cell in code_cells(built(name, solved)) if IGNORE in tags(cell)]
+    assert len(checked) >= MIN_CHECKED and len(checked) > len(cells) / 2
+    unchecked = [cell for cell in cells if IGNORE in tags(cell)]
     assert 1 <= len(unchecked) <= 5
     for cell in unchecked:
         assert re.search(r"cuda|perf_counter|\btime\b|measure", cell.source), cell.source
@@ -135,30 +137,23 @@ def test_only_what_depends_on_the_machine_is_left_unchecked(name: str, solved: b
 @every_lesson
 def test_tags_are_known(name: str) -> None:
     for cell in fresh(name, True).cells:
-        unknown = {tag for tag in tags(cell) - KNOWN_TAGS if not tag.startswith(TAG)}
+        unknown = {tag for tag in tags(cell) - {IGNORE, EXERCISE} if not tag.startswith(TAG)}
         assert not unknown, cell.id
         assert cell.cell_type == "code" or not tags(cell)
 
 
-# -- light --------------------------------------------------------------------------------------
-
-
-@every_notebook
-def test_code_cells_are_short(name: str, solved: bool) -> None:
-    for cell in code_cells(built(name, solved)):
-        most = MAX_EXERCISE_LINES if EXERCISE in tags(cell) else MAX_LINES
-        assert len(cell.source.splitlines()) <= most, cell.source
-
-
-def words_of(markdown: str) -> list[str]:
-    return re.sub(r"<details>.*?</details>", "", markdown, flags=re.S).split()
+# -- light, offline, and whole without a kernel ---------------------------------------------------
 
 
 @every_lesson
-def test_texts_are_short(name: str) -> None:
-    for cell in fresh(name, False).cells:
+def test_cells_and_texts_are_short(name: str) -> None:
+    for cell in fresh(name, True).cells:
         if cell.cell_type == "markdown":
-            assert 0 < len(words_of(cell.source)) <= MAX_WORDS, cell.source
+            words = re.sub(r"<details>.*?</details>", "", cell.source, flags=re.S).split()
+            assert 0 < len(words) <= MAX_WORDS, cell.source
+        else:
+            most = MAX_EXERCISE_LINES if EXERCISE in tags(cell) else MAX_LINES
+            assert len(cell.source.splitlines()) <= most, cell.source
 
 
 @every_notebook
@@ -168,27 +163,23 @@ def test_files_and_outputs_are_small(name: str, solved: bool) -> None:
     assert 0 < size <= MAX_OUTPUTS
 
 
-# -- offline and without a kernel ---------------------------------------------------------------
-
 # an address that a browser fetches by itself when it shows the thing
 LOADS = re.compile(
     r"""(?:src|srcset|data|poster|action)\s*=\s*["']?\s*(?:https?:)?//"""
     r"""|<link\b[^>]*href\s*=\s*["']?\s*(?:https?:)?//"""
-    r"""|url\(\s*["']?\s*(?:https?:)?//|@import|\bimport\s*\(|\bfetch\s*\(""",
+    r"""|url\(\s*["']?\s*(?:https?:)?//|@import|\bimport\s*\(|\bfetch\s*\("""
+    r"""|!\[[^\]]*\]\(\s*<?\s*(?:https?:)?//|!\[[^\]]*\]\[""",  # images of Markdown
     re.I,
 )
-MARKDOWN_IMAGE = re.compile(r"!\[[^\]]*\]\(\s*<?\s*(?:https?:)?//|!\[[^\]]*\]\[", re.I)
 
 
 @every_notebook
 def test_nothing_remote_is_loaded(name: str, solved: bool) -> None:
     for cell in built(name, solved).cells:
-        if cell.cell_type == "markdown":
-            assert not LOADS.search(cell.source) and not MARKDOWN_IMAGE.search(cell.source)
+        assert cell.cell_type != "markdown" or not LOADS.search(cell.source)
     for output in outputs(built(name, solved)):
         for mime, data in output.data.items():
-            if mime != "image/png":  # that is its own bytes
-                assert not LOADS.search(str(data)), f"{output.cell} {mime}"
+            assert mime == "image/png" or not LOADS.search(str(data)), mime
 
 
 @pytest.mark.parametrize(
@@ -199,6 +190,7 @@ def test_nothing_remote_is_loaded(name: str, solved: bool) -> None:
         '<link rel="stylesheet" href="http://example.org/a.css">',
         "<style>body{background:url(https://example.org/a.png)}</style>",
         "<style>@import 'https://example.org/a.css'</style>",
+        "![a](https://example.org/a.png)",
     ],
 )
 def test_the_search_for_remote_things_finds_them(text: str) -> None:
@@ -207,110 +199,141 @@ def test_the_search_for_remote_things_finds_them(text: str) -> None:
 
 
 @every_notebook
-def test_no_widget_is_saved(name: str, solved: bool) -> None:
+def test_outputs_show_without_a_kernel_and_name_no_place(name: str, solved: bool) -> None:
     assert "widgets" not in built(name, solved).metadata
+    images = []
     for output in outputs(built(name, solved)):
-        assert not [mime for mime in output.data if "widget" in mime], output.cell
-        assert set(output.data) <= {"text/plain", "image/png"}, output.cell
-
-
-@every_notebook
-def test_every_image_has_its_caption_as_alt_text(name: str, solved: bool) -> None:
-    images = [o for o in outputs(built(name, solved)) if "image/png" in o.data]
-    assert len(images) >= 5
-    for image in images:
-        alt = image.metadata.get("image/png", {}).get("alt")
-        assert alt and alt == image.data["text/plain"], image.cell
-        assert re.search(r"\d", alt) and alt.endswith("."), "a sentence with numbers"
-    assert len({image.data["text/plain"] for image in images}) == len(images)
-
-
-@every_notebook
-def test_nothing_went_wrong_while_it_ran(name: str, solved: bool) -> None:
-    assert {o.kind for o in outputs(built(name, solved))} <= {
-        *("stdout", "execute_result", "display_data")
-    }
-
-
-@every_notebook
-def test_outputs_name_no_address_and_no_place(name: str, solved: bool) -> None:
-    for output in outputs(built(name, solved)):
+        assert output.kind in ("stdout", "execute_result", "display_data"), output.text
+        assert set(output.data) <= {"text/plain", "image/png"}
         assert not re.search(r"0x[0-9a-f]{6,}|<Figure size|\bat /", output.text), output.text
+        if "image/png" in output.data:
+            images.append(output.text)
+            alt = output.metadata.get("image/png", {}).get("alt")
+            assert alt and alt == output.text, "the caption is the alt text"
+            assert re.search(r"\d", alt) and alt.endswith("."), "a sentence with numbers"
+    assert len(set(images)) == len(images) >= 5
+
+
+def test_page_of_a_missing_notebook_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        page(tmp_path / "none.ipynb")
 
 
 # -- exercises and predictions ------------------------------------------------------------------
 
 
-def exercise_ids(name: str) -> list[str]:
-    return [cell.id for cell in fresh(name, True).cells if EXERCISE in tags(cell)]
-
-
-def by_id(notebook: NotebookNode) -> dict[str, NotebookNode]:
-    return {cell.id: cell for cell in notebook.cells}
+def exercises(name: str) -> list[int]:
+    """The places of the exercises among the cells."""
+    return [i for i, cell in enumerate(fresh(name, True).cells) if EXERCISE in tags(cell)]
 
 
 @every_lesson
-def test_exercises_are_marked_and_solved_in_the_source(name: str) -> None:
-    parts = re.split(r"^# %%", sources()[name].read_text(encoding="utf-8"), flags=re.M)
-    marked = [part for part in parts if re.match(rf".*tags=.*\"{EXERCISE}\"", part)]
-    solved = [part for part in parts if SOLUTION.search(part)]
-    assert marked == solved and len(marked) == len(exercise_ids(name)) >= 3
-    for part in marked:
-        assert part.count("### BEGIN SOLUTION") == part.count("### END SOLUTION") >= 1
-
-
-@every_lesson
-def test_learners_copy_is_open_and_the_other_is_solved(name: str) -> None:
+def test_exercises_are_open_for_learners_and_solved_in_the_other_copy(name: str) -> None:
     source = sources()[name].read_text(encoding="utf-8")
-    cells = [cell for cell in re.split(r"^# %%", source, flags=re.M) if SOLUTION.search(cell)]
-    answers = [[match[0].splitlines()[1:-1] for match in SOLUTION.finditer(c)] for c in cells]
-    opened, solved = (built(name, which) for which in (False, True))
-    learners_code = "\n".join(cell.source for cell in code_cells(opened))
-    for exercise, parts in zip(exercise_ids(name), answers, strict=True):
-        mine, theirs = (by_id(n)[exercise].source for n in (opened, solved))
-        assert len(re.findall(r"^ +\.\.\.$", mine, re.M)) == mine.count("...") == len(parts)
-        assert "..." not in theirs
-        for answer in parts:
-            for line in answer:
-                assert line.strip() and line in theirs
-                assert line not in mine
-            assert "\n".join(answer) not in learners_code
+    parts = [part for part in re.split(r"^# %%", source, flags=re.M) if SOLUTION.search(part)]
+    places = exercises(name)
+    assert len(parts) == len(places) >= 3
+    opened, solved = built(name, False), built(name, True)
     for notebook in (opened, solved):
         assert "SOLUTION" not in "\n".join(cell.source for cell in notebook.cells)
-
-
-@every_lesson
-def test_copies_differ_in_the_exercises_only(name: str) -> None:
-    pairs = zip(fresh(name, False).cells, fresh(name, True).cells, strict=True)
-    assert [a.id for a, b in pairs if a.source != b.source] == exercise_ids(name)
+    learners_code = "\n".join(cell.source for cell in code_cells(opened))
+    for place, part in zip(places, parts, strict=True):
+        assert re.match(rf".*tags=.*\"{EXERCISE}\"", part)
+        answers = [match[0].splitlines()[1:-1] for match in SOLUTION.finditer(part)]
+        mine, theirs = opened.cells[place].source, solved.cells[place].source
+        assert len(re.findall(r"^ +\.\.\.$", mine, re.M)) == mine.count("...") == len(answers)
+        assert "..." not in theirs
+        for answer in answers:
+            assert "\n".join(answer) in theirs and "\n".join(answer) not in learners_code
+            assert not [line for line in answer if not line.strip() or line in mine]
 
 
 @every_lesson
 def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
     cells = fresh(name, False).cells
-    for i, cell in enumerate(cells):
-        if EXERCISE not in tags(cell):
-            continue
+    for i in exercises(name):
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
-        defined = re.findall(r"^def (\w+)", cell.source, re.M)
+        defined = re.findall(r"^def (\w+)", cells[i].source, re.M)
         assert re.search(rf"^check_\w+\((?:{'|'.join(defined)})\b", cells[i + 1].source, re.M)
 
 
+@every_lesson
+def test_copies_differ_in_the_exercises_and_their_verdicts_only(name: str) -> None:
+    """Whatever nbval finds of the one is true of the other."""
+    pairs = list(zip(built(name, False).cells, built(name, True).cells, strict=True))
+    places = exercises(name)
+    assert [i for i, (a, b) in enumerate(pairs) if a.source != b.source] == places
+    assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
+    differ = [i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)]
+    assert differ == [i + 1 for i in places]
+    for i in differ:
+        (mine,), (theirs,) = (shown(cell) for cell in pairs[i])
+        assert mine.text.startswith("☐ not done yet: ") and theirs.text.startswith("✔ ")
+
+
 @every_notebook
-def test_open_exercises_are_open_and_solved_ones_right(name: str, solved: bool) -> None:
+def test_no_claim_failed(name: str, solved: bool) -> None:
     said = "\n".join(output.text for output in outputs(built(name, solved)))
-    marks = len(re.findall("^☐ ", said, re.M)), len(re.findall("^✔ ", said, re.M))
-    exercises = len(exercise_ids(name))
-    other = len(re.findall("^✔ ", "\n".join(o.text for o in outputs(built(name, True))), re.M))
-    assert "✘" not in said
+    assert "✘" not in said and said.count("☐") == (0 if solved else len(exercises(name)))
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
-    assert said.count("☐") == marks[0] == (0 if solved else exercises)
-    assert marks[1] == other - (0 if solved else exercises)
+
+
+def defined_and_used(code: str) -> tuple[set[str], set[str]]:
+    """Names that a cell binds, and names that it reads."""
+    bound, used = set(), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return bound, used
+
+
+def needed(codes: Sequence[str], place: int) -> set[int]:
+    """The cells that this one needs: those that bound its names last, and what they need."""
+    _, missing = defined_and_used(codes[place])
+    found = {place}
+    for earlier in range(place - 1, -1, -1):
+        if here := missing & defined_and_used(codes[earlier])[0]:
+            missing -= here
+            found |= needed(codes, earlier)
+    return found
+
+
+def run_cell(code: str, namespace: dict[str, Any]) -> object:
+    """Run it → the value of its last line, if that is an expression."""
+    body = ast.parse(code)
+    last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(body, "cell", "exec"), namespace)
+        if last is None:
+            return None
+        return eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
+
+
+def open_exercises() -> Iterator[Any]:
+    for name in NAMES:
+        for place in exercises(name):
+            yield pytest.param(name, place, id=f"{name} cell {place}")
+
+
+@pytest.mark.parametrize(("name", "place"), open_exercises())
+def test_an_untouched_exercise_runs_and_its_check_says_so(name: str, place: int) -> None:
+    """In the learner's copy, with the cells that it needs and no others."""
+    cells = fresh(name, False).cells[: place + 2]
+    codes = [cell.source if cell.cell_type == "code" else "" for cell in cells]
+    namespace: dict[str, Any] = {"__builtins__": builtins}
+    for i in sorted({*needed(codes, place), *needed(codes, place + 1)}):
+        verdict = run_cell(codes[i], namespace)
+    said = shown(built(name, False).cells[place + 1])
+    assert [repr(verdict)] == [output.text for output in said]
 
 
 @every_lesson
-def test_every_prediction_is_asked_once_and_revealed_later(name: str) -> None:
+def test_every_prediction_is_asked_once_revealed_later_and_scored_last(name: str) -> None:
     cells = code_cells(fresh(name, True))
 
     def places(method: str) -> list[tuple[str, int]]:
@@ -323,130 +346,26 @@ def test_every_prediction_is_asked_once_and_revealed_later(name: str) -> None:
     for (question, before), (_, after) in zip(asked, revealed, strict=True):
         assert before < after, question
         assert "reveal" not in cells[before].source, "the answer is in another cell"
-
-
-@every_lesson
-def test_score_comes_last(name: str) -> None:
-    assert "predictions.score()" in code_cells(fresh(name, True))[-1].source
+    assert "predictions.score()" in cells[-1].source
 
 
 # -- figures ------------------------------------------------------------------------------------
 
 
-def figure_names() -> list[str]:
-    return [
-        f"{lesson.notebook[:2]}_{tag.removeprefix(TAG)}"
-        for lesson in LESSONS
-        for cell in fresh(lesson.notebook, True).cells
-        for tag in sorted(tags(cell))
-        if tag.startswith(TAG)
-    ]
-
-
-def test_figures_are_the_tagged_cells_and_nothing_else() -> None:
-    names = figure_names()
-    assert len(names) == len(set(names)) >= 5
-    wanted = {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
-    assert {file.name for file in FIGURES.iterdir()} == wanted, "run `make figures`"
-    assert all((FIGURES / name).stat().st_size > 1000 for name in wanted)
-
-
-@every_notebook
-def test_every_tagged_cell_shows_one_picture(name: str, solved: bool) -> None:
-    shown = outputs(built(name, solved))
-    for cell in code_cells(built(name, solved)):
-        figures = [tag for tag in tags(cell) if tag.startswith(TAG)]
-        images = [o for o in shown if o.cell == cell.id and "image/png" in o.data]
+@every_lesson
+def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
+    names = []
+    for cell in code_cells(built(name, True)):
+        figures = [tag.removeprefix(TAG) for tag in tags(cell) if tag.startswith(TAG)]
+        images = [output for output in shown(cell) if "image/png" in output.data]
         assert len(figures) == len(images) <= 1, cell.id
+        names += [f"{name[:2]}_{figure}" for figure in figures]
+    wanted = {f"{one}.{kind}" for one in names for kind in ("svg", "png")}
+    assert len(wanted) == 2 * len(names) >= 2
+    there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{name[:2]}_")}
+    assert there == wanted, "run `make figures`"
+    assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)
 
 
-# -- the exported page --------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """What a page shows and what it would fetch."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.images: list[dict[str, str]] = []
-        self.fetched: list[str] = []
-        self.scripts: list[str] = []
-        self.styles: list[str] = []
-        self._inside = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {key: value or "" for key, value in attrs}
-        self._inside = tag
-        if tag == "img":
-            self.images.append(values)
-        names = ("src", "srcset", "poster", "data") + (() if tag == "a" else ("href", "xlink:href"))
-        self.fetched += [values[name] for name in names if name in values]
-        self.styles.append(values.get("style", ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            self.scripts.append(data)
-        elif self._inside == "style":
-            self.styles.append(data)
-
-    def remote(self) -> list[str]:
-        """Every address on another machine that opening the page would fetch."""
-        found = [url for url in self.fetched if re.match(r"\s*(?:https?:)?//", url)]
-        for style in self.styles:
-            found += re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']+)", style)
-            found += re.findall(r"@import\s+[\"']((?:https?:)?//[^\"']+)", style)
-        for script in self.scripts:
-            found += re.findall(r"\bimport\b[^;\n]*?[\"'`]((?:https?:)?//[^\"'`]+)", script)
-            found += re.findall(
-                r"(?:fetch|importScripts)\(\s*[\"'`]((?:https?:)?//[^\"'`]+)", script
-            )
-            found += re.findall(r"\.src\s*=\s*[\"'`]((?:https?:)?//[^\"'`]+)", script)
-            found += re.findall(r"paths\s*:\s*\{[^}]*?[\"'`]((?:https?:)?//[^\"'`]+)", script)
-        return found
-
-
-@cache
-def exported(name: str, solved: bool) -> Page:
-    return Page(page(target(name, solved)))
-
-
-@every_notebook
-def test_exported_page_loads_nothing_from_another_machine(name: str, solved: bool) -> None:
-    assert exported(name, solved).remote() == []
-
-
-@every_notebook
-def test_exported_page_has_all_pictures_with_alt_texts(name: str, solved: bool) -> None:
-    images = exported(name, solved).images
-    captions = [o.data["text/plain"] for o in outputs(built(name, solved)) if "image/png" in o.data]
-    assert [image.get("alt") for image in images] == captions
-    assert all(image["src"].startswith("data:image/png;base64,") for image in images)
-
-
-@pytest.mark.parametrize(
-    "html",
-    [
-        '<script src="https://example.org/x.js"></script>',
-        '<link rel="stylesheet" href="//example.org/x.css">',
-        '<img src="http://example.org/x.png" alt="x">',
-        "<style>a{background:url('https://example.org/x.png')}</style>",
-        "<style>@import 'https://example.org/x.css';</style>",
-        '<p style="background:url(//example.org/x.png)">x</p>',
-        '<script type="module">import x from "https://example.org/x.mjs";</script>',
-        '<script>import("https://example.org/x.mjs")</script>',
-        "<script>require.config({paths: {x: 'https://example.org/x'}})</script>",
-    ],
-)
-def test_the_reader_of_pages_sees_what_would_be_fetched(html: str) -> None:
-    assert len(Page(html).remote()) == 1
-    assert not Page('<a href="https://example.org">a link</a><img src="data:x" alt="">').remote()
-
-
-def test_page_of_a_missing_notebook_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        page(tmp_path / "none.ipynb")
+def test_no_other_figure_lies_around() -> None:
+    assert {file.name[:2] for file in FIGURES.iterdir()} == {name[:2] for name in NAMES}

@@ -1,14 +1,13 @@
-"""Tensor parallelism: shares add up to the whole, ranks agree bit by bit, a dead one is told of.
+"""Tensor parallelism: parts add up to the whole, ranks agree bit by bit, a dead one is told of.
 
 What is about weights runs in threads of one process, which sum as ranks do; what is about ranks
 runs in real processes over gloo.
 """
 
-import json
+import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,18 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import faults
 import pytest
 import torch
 from checkpoints import QWEN3_06B, fp32_tolerance, largest_difference, random_sequences, save_random
 from engines import VOCAB, one_thread, random_model
 from torch import Tensor
+from torch.multiprocessing import ProcessExitedException, start_processes
 
-from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
-from tutorial_engine.cache.memory import RowManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, ledger, our_paths
 from tutorial_engine.model.batch import Batch
@@ -35,27 +37,23 @@ from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.parallel import ranks as parallel
-from tutorial_engine.parallel.ranks import (
-    Fault,
-    Job,
+from tutorial_engine.parallel import ranks, tensor_parallel
+from tutorial_engine.parallel.__main__ import main
+from tutorial_engine.parallel.job import PROMPTS, Job, run_rank, serve, shared_seeds
+from tutorial_engine.parallel.ranks import parallel_paths, rank_path, run_ranks
+from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.tensor_parallel import (
     ParallelError,
-    ParallelPath,
-    ParallelReport,
-    RankGroup,
     RowParallelLinear,
     Traffic,
     check_divides,
-    parallel_paths,
-    run_ranks,
+    replicated_parameters,
     shard,
     shard_config,
 )
-from tutorial_engine.parallel.run import PROMPTS, run_rank, serve, shared_seeds
-from tutorial_engine.parallel.tensor_parallel import replicated_parameters
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Scheduled, StepEnded
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import replay
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
@@ -182,12 +180,12 @@ def test_another_cut_of_any_weight_would_be_seen(
     """The two ranks swap their shares of one projection: heads and columns no longer fit."""
     model = random_model()
     want = hidden_of(model, BATCH)
-    whole = parallel.shard.__globals__["_share"]
+    whole = tensor_parallel._share
 
     def swapped(name: str, weight: Tensor, config: ModelConfig, rank: int, size: int) -> Tensor:
         return whole(name, weight, config, 1 - rank if module in name else rank, size)
 
-    monkeypatch.setitem(parallel.shard.__globals__, "_share", swapped)
+    monkeypatch.setattr(tensor_parallel, "_share", swapped)
     assert largest_difference(on_ranks(model, 2, BATCH)[0], want) > 100 * fp32_tolerance(want)
 
 
@@ -212,6 +210,7 @@ def test_q_k_and_v_each_give_their_own_rows() -> None:
 
 def test_the_output_bias_is_added_to_the_sum_once() -> None:
     linear = Linear(4, 3, bias=True)
+    linear.weight.data.normal_()
     linear.bias.data.fill_(5.0)
     x = torch.randn(2, 4)
     want = x @ linear.weight.T * 10 + 5
@@ -296,10 +295,10 @@ def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
     made = [
         PagedKVCache.from_config(own, num_blocks=4).storage,
         PagedKVCache.from_config(whole, num_blocks=4, tp_size=2).storage,
-        CellSequences.from_config(own, 64).storage,
-        CellSequences.from_config(whole, 64, tp_size=2).storage,
-        RowManager.from_config(own, CacheConfig(max_len=64)).storage,
-        RowManager.from_config(whole, CacheConfig(max_len=64, tp_size=2)).storage,
+        CellKVCache.from_config(own, 64).storage,
+        CellKVCache.from_config(whole, 64, tp_size=2).storage,
+        StaticKVCache.from_config(own, CacheConfig(max_len=64)).storage,
+        StaticKVCache.from_config(whole, CacheConfig(max_len=64, tp_size=2)).storage,
     ]
     full = PagedKVCache.from_config(whole, num_blocks=4).storage.num_bytes
     assert {storage.spec.num_kv_heads for storage in made} == {2}
@@ -380,7 +379,7 @@ def test_a_rank_that_draws_its_own_tokens_would_be_seen() -> None:
         return [replace(params, seed=next(seeds))] * 3
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tutorial_engine.parallel.run.shared_seeds", another)
+        patch.setattr("tutorial_engine.parallel.job.shared_seeds", another)
         report = in_threads(Job(params=params, compare=True))[0]
     assert not report.ranks_agree and not report.ok
     assert "bit by bit, and the same events: ✘" in report.summary()
@@ -397,17 +396,7 @@ def test_what_differs_from_one_rank_is_told() -> None:
     assert unknown.summary().count("not run") == 3
 
 
-def test_a_report_and_a_job_come_back_from_their_files() -> None:
-    job = Job(
-        prompts=((1, 2), "three"),
-        params=SamplingParams(temperature=0.5, seed=3, stop=("x",)),
-        forced=((1,), (2,)),
-        fault=Fault("kill", 1, 20),
-        dtype="bfloat16",
-    )
-    again = Job.from_json(job.to_json())
-    assert again.params == job.params and again.fault == job.fault
-    assert again.to_json() == job.to_json()
+def test_a_report_comes_back_from_its_file() -> None:
     report = in_threads(Job(params=SamplingParams(max_tokens=2)))[0]
     assert ParallelReport.from_json(report.to_json()) == report
 
@@ -418,7 +407,6 @@ def test_a_report_and_a_job_come_back_from_their_files() -> None:
         ({"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
         ({"timeout_s": 0}, "timeout_s must be positive, got 0"),
         ({"block_size": 0}, "block_size must be .* got 0"),
-        ({"fault": Fault("sulk", 0, 1)}, "a fault is 'kill' or 'hang', got 'sulk'"),
         ({"params": SamplingParams(n=2, temperature=1.0)}, "n is 2"),
     ],
 )
@@ -431,11 +419,11 @@ def test_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> N
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(subprocess, "Popen", never)
+    monkeypatch.setattr(ranks, "start_processes", never)
     with pytest.raises(ValueError, match=r"tp_size 4 does not divide num_attention_heads 6"):
         run_ranks(4)
     with pytest.raises(ValueError, match=r"among 1, 2 ranks"):
-        ParallelPath(TINY, tp_size=3).run([[1, 2]], 2)
+        rank_path(TINY, tp_size=3)([[1, 2]], 2)
     with pytest.raises(ValueError, match=r"no folder"):
         run_ranks(2, Job(checkpoint="nowhere"))
     if torch.cuda.device_count() < 2:
@@ -443,69 +431,42 @@ def test_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> N
             run_ranks(2, Job(device="cuda"))
 
 
-def test_a_rank_that_nobody_started_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match=r"no 'RANK' in the environment: start .* by torchrun"):
-        RankGroup()
-
-
-def told(folder: Path, output: str, **errors: str) -> Exception:
-    """What is made of torchrun's output and of what ranks wrote."""
-    (folder / "output.txt").write_text(output)
+def told(folder: Path, codes: Sequence[int], **errors: str) -> Exception:
+    """What is made of exit codes, and of what ranks wrote."""
     for rank, text in errors.items():
         (folder / f"error.{rank[1:]}").write_text(text)
-    return parallel._what_went_wrong(folder, 1)
+    processes = [SimpleNamespace(exitcode=code) for code in codes]
+    return ranks._what_went_wrong(folder, SimpleNamespace(processes=processes))  # type: ignore
 
 
 def test_what_the_user_got_wrong_stays_a_value_error(tmp_path: Path) -> None:
-    error = told(tmp_path, "", r0="ValueError: too long", r1="ValueError: too long")
+    error = told(tmp_path, [1, -signal.SIGTERM], r0="ValueError: too long")
     assert type(error) is ValueError and str(error) == "too long"
 
 
-def test_what_ranks_and_torchrun_said_is_in_the_error(tmp_path: Path) -> None:
-    table = "rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n"
-    table += "rank      : 2 (local_rank: 2)\n  exitcode  : -15 (pid: 78)\n"
-    error = told(tmp_path, table, r0="ParallelError: waited in vain")
+def test_a_killed_rank_comes_first_in_the_error(tmp_path: Path) -> None:
+    codes = [1, -signal.SIGKILL, -signal.SIGTERM]
+    error = told(tmp_path, codes, r0="ValueError: waited in vain")
     assert isinstance(error, ParallelError)
-    assert str(error) == ("rank 1 was killed (SIGKILL)\nrank 0 says: ParallelError: waited in vain")
+    assert str(error) == "rank 1 was killed (SIGKILL)\nrank 0 says: ValueError: waited in vain"
 
 
-def test_when_nobody_said_anything_the_last_lines_are_shown(tmp_path: Path) -> None:
-    error = told(tmp_path, "\n".join(f"line {i}." for i in range(40)))
-    assert "exit code 1" in str(error) and str(error).endswith("line 38.\nline 39.")
-    assert "line 27." not in str(error)
+def test_a_rank_that_said_nothing_is_shown_by_its_last_lines(tmp_path: Path) -> None:
+    assert "if __name__ ==" in str(told(tmp_path, [1, 0])), "it did not even begin"
+    (tmp_path / "output.1").write_text("\n".join(f"line {i}." for i in range(40)))
+    error = str(told(tmp_path, [0, 3]))
+    assert error.startswith("rank 1 ended with exit code 3.") and "line 27." not in error
+    assert error.endswith("line 38.\nline 39.")
 
 
 # -- real processes -------------------------------------------------------------------------------
 
-# Both ranks run this: several jobs over one group, and then rank 1 is killed.
-PAIR = """
-import json, sys, time
-from pathlib import Path
-from tutorial_engine.parallel.ranks import Fault, Job, ParallelError, RankGroup
-from tutorial_engine.parallel.run import run_rank
-
-folder = Path(sys.argv[1])
-group = RankGroup(timeout_s=30)
-for name, job in json.loads((folder / "jobs.json").read_text()).items():
-    report, _ = run_rank(Job.from_json(job), group)
-    if group.rank == 0:
-        (folder / f"{name}.json").write_text(report.to_json())
-(folder / f"jobs of {group.rank}").touch()
-group.fault = Fault("kill", 1, group.traffic.calls + 5)
-start = time.monotonic()
-for _ in range(2):  # the second time the group knows that it is broken
-    try:
-        run_rank(Job.from_json(job), group)
-    except ParallelError as error:
-        (folder / "error").write_text(f"{time.monotonic() - start:.2f} {error}")
-"""
-LONG_S = 60.0  # for what takes 6 to 9 s, most of it three imports of torch, on an idle machine
+LONG_S = 60.0  # for what takes 6 to 9 s, most of it imports of torch, on an idle machine
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes over gloo, without torchrun → a folder with a report per job, and the error."""
+    """Two processes over gloo that do many jobs → a folder with a report of each, and the error."""
     folder = tmp_path_factory.mktemp("pair")
     greedy = SamplingParams(max_tokens=6, ignore_eos=True)
     jobs = {
@@ -522,25 +483,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs["4/2 heads"], params=replace(greedy, temperature=1.0, logprobs=2)
     )
     jobs["bf16"] = Job(params=greedy, dtype="bfloat16")
-    (folder / "jobs.json").write_text(json.dumps({k: v.to_json() for k, v in jobs.items()}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-c", PAIR, str(folder)]
-    ranks = [
-        subprocess.Popen(command, cwd=ROOT, env={**env, "RANK": str(rank)}) for rank in range(2)
-    ]
-    try:
-        ranks[0].wait(2 * LONG_S)
-        assert ranks[1].wait(5) == -signal.SIGKILL
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    context = start_processes(faults.several_jobs, (folder, jobs), 2, join=False, daemon=True)
+    with pytest.raises(ProcessExitedException, match="process 1 terminated with signal SIGKILL"):
+        while not context.join(2 * LONG_S, grace_period=5):
+            pass
     return folder
 
 
@@ -593,21 +539,6 @@ def test_a_killed_rank_becomes_an_error_on_the_other_at_once(pair: Path) -> None
     assert float(seconds) < 15, "half of the timeout; and at once, the second time"
     assert said.startswith("rank 0 of 2 could not finish all-reduce ")
     assert "at most 30): rank 1 died, hangs or does something else" in said
-    assert (pair / "jobs of 1").exists(), "until then all was well"
-
-
-def left_over(folder: Path) -> list[str]:
-    """Processes whose command line names the folder."""
-    table = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in table.splitlines() if str(folder) in line]
-
-
-@pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made in this test."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
 
 
 def test_torchrun_runs_it(tmp_path: Path, model: Qwen3ForCausalLM) -> None:
@@ -625,48 +556,75 @@ def test_torchrun_runs_it(tmp_path: Path, model: Qwen3ForCausalLM) -> None:
     assert report.summary() in done.stdout and report.ok
     assert report.logits_equal and report.tokens_equal and report.ranks_agree
     alone = generate(model, report.prompt_token_ids, SamplingParams(max_tokens=16))
-    assert [one.token_ids for one in alone] == list(report.token_ids)
+    assert [one.outputs[0].token_ids for one in alone] == list(report.token_ids)
     assert len(PROMPTS) == len(report.texts) and all(report.texts)
     events = report.trace.events
     run = [e.num_tokens for e in events if isinstance(e, StepEnded)]
     assert (len(run), sum(run)) == (report.num_forwards, report.num_tokens)
     assert sum(len(e.slots) for e in events if isinstance(e, Scheduled)) == report.num_tokens
-    assert not list(states(report.trace))[-1].running
+    assert not replay(report.trace.events).running
 
 
-def test_a_killed_rank_is_named_and_nothing_is_left(
-    own_folder: Path, capfd: pytest.CaptureFixture[str]
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After the test no process and no folder of it is there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert not multiprocessing.active_children() and not list(tmp_path.glob("ranks-*"))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_rank_is_named_at_the_command_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = time.monotonic()
-    assert parallel.main(["--ranks", "2", "--fault", "kill:1:20"]) == 1
-    assert time.monotonic() - start < LONG_S
+    monkeypatch.setattr(ranks, "rank_process", faults.rank_1_dies)
+    assert main(["--ranks", "2"]) == 1
     assert "ParallelError: rank 1 was killed (SIGKILL)" in capfd.readouterr().err
-    assert not left_over(own_folder) and not list(own_folder.glob("ranks-*"))
 
 
-def test_a_rank_that_waits_for_one_that_hangs_says_so(own_folder: Path) -> None:
+@pytest.mark.usefixtures("nothing_left")
+def test_a_rank_that_waits_for_one_that_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "rank_process", faults.rank_1_hangs)
     with pytest.raises(ParallelError, match=r"rank 0 says: .* could not finish all-reduce 20") as e:
-        run_ranks(2, Job(fault=Fault("hang", 1, 20), timeout_s=2), LONG_S)
+        run_ranks(2, Job(timeout_s=2), LONG_S)
     waited = re.search(r"after ([\d.]+) s, at most 2\)", str(e.value))
     assert waited and 1.5 <= float(waited[1]) <= 6
-    assert not left_over(own_folder)
 
 
-def test_ranks_that_take_too_long_are_ended_with_their_torchrun(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_that_take_too_long_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed here, so that it cannot end them itself: they must see that it is gone."""
-    monkeypatch.setattr(subprocess.Popen, "terminate", subprocess.Popen.kill)
+    monkeypatch.setenv("PIDS", str(tmp_path))
+    monkeypatch.setattr(ranks, "rank_process", faults.all_hang)
+    with pytest.raises(ParallelError, match=r"2 ranks were not done after 3 s and were ended"):
+        run_ranks(2, Job(timeout_s=100), timeout_s=3)
+
+
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """It cannot end them itself: they must see that it is gone."""
+    script = "import faults; from tutorial_engine.parallel import ranks\n"
+    script += "ranks.rank_process = faults.all_hang; ranks.run_ranks()"
+    env = {**os.environ, "PIDS": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    with subprocess.Popen([sys.executable, "-c", script], env=env) as parent:
+        start = time.monotonic()
+        while len(pids := os.listdir(tmp_path)) < 2 and time.monotonic() - start < LONG_S:
+            time.sleep(0.1)
+        parent.kill()
+    assert len(pids) == 2
     start = time.monotonic()
-    with pytest.raises(ParallelError, match=r"2 ranks were not done after 8 s and were ended"):
-        run_ranks(2, Job(fault=Fault("hang", 0, 1), timeout_s=100), timeout_s=8)
-    while left_over(own_folder) and time.monotonic() - start < 25:
+    while any(is_alive(pid) for pid in pids) and time.monotonic() - start < LONG_S:
         time.sleep(0.1)
-    assert not left_over(own_folder)
-    assert time.monotonic() - start < 25
+    assert not any(is_alive(pid) for pid in pids)
 
 
-def test_two_ranks_are_a_row_of_the_ledger(own_folder: Path, model: Qwen3ForCausalLM) -> None:
+def is_alive(pid: str) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
+    return bool(state.strip()) and not state.startswith("Z")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_two_ranks_are_a_row_of_the_ledger(model: Qwen3ForCausalLM) -> None:
     paths = {**our_paths(model), **parallel_paths(TINY)}
     paths = {name: paths[name] for name in (REFERENCE, "two ranks")}
     prompts = random_sequences([7, 2, 12], model.config.vocab_size)
@@ -674,4 +632,3 @@ def test_two_ranks_are_a_row_of_the_ledger(own_folder: Path, model: Qwen3ForCaus
     assert rows[1].path == "two ranks" and rows[1].within and rows[1].difference > 0
     assert rows[1].ok or rows[0].margin <= SAFE_MARGIN
     assert rows[1].steps == 15
-    assert not left_over(own_folder)

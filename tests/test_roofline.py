@@ -38,7 +38,7 @@ config_of = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 def counted_flops(config: ModelConfig, context: int, new: int, logits: int) -> int:
     """What PyTorch itself counts while the plain model runs with the textbook attention."""
-    model, cache = Qwen3ForCausalLM(config), GrowingKVCache()
+    model, cache = Qwen3ForCausalLM(config).draw_weights(), GrowingKVCache()
     attention = NaiveAttention(cache=cache)
     with torch.inference_mode():
         if context:
@@ -80,7 +80,7 @@ def test_a_prefill_in_two_parts_costs_what_it_costs_in_one() -> None:
 
 @config_of
 def test_bytes_are_those_of_the_models_own_tensors(config: ModelConfig) -> None:
-    model = Qwen3ForCausalLM(config).bfloat16()
+    model = Qwen3ForCausalLM(config).draw_weights().bfloat16()
     held = sum(p.nbytes for p in model.parameters())
     if not config.tie_word_embeddings:
         held -= model.model.embed_tokens.weight.nbytes  # a forward reads rows of it, not all

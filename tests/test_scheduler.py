@@ -22,7 +22,7 @@ from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish, StopChecker
-from tutorial_engine.trace.events import Recorder, Setting, StepBegan, StepEnded
+from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded
 
 VOCAB = 50
 
@@ -138,7 +138,10 @@ class Toy:
     def schedule(self) -> list[ScheduledRequest]:
         if self.recorder is not None:
             self.recorder.record(StepBegan)
-        return self.scheduler.schedule()
+        scheduled = self.scheduler.schedule()
+        if self.recorder is not None:
+            self.recorder.record(Planned)
+        return scheduled
 
     def forward(self, scheduled: Sequence[ScheduledRequest]) -> dict[str, SampledToken]:
         """Write the tokens where they go, read all of each request, let its sampler choose."""

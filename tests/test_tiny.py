@@ -88,7 +88,7 @@ def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int, seed: int) 
 
 
 def test_a_model_that_was_not_trained_does_none() -> None:
-    assert induction_scores(Qwen3ForCausalLM(train.tiny_config())).max() < 0.1
+    assert induction_scores(Qwen3ForCausalLM(train.tiny_config()).draw_weights()).max() < 0.1
 
 
 def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
@@ -349,7 +349,7 @@ def test_training_writes_a_checkpoint_that_loads(trained: list[Path]) -> None:
 
 def test_training_moves_the_weights(trained: list[Path]) -> None:
     torch.manual_seed(0)
-    fresh = Qwen3ForCausalLM(train.tiny_config()).state_dict()
+    fresh = Qwen3ForCausalLM(train.tiny_config()).draw_weights().state_dict()
     after = load_file(trained[0] / "model.safetensors")
     for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
         moved = (after[name].float() - fresh[name]).abs().max()

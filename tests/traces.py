@@ -35,7 +35,7 @@ POLICIES: dict[str, type[Scheduler]] = {
 }
 
 
-class Planned(NamedTuple):
+class Plan(NamedTuple):
     """One step by hand: who runs (first position, tokens), who was thrown out, got a token, ended.
 
     `added` has the prompt length of each request that comes before the step.
@@ -49,18 +49,18 @@ class Planned(NamedTuple):
 
 
 STORY = [
-    Planned({"A": (0, 6), "B": (0, 2)}, sampled="A", added={"A": 6, "B": 13}),
-    Planned({"A": (6, 1), "B": (2, 7)}, sampled="A", added={"C": 9}),
-    Planned({"A": (7, 1), "B": (9, 4), "C": (0, 3)}, sampled="AB"),
-    Planned({"A": (8, 1), "B": (13, 1), "C": (3, 6)}, sampled="ABC", added={"D": 5}),
-    Planned({"A": (9, 1), "B": (14, 1), "C": (9, 1), "D": (0, 5)}, sampled="ABCD"),
-    Planned({"A": (10, 1), "B": (15, 1), "C": (10, 1)}, preempted="D", sampled="ABC"),
-    Planned({"A": (11, 1), "B": (16, 1), "C": (11, 1)}, sampled="ABC", finished="A"),
-    Planned({"B": (17, 1), "C": (12, 1), "D": (0, 6)}, sampled="BCD"),
+    Plan({"A": (0, 6), "B": (0, 2)}, sampled="A", added={"A": 6, "B": 13}),
+    Plan({"A": (6, 1), "B": (2, 7)}, sampled="A", added={"C": 9}),
+    Plan({"A": (7, 1), "B": (9, 4), "C": (0, 3)}, sampled="AB"),
+    Plan({"A": (8, 1), "B": (13, 1), "C": (3, 6)}, sampled="ABC", added={"D": 5}),
+    Plan({"A": (9, 1), "B": (14, 1), "C": (9, 1), "D": (0, 5)}, sampled="ABCD"),
+    Plan({"A": (10, 1), "B": (15, 1), "C": (10, 1)}, preempted="D", sampled="ABC"),
+    Plan({"A": (11, 1), "B": (16, 1), "C": (11, 1)}, sampled="ABC", finished="A"),
+    Plan({"B": (17, 1), "C": (12, 1), "D": (0, 6)}, sampled="BCD"),
 ]
 
 
-def played(plan: Sequence[Planned], budget: int = 8) -> Trace:
+def played(plan: Sequence[Plan], budget: int = 8) -> Trace:
     """The plan as the trace of an engine that did it: 10 ms a step and 1 ms a token."""
     found: list[Event] = []
     now, running = 0.0, set()
@@ -77,6 +77,7 @@ def played(plan: Sequence[Planned], budget: int = 8) -> Trace:
                 running.add(name)
             slots = tuple(range(first, first + count))
             found.append(events.Scheduled(step, now, name, first, slots))
+        found.append(events.Planned(step, now))
         total = sum(count for _, count in one.runs.values())
         now += 0.01 + 0.001 * total
         found += [events.TokenSampled(step, now, name, 5) for name in one.sampled]

@@ -7,7 +7,7 @@ memory_runs.py has the same on pages and cells.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count as numbers_from
@@ -40,7 +40,6 @@ from tutorial_engine.trace.events import (
     Preempted,
     Recorder,
     Scheduled,
-    Setting,
     StepEnded,
     Trace,
 )

@@ -1,24 +1,32 @@
-"""Introduced in notebook 01. The one table of which notebook introduces which module.
+"""Introduced in notebook 01. The one table of rooms and modules, and which notebook opens each.
 
-The README tree, the package docstring and the layout test are all made from it.
+The README's tree, the package's docstring and the layout test are all made from it.
 """
 
 from typing import NamedTuple
 
 
 class Module(NamedTuple):
-    """A module (or package) of the engine, by its name below `tutorial_engine`, and what it is."""
+    """A file of a room, the notebook (1 to 4) that introduces it, and what it is."""
 
     name: str
+    notebook: int
     what: str
 
 
+class Room(NamedTuple):
+    """A package: what it is for, and its modules in reading order (none listed: look inside)."""
+
+    name: str
+    what: str
+    modules: tuple[Module, ...] = ()
+
+
 class Lesson(NamedTuple):
-    """A notebook, what it is about, and the modules that it introduces, in import order."""
+    """A notebook and what it is about."""
 
     notebook: str
     title: str
-    modules: tuple[Module, ...]
 
     @property
     def number(self) -> int:
@@ -27,102 +35,122 @@ class Lesson(NamedTuple):
 
 
 LESSONS = (
-    Lesson(
-        "01_attention_rope",
-        "one sequence, no cache",
-        (
-            Module("config", "the numbers of a config.json that fix every shape"),
-            Module("batch", "the tokens of one forward, end to end, no padding"),
-            Module("rope", "positions turn pairs of a head"),
-            Module("layers", "Linear (prepacked), RMSNorm, SiluAndMul"),
-            Module("attention", "the causal rule, the textbook attention, its fast twin"),
-            Module("model", "the Qwen3 decoder"),
-            Module("checkpoint_files", "where the files are, what tensors they hold"),
-            Module("checkpoint", "Hugging Face files to a running model"),
-            Module("tiny", "the trained tiny model: stories, training, checkpoint"),
-            Module("doctor", "is this machine set up, and what to fix"),
-        ),
-    ),
-    Lesson(
-        "02_kv_cache",
-        "prefill and decode",
-        (
-            Module("cache_config", "what a token costs, how long a cache is"),
-            Module("kv_storage", "the shelves: K and V per layer, by slot"),
-            Module("kv_cache", "the address book: a row per sequence; the torch.cat twin"),
-            Module("blocked_attention", "prefill attention in blocks, for CPUs"),
-            Module("prompts", "texts and token ids that may be handed in, checked"),
-            Module("runner", "prefill and decode: new tokens in, logits out"),
-            Module("sampling_params", "what a request asks for"),
-            Module("sampling", "temperature, top-k, top-p, min-p, seeds, logprobs"),
-            Module("stopping", "stop tokens, stop strings across tokens, length"),
-            Module("generate", "prompts in, text out: the loop"),
-            Module("chat", "messages to a prompt, by the checkpoint's own template"),
-            Module("peers", "transformers under our loop, our cache under transformers"),
-            Module("ledger", "every path against every other, number by number"),
-            Module("bench", "our speed as a ratio to others', and the machine's roofline"),
-        ),
-    ),
-    Lesson(
-        "03_scheduler",
-        "many requests",
-        (
-            Module("clock", "the machine's time, or a made one with stated prices"),
-            Module("metrics", "queue time, TTFT, TPOT, ITL, throughput"),
-            Module("trace", "what the engine did, event by event; JSON"),
-            Module("replay", "from a trace back to the state at any step"),
-            Module("request", "one request and where it stands"),
-            Module("kv_manager", "what a scheduler asks of memory; a row per request"),
-            Module("step_plan", "the limits of a step, and who got what"),
-            Module("scheduler", "who runs how many tokens: one rule, no phases"),
-            Module("policies", "three older ways, for comparison"),
-            Module("model_runner", "a plan to logits: one forward per step"),
-            Module("intake", "what is handed in becomes a request, or an error"),
-            Module("delivery", "who gets what a step brought, once"),
-            Module("interrupts", "Ctrl-C never in the middle of bookkeeping"),
-            Module("engine", "add_request, step, generate, stream, abort"),
-            Module("workload", "requests that come over time"),
-            Module("engine_paths", "the engine's rows of the equality ledger"),
-        ),
-    ),
-    Lesson(
-        "04_paged_cells",
-        "memory",
-        (
-            Module("blocks", "who holds which block, what can be found again"),
-            Module("paged", "pages: block tables to slots, under the same engine"),
-            Module("cell_table", "one cell per token: position, owners, shift"),
-            Module("cell_cache", "cells by hand, with shelves; K-shift in every layer"),
-            Module("cells", "cells under the same engine"),
-            Module("layouts", "the same bytes by token and by layer"),
-            Module("memory_paths", "pages and cells in the equality ledger"),
-            Module("pool", "a trace as slots: whose, reserved, free, step by step"),
-            Module("dial", "one storage, three maps: block size from 1 to a row"),
-            Module("parallel_model", "a rank's share of a model, and what it adds up"),
-            Module("parallel_report", "what ranks did: tokens, bytes, who agreed"),
-            Module("parallel_run", "one rank: the same engine on a share of the model"),
-            Module("parallel", "two ranks on this machine; a rank that dies"),
-        ),
-    ),
+    Lesson("01_attention_rope", "one sequence, no cache"),
+    Lesson("02_kv_cache", "prefill and decode"),
+    Lesson("03_scheduler", "many requests"),
+    Lesson("04_paged_cells", "memory"),
 )
 
-# Beside the lessons: what draws and what teaches. The engine never imports these.
-AROUND = (
-    Module("syllabus", "this table"),
-    Module("viz", "pictures: style, plots, scenes, explorers"),
-    Module("learn", "predictions, checks, exercises; how notebooks are built"),
+# From the ground up: a room knows nothing of those below it in this list. The engine ends with
+# `engine`; what follows measures, draws and teaches it.
+ROOMS = (
+    Room(
+        "model",
+        "token ids to logits",
+        (
+            Module("config", 1, "the numbers of a config.json that fix every shape"),
+            Module("batch", 1, "the tokens of one forward, end to end, no padding"),
+            Module("rope", 1, "positions turn pairs of a head"),
+            Module("layers", 1, "Linear (prepacked), RMSNorm, SiluAndMul"),
+            Module("attention", 1, "the causal rule, the textbook attention, its fast twins"),
+            Module("qwen3", 1, "the decoder"),
+            Module("checkpoint", 1, "Hugging Face files to a running model"),
+        ),
+    ),
+    Room(
+        "sampling",
+        "logits to a token, and when to stop",
+        (
+            Module("params", 2, "what a request asks for"),
+            Module("sampler", 2, "temperature, top-k, top-p, min-p, seeds, logprobs"),
+            Module("stopping", 2, "stop tokens, stop strings across tokens, length"),
+        ),
+    ),
+    Room(
+        "trace",
+        "what an engine did",
+        (
+            Module("events", 3, "frozen events, the recorder, JSON"),
+            Module("history", 3, "each step: the state before, planned, and after"),
+            Module("pool", 4, "each step's slots: used, reserved, free"),
+        ),
+    ),
+    Room(
+        "cache",
+        "one KV storage, three maps from positions to slots",
+        (
+            Module("config", 2, "what a token costs, how long a cache is"),
+            Module("storage", 2, "K and V per layer, addressed by slot"),
+            Module("memory", 2, "the one protocol: allocate, commit, fork, free"),
+            Module("rows", 2, "a row per sequence; the torch.cat twin"),
+            Module("blocks", 4, "who holds which block, what can be found again"),
+            Module("paged", 4, "block tables to slots"),
+            Module("cell_table", 4, "one cell per token: position, owners, shift"),
+            Module("cells", 4, "any token in any cell; K-shift in every layer"),
+        ),
+    ),
+    Room(
+        "engine",
+        "requests, and the two ways to serve them",
+        (
+            Module("metrics", 2, "queue time, TTFT, TPOT, ITL, throughput"),
+            Module("request", 2, "one sequence, where it stands, what became of it"),
+            Module("intake", 2, "what is handed in becomes requests, or an error"),
+            Module("runner", 2, "new tokens in, logits out: prefill, decode, a step"),
+            Module("generate", 2, "the loop without a scheduler"),
+            Module("clock", 3, "the machine's time, or a made one with stated prices"),
+            Module("delivery", 3, "who gets what a step brought, once"),
+            Module("scheduler", 3, "who runs how many tokens: one rule, no phases"),
+            Module("policies", 3, "three older ways, for comparison"),
+            Module("engine", 3, "add_request, step, generate, stream, abort"),
+        ),
+    ),
+    Room(
+        "lab",
+        "instruments: equality, workloads, layouts, the dial",
+        (
+            Module("doctor", 1, "is this machine set up, and what to fix"),
+            Module("chat", 2, "messages to a prompt, by the checkpoint's own template"),
+            Module("hf", 2, "transformers under our loop, our cache under transformers"),
+            Module("ledger", 2, "every path against every other, number by number"),
+            Module("workload", 3, "requests that come over time"),
+            Module("layouts", 4, "the same bytes by token and by layer"),
+            Module("shift", 4, "a context shift against a fresh run, number by number"),
+            Module("dial", 4, "block size from one cell to a whole row, measured"),
+        ),
+    ),
+    Room(
+        "parallel",
+        "one model on several processes",
+        (
+            Module("tensor_parallel", 4, "a rank's part of the weights, and what it adds up"),
+            Module("report", 4, "what ranks did: tokens, bytes, who agreed"),
+            Module("job", 4, "one rank: the same engine on its part of the model"),
+            Module("ranks", 4, "processes on this machine; one that dies"),
+        ),
+    ),
+    Room("bench", "speed as a ratio to others', and the machine's roofline"),
+    Room("tiny", "the trained tiny model: stories, training, checkpoint"),
+    Room("viz", "pictures: scenes, parts, plots, explorers"),
+    Room("learn", "predictions, checks, exercises; how notebooks are built"),
+)
+
+# Beside the rooms, below all of them.
+BESIDE = (
+    Module("checks", 1, "one wording for sizes that are wrong"),
+    Module("syllabus", 1, "this table"),
 )
 
 
 def tree() -> str:
     """The annotated package tree, as the README and the package docstring show it."""
     lines = ["tutorial_engine/"]
-    for lesson in LESSONS:
-        lines.append(f"  -- {lesson.notebook}: {lesson.title}")
-        lines += [_line(module) for module in lesson.modules]
-    lines.append("  -- seeing and doing")
-    return "\n".join(lines + [_line(module) for module in AROUND])
+    for room in ROOMS:
+        lines.append(f"  {room.name + '/':<21}{room.what}")
+        lines += [_line(module, 4) for module in room.modules]
+    return "\n".join(lines + [_line(module, 2) for module in BESIDE])
 
 
-def _line(module: Module) -> str:
-    return f"  {module.name:<19}{module.what}"
+def _line(module: Module, indent: int) -> str:
+    name = " " * indent + module.name
+    return f"{name:<20}{module.notebook:02d} {module.what}"

@@ -15,12 +15,9 @@
 # %%
 import torch
 
-from tutorial_engine.model.attention import NaiveAttention, causal_mask, naive_attention
-from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.source import show_source
-from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.learn import Predictions, check_close, show_source
+from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
+from tutorial_engine.model.attention import naive_attention
 
 torch.set_grad_enabled(False)
 predictions = Predictions()
@@ -145,7 +142,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-masks"]
-from tutorial_engine.viz.plots import mask_picture
+from tutorial_engine.viz.attention_plots import mask_picture
 
 cases = {"prefill q=4, k=4": (4, 4), "decode q=1, k=5": (1, 5), "chunk q=3, k=7": (3, 7)}
 masks = {title: causal_mask(*sizes) for title, sizes in cases.items()}
@@ -227,7 +224,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-variance"]
-from tutorial_engine.viz.plots import variance_picture
+from tutorial_engine.viz.attention_plots import variance_picture
 
 head_dims, raw, scaled = [4, 16, 64, 256], [], []
 for d in head_dims:
@@ -246,7 +243,7 @@ variance_picture(head_dims, raw, scaled)
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
-from tutorial_engine.viz.rope_plots import clocks_picture
+from tutorial_engine.viz.attention_plots import clocks_picture
 
 omega = inverse_frequencies(c.head_dim, c.rope_theta)
 print(len(omega), "pairs; radians a position:", [round(float(w), 4) for w in omega[::4]])
@@ -295,7 +292,7 @@ check_rope(rope)
 # Put the same two vectors at three places and compare.
 
 # %% tags=["figure-rope-distance"]
-from tutorial_engine.viz.rope_plots import distance_picture
+from tutorial_engine.viz.attention_plots import distance_picture
 
 rotary = RotaryEmbedding(c.head_dim, c.rope_theta)
 qk = torch.randn(2, c.head_dim, generator=torch.Generator().manual_seed(7))
@@ -337,7 +334,7 @@ check_close(here, there, 1e-3, "positions 0.. = positions 100..")
 # keeps them in float32, whatever the model's dtype.
 
 # %% tags=["figure-rope-dtype"]
-from tutorial_engine.viz.rope_plots import dtype_picture
+from tutorial_engine.viz.attention_plots import dtype_picture
 
 positions = list(range(81, 4002, 80))
 real = inverse_frequencies(head_dim=128, theta=1_000_000)
@@ -423,7 +420,7 @@ show_source(Qwen3DecoderLayer.forward)
 # shapes without memory, so nothing is downloaded.
 
 # %%
-from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model import ModelConfig
 
 qwen3_06b = ModelConfig.from_dict(
     {
@@ -525,7 +522,7 @@ print(f"{hits} of {period} right")
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.plots import attention_picture, heads_picture
+from tutorial_engine.viz.attention_plots import attention_picture, heads_picture
 
 weights = attention_weights(model, noise)
 induction = induction_scores(model)
@@ -580,7 +577,7 @@ print(f"right with all heads: {hits} of {period}; without the induction heads: {
 # %% tags=["figure-training"]
 import json
 
-from tutorial_engine.viz.plots import training_picture
+from tutorial_engine.viz.attention_plots import training_picture
 
 training_picture(json.loads((TINY.parent / "curve.json").read_text()))
 
@@ -626,7 +623,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-cost"]
-from tutorial_engine.viz.plots import cost_picture
+from tutorial_engine.viz.attention_plots import cost_picture
 
 predictions.reveal("cost", str(sum(tokens_run)))
 cost_picture(tokens_run, prompt_tokens=len(ids))

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What a memory's books cost a running request: allocate, commit, free.
+"""Introduced in notebook 04. What a memory costs a running request: allocate, commit, free.
 
 Rows, pages and cells, with requests that nobody schedules; no forward, no engine.
 """
@@ -11,20 +11,19 @@ from typing import NamedTuple
 from tutorial_engine.bench.scheduler_cost import SHAPE, VOCAB
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import Sampler
-from tutorial_engine.sampling.stopping import StopChecker
 
 ALLOCATING = 64  # requests
 BLOCK_SIZES = (1, 16)  # tokens
 
 
 class AllocationCost(NamedTuple):
-    """Microseconds per running request of a decode step that a memory's books cost; medians.
+    """Microseconds per running request of a decode step that a memory costs; medians.
 
     `free` is the giving back of everything in the end, divided among the steps; `together` is all
     three. `samples` are those of allocate and commit.
@@ -42,7 +41,7 @@ class AllocationCost(NamedTuple):
 def measure_allocation(
     running: int = ALLOCATING, steps: int = 64, prompt_len: int = 128
 ) -> list[AllocationCost]:
-    """Let requests decode side by side on rows, pages and cells: only the books are kept.
+    """Let requests decode side by side on rows, pages and cells: no forward runs.
 
     Their prompts are unequally long, so that in each step as many as usual need a new block. None
     of them begin alike; the prefix cache is on. Lengths are about the ragged requests' means.
@@ -56,7 +55,7 @@ def measure_allocation(
         for size in BLOCK_SIZES
     }
     memories: dict[str, KVCacheManager] = {
-        "rows": RowManager.from_config(config, CacheConfig(max_seqs=running, max_len=most)),
+        "rows": StaticKVCache.from_config(config, CacheConfig(max_seqs=running, max_len=most)),
         **pages,
         "cells": CellKVCache.from_config(config, running * most),
     }
@@ -70,14 +69,16 @@ def _allocation_cost(
     name: str, memory: KVCacheManager, running: int, steps: int, prompt_len: int
 ) -> AllocationCost:
     requests = _requests(running, prompt_len)
-    parts = []  # seconds of this thread: the books use no other
+    parts = []  # seconds of this thread: memories use no other
     for step in range(steps + 1):
         began = time.thread_time()
         for request in requests:
-            assert memory.allocate(request, request.num_new_tokens), "there is memory for all"
+            computed, new = request.num_computed_tokens, request.num_new_tokens
+            allocation = memory.allocate(request.request_id, request.token_ids, computed, new)
+            assert allocation, "there is memory for all"
         planned = time.thread_time()
         for request in requests:
-            memory.commit(request, request.num_new_tokens)
+            memory.commit(request.request_id, request.token_ids, request.num_tokens)
         if step:  # the first is the admission of the prompts
             parts.append((planned - began, time.thread_time() - planned))
         for request in requests:
@@ -85,7 +86,7 @@ def _allocation_cost(
             request.token_ids.append(step % VOCAB)
     began = time.thread_time()
     for request in requests:
-        memory.free(request)
+        memory.free(request.request_id)
     free = 1e6 * (time.thread_time() - began) / running / steps
     memory.check_integrity()
     per_request = [[1e6 * seconds / running for seconds in part] for part in parts]
@@ -100,7 +101,4 @@ def _requests(running: int, prompt_len: int) -> list[Request]:
     params = SamplingParams(max_tokens=SHAPE["max_position_embeddings"])
     draw = random.Random(0)
     prompts = [draw.choices(range(VOCAB), k=prompt_len + i % 16) for i in range(running)]
-    return [
-        Request(f"r{i}", prompt, Sampler(params), StopChecker(params))
-        for i, prompt in enumerate(prompts)
-    ]
+    return [Request(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tutorial_engine.bench.measure import Generated
 from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import make_runner
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -31,14 +32,15 @@ class Ours:
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
         tokens, seconds = [], []
         began = time.perf_counter()
-        for event in stream(self.model, [ids], params):
+        for output in stream(self.model, [ids], params):
             seconds.append(time.perf_counter() - began)
-            tokens.append(event.token.token_id)
+            assert output.token is not None, "each brings a token"
+            tokens.append(output.token.token_id)
         return Generated(tuple(tokens), tuple(seconds))
 
     def last_logits(self, ids: Sequence[int]) -> Tensor:
         """As Contender.last_logits."""
-        return make_runner(self.model, max_len=len(ids) + 1).prefill([ids], [0])
+        return make_runner(self.model, max_len=len(ids) + 1).run([Request("0", ids)])
 
 
 class Transformers:

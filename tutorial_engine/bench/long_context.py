@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.bench.measure import PAUSE
+from tutorial_engine.bench.measure import PAUSE, in_turn
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.model_runner import ModelRunner
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import Sampler
-from tutorial_engine.sampling.stopping import StopChecker
 
 ROWS, PAGES = "rows", "pages"
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here
@@ -62,7 +59,7 @@ def slice_of(shape: dict[str, Any], layers: int) -> ModelConfig:
 def random_model(config: ModelConfig, dtype: torch.dtype) -> Qwen3ForCausalLM:
     """Random weights, prepacked where that is possible, as a loaded model's are."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).to(dtype).requires_grad_(False).eval()
+    model = Qwen3ForCausalLM(config).draw_weights().to(dtype).requires_grad_(False).eval()
     model.prepack()
     return model
 
@@ -81,13 +78,12 @@ def measure_long_context(
     samples: dict[str, list[float]] = {name: [] for name in steps}
     logits: dict[str, Tensor] = {}
     names = list(steps)
-    for turn in range(-1, rounds):
-        first = max(turn, 0) % len(names)
-        for name in names[first:] + names[:first]:
+    for number in range(-1, rounds):
+        for name in in_turn(names, number):
             time.sleep(PAUSE)
             began = time.perf_counter()
             logits[name] = steps[name].run()
-            if turn >= 0:
+            if number >= 0:
                 samples[name].append(time.perf_counter() - began)
     difference = _compare(logits, model.dtype)
     seconds = {name: statistics.median(values) for name, values in samples.items()}
@@ -117,7 +113,7 @@ def _memories(
         device=model.device,
         prefix_caching=False,
     )
-    return {ROWS: RowManager.from_config(model.config, rows), PAGES: pages}
+    return {ROWS: StaticKVCache.from_config(model.config, rows), PAGES: pages}
 
 
 class _Step:
@@ -133,43 +129,36 @@ class _Step:
         self.memory, self.runner = memory, ModelRunner(model, memory.storage)
         draw = random.Random(0)
         ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]
-        params = SamplingParams(max_tokens=context)
-        self.requests = [
-            Request(f"r{i}", [], Sampler(params), StopChecker(params)) for i in range(batch)
-        ]
-        slots: list[list[int]] = [[] for _ in ids]
+        self.requests = [Request(f"r{i}", own[:1]) for i, own in enumerate(ids)]
         for end in range(1, context):
-            for own, request, where in zip(ids, self.requests, slots, strict=True):
-                request.token_ids.append(own[end - 1])
-                room = memory.allocate(request, 1)
-                assert room is not None, "there is memory for all"
-                memory.commit(request, 1)
-                where += room.new_slots
-        for own, request in zip(ids, self.requests, strict=True):
-            request.token_ids.append(own[-1])
-        _fill(memory.storage, slots)
+            for own, (request, _, _) in zip(ids, self.plan(), strict=True):
+                memory.commit(request.request_id, request.token_ids, end)
+                request.num_computed_tokens = end
+                request.token_ids.append(own[end])
+        held = (memory.describe(request.request_id).slots for request in self.requests)
+        _fill(memory.storage, [slots[: context - 1] for slots in held])
 
     @property
     def num_scattered(self) -> int:
         """Requests whose slots are no slice."""
-        rooms = [share.allocation for share in self.plan()]
-        return sum(not isinstance(room.context_slots, slice) for room in rooms)
+        return sum(not isinstance(one.allocation.context_slots, slice) for one in self.plan())
 
     def plan(self) -> list[ScheduledRequest]:
-        """The newest token of each; the same every time, for nothing is committed."""
+        """The newest token of each; the same every time, until it is committed."""
         scheduled = []
         for request in self.requests:
-            room = self.memory.allocate(request, 1)
+            computed = request.num_computed_tokens
+            room = self.memory.allocate(request.request_id, request.token_ids, computed, 1)
             assert room is not None, "there is memory for all"
             scheduled.append(ScheduledRequest(request, 1, room))
         return scheduled
 
     def run(self) -> Tensor:
         """Allocation, batch and forward → logits [batch, V]."""
-        outcome = self.runner.run(self.plan())
-        if outcome.faults:
-            raise ValueError(f"the step could not be run: {outcome.faults}")
-        return outcome.logits
+        output = self.runner.run(self.plan())
+        if output.faults:
+            raise ValueError(f"the step could not be run: {output.faults}")
+        return output.logits
 
 
 def _fill(storage: KVStorage, slots: Sequence[Sequence[int]]) -> None:

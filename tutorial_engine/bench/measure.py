@@ -118,9 +118,8 @@ def measure(
     names = [name for name in contenders if name not in check.failed]
     runs: dict[str, list[Generated]] = {name: [] for name in names}
     limits = []
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    for number in range(rounds):
+        for name in in_turn(names, number):
             time.sleep(PAUSE)
             runs[name].append(_run(name, contenders[name], workload))
         if probe is not None:
@@ -135,6 +134,12 @@ def measure(
         check,
         Roofline(*map(statistics.median, zip(*limits, strict=True))) if limits else None,
     )
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """All of them in the order of a round: another one is first in each; −1 is the warm-up."""
+    first = max(number, 0) % len(names)
+    return [*names[first:], *names[:first]]
 
 
 def _run(name: str, contender: Contender, workload: Workload) -> Generated:

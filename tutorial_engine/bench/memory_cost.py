@@ -1,7 +1,7 @@
 """Introduced in notebook 04. What pages cost beside rows, and what a shared prefix saves on them.
 
-Knows this engine with its memories, and the race of servers; the two other parts of the account
-are its neighbours: long contexts (`long_context`), the books themselves (`allocation_cost`).
+Knows this engine with its memories, and the race of servers. The two other parts of the account
+are its neighbours: long contexts (`long_context`), and the memories alone (`allocation_cost`).
 """
 
 import random

@@ -190,7 +190,7 @@ def serving_figures(
 
 
 def memory_table(cost: MemoryCost) -> str:
-    """Pages beside rows, a shared prefix, long contexts, and what the books cost by themselves."""
+    """Pages beside rows, a shared prefix, long contexts, and what a memory alone costs."""
     ragged, prefix, long = cost.ragged, cost.prefix, cost.long_context
     text = [
         _line(f"{ragged.num_requests} ragged requests", ["wanted/s", "seconds", "÷rows"], [], "")

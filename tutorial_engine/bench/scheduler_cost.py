@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.engine.scheduler import ScheduledRequest
+from tutorial_engine.engine.request import ScheduledRequest
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -54,11 +56,20 @@ class StepCost(NamedTuple):
 class _IdleRunner(ModelRunner):
     """Builds each batch and runs nothing: the logits are always the same."""
 
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
         """As ModelRunner.run, without the forward."""
-        self.batch(scheduled)
-        ready = [share for share in scheduled if share.yields_token]
-        return Outcome(ready, torch.eye(1, VOCAB).expand(len(ready), -1), {})
+        build_batch(scheduled)
+        ready = [one for one in scheduled if one.yields_token]
+        return ModelOutput(ready, torch.eye(1, VOCAB).expand(len(ready), -1), {})
+
+
+def build_batch(scheduled: Sequence[ScheduledRequest]) -> Batch:
+    """The tensors of a step, as its forward would get them."""
+    return Batch.from_allocations(
+        [one.token_ids for one in scheduled],
+        [one.allocation for one in scheduled],
+        [one.request.request_id for one in scheduled],
+    )
 
 
 def measure_step_cost(running: int, steps: int = STEPS) -> StepCost:
@@ -85,14 +96,15 @@ def measure_step_cost(running: int, steps: int = STEPS) -> StepCost:
 def engine_in_decode(running: int, steps: int) -> LLMEngine:
     """An engine whose requests have all run their prompts and want more than `steps` tokens."""
     wanted = steps + 3
-    model = Qwen3ForCausalLM(ModelConfig(**SHAPE)).requires_grad_(False)
+    model = Qwen3ForCausalLM(ModelConfig(**SHAPE)).draw_weights().requires_grad_(False)
     config = EngineConfig(
         max_num_seqs=running,
         max_num_batched_tokens=running * len(PROMPT),
         max_model_len=len(PROMPT) + wanted,
     )
-    engine = LLMEngine(model, config=config)
-    engine.model_runner = _IdleRunner(model, engine.memory.storage)
+    memory = StaticKVCache.from_config(model.config, config.rows(model.dtype, model.device))
+    runner = _IdleRunner(model, memory.storage)
+    engine = LLMEngine(model, config=config, memory=memory, runner=runner)
     params = SamplingParams(max_tokens=wanted, ignore_eos=True)
     for _ in range(running):
         engine.add_request(PROMPT, params)
@@ -106,11 +118,11 @@ def _step_by_hand(engine: LLMEngine) -> tuple[float, float, float]:
     began = time.perf_counter()
     scheduled = engine.scheduler.schedule()
     planned = time.perf_counter()
-    engine.model_runner.batch(scheduled)
+    build_batch(scheduled)
     built = time.perf_counter()
-    sampled = {share.request.request_id: SampledToken(0) for share in scheduled}
+    sampled = {one.request.request_id: SampledToken(0) for one in scheduled}
     ready = time.perf_counter()
-    updates = list(engine.scheduler.update(scheduled, sampled))
+    updates = engine.scheduler.update(scheduled, sampled)
     done = time.perf_counter()
     assert len(updates) == len(scheduled), "a request got nothing"
     return planned - began, built - planned, done - ready

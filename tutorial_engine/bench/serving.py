@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tutorial_engine.bench.measure import PAUSE, PEER, equal_start
+from tutorial_engine.bench.measure import PAUSE, PEER, equal_start, in_turn
 from tutorial_engine.lab.workload import Arrival, ragged
 
 WARM_UP_TOKENS = 4  # at most so many per request, in the run that is not timed
@@ -99,19 +99,18 @@ def measure_serving(
     failed: dict[str, str] = {}
     short = [one._replace(new_tokens=min(one.new_tokens, WARM_UP_TOKENS)) for one in requests]
     names = list(servers)
-    for turn in range(-1, rounds):
-        first = max(turn, 0) % len(names)
-        for name in names[first:] + names[:first]:
+    for number in range(-1, rounds):
+        for name in in_turn(names, number):
             if name in failed:
                 continue
             try:
-                done, took = _run(name, servers[name], short if turn < 0 else requests)
+                done, took = _run(name, servers[name], short if number < 0 else requests)
             except Exception as error:  # whatever another engine raises, the others still race
                 if name not in optional:
                     raise
                 failed[name] = f"{type(error).__name__}: {error}"
                 continue
-            if turn >= 0:
+            if number >= 0:
                 answers[name].append(done)
                 samples[name].append(took)
     return _serving(requests, answers, samples, reference, peer, failed)

@@ -128,7 +128,7 @@ class BlockManager:
         changed = len(table)
         first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
         copies = first < changed and not self._is_own(table[first])
-        if max(num_new, 0) + copies > self.num_free:
+        if max(num_new, 0) + copies > len(self.free_queue):
             return None
         if copies:
             changed = first
@@ -155,7 +155,7 @@ class BlockManager:
             if chain[-1] not in self.cached:
                 self.cached[chain[-1]] = block
                 self.blocks[block].hash = chain[-1]
-                self._record(BlockCached, request_id, block, short(chain[-1]))
+                self._record(BlockCached, request_id, block, chain[-1].hex()[:12])
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
         """The child shares the parent's blocks of the first num_tokens, the open last one as well.
@@ -267,8 +267,3 @@ class BlockManager:
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"request {name} has a block twice: {table}"
             assert len(self._chains[name]) <= len(table), f"request {name}: chain beyond table"
-
-
-def short(key: bytes) -> str:
-    """A hash as people and traces see it: 12 hexadecimal digits."""
-    return key.hex()[:12]

@@ -1,22 +1,21 @@
-"""Introduced in notebook 04. Cells as answer to the scheduler's question: any token, any cell.
+"""Introduced in notebook 04. Cells: a sequence's tokens lie in any slots, one cell per slot.
 
-Which cells a request holds, and how many of them are written; knows requests, no queue, no model.
-With a cell per token nothing is reserved beyond the tokens there are, and nothing must be in a row.
-The table is in `cell_table`, what it does to tensors in `cell_cache`.
+What the table says, what that does to K and V, and the scheduler's question answered. Knows the
+model's rotary angles; knows no request and no queue. With a cell per token nothing is reserved
+beyond the tokens there are, and nothing must be in a row. Source: llama.cpp (llama_kv_cache).
 """
 
-from itertools import count
+from collections.abc import Sequence
 
 import torch
 
-from tutorial_engine.cache.cell_cache import CellSequences
-from tutorial_engine.cache.cell_table import Cell, CellTable
-from tutorial_engine.cache.memory import fork_to_give_up
-from tutorial_engine.cache.rows import Allocation
-from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.request import Request
+from tutorial_engine.cache.cell_table import CellTable, SeqId
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.rope import RotaryEmbedding
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 from tutorial_engine.trace.events import (
     CellsFreed,
     CellsShared,
@@ -26,25 +25,29 @@ from tutorial_engine.trace.events import (
     Setting,
 )
 
-__all__ = ["Cell", "CellKVCache", "CellSequences", "CellTable"]
-
 
 class CellKVCache:
-    """The engine's memory as cells: a KVCacheManager. Each running request is a sequence.
+    """A KVCacheManager whose sequences can also be changed by hand: cut, copied, moved.
 
-    A request is let in only if all its tokens fit, and holds their cells from then on: so nobody
-    who comes later can take what its next chunk needs. A fork owns its parent's cells as well, and
-    copies nothing, ever. `sequences` is the same memory by hand.
+    A sequence is admitted only if all its tokens fit, and holds their cells from then on: nobody
+    who comes later can take what its next chunk needs. A token's position is its index in the
+    sequence's token_ids. Whoever changes cells by hand (`seq_rm`, `seq_add`) changes its token_ids
+    and num_computed_tokens to match. `rope` must turn keys as the model does.
     """
 
     def __init__(
         self, storage: KVStorage, rope: RotaryEmbedding, trace: Recorder | None = None
     ) -> None:
-        self.trace = trace
-        self.sequences = CellSequences(storage, rope)
-        self._seq_ids: dict[str, int] = {}  # request_id -> its sequence
-        self._stored: dict[str, int] = {}  # request_id -> tokens whose K and V are written
-        self._forks: dict[str, None] = {}  # those that wait: not admitted yet, in order of coming
+        if rope.head_dim != storage.spec.k_head_dim:
+            raise ValueError(
+                f"rope turns heads of {rope.head_dim}, the storage has {storage.spec.k_head_dim}"
+            )
+        self.storage, self.rope, self.trace = storage, rope, trace
+        self.table = CellTable(storage.num_slots)
+        self.max_len = storage.num_slots
+        self._numbers: dict[SeqId, SlotNumbers] = {}  # seq_id -> its cells as slots
+        self._shared: dict[str, int] = {}  # a fork, till its first commit -> tokens it shares
+        self._waiting: dict[str, None] = {}  # forks that are not admitted yet, oldest first
 
     @classmethod
     def from_config(
@@ -58,132 +61,168 @@ class CellKVCache:
         slots_first: bool = True,
         trace: Recorder | None = None,
     ) -> "CellKVCache":
-        """As CellSequences.from_config."""
-        sequences = CellSequences.from_config(
-            model, num_cells, dtype=dtype, device=device, tp_size=tp_size, slots_first=slots_first
-        )
-        return cls(sequences.storage, sequences.rope, trace)
+        """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
+        spec = KVCacheSpec.from_model(model, dtype, tp_size)
+        storage = KVStorage(spec, num_cells, device, slots_first)
+        return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
 
     @property
     def settings(self) -> dict[str, Setting]:
         """What a trace should know of these cells."""
         return {"num_cells": self.table.num_cells}
 
-    @property
-    def storage(self) -> KVStorage:
-        """As KVCacheManager.storage."""
-        return self.sequences.storage
+    # ---- what a scheduler asks
 
-    @property
-    def table(self) -> CellTable:
-        """Who holds which cell."""
-        return self.sequences.table
-
-    @property
-    def max_len(self) -> int:
-        """As KVCacheManager.max_len: all cells."""
-        return self.table.num_cells
-
-    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
         """As KVCacheManager.allocate: cells for what has none yet, wherever they are empty.
 
-        A fork that waits gives way to whoever runs.
+        A fork that waits gives way to whoever runs. Keys that wait to be turned are turned now.
+        ValueError when the sequence says otherwise than the table what is computed.
         """
-        key, table = request.request_id, self.table
-        first = self._stored.get(key, 0)
-        is_new = key in self._forks or key not in self._seq_ids
-        end = min(first + max_new_tokens, request.num_tokens)
-        wanted = request.num_tokens if is_new else end
-        while (held := len(self.table_of(request))) < wanted:
-            new = table.find_slot(wanted - held)
-            if new is not None:
-                table.place(new, self._seq_id(key), range(held, wanted))
-                self._record(CellsTaken, key, held, tuple(new))
-                continue
-            given_up = fork_to_give_up(key, self._forks, self._seq_ids)
+        while (first := self.reserve(seq_id, token_ids, num_computed, num_new)) is None:
+            given_up = fork_to_give_up(seq_id, self._waiting, self.table.seq_ids)
             if given_up is None:
                 return None
-            self._free(given_up)
-            if given_up == key:  # nobody runs
-                first, end = 0, min(max_new_tokens, request.num_tokens)
-        seq_id = self._seq_ids[key]
-        self._forks.pop(key, None)
-        if table.has_shifts:
-            self.sequences.apply_shifts()
-        return Allocation(
-            first, table.cells_of(seq_id)[first:end], self.sequences.slots(seq_id, end)
-        )
+            self.free(given_up)
+        self._waiting.pop(seq_id, None)
+        if self.table.has_shifts:
+            self.apply_shifts()
+        end, cells = min(first + num_new, len(token_ids)), self.table.cells_of(seq_id)
+        num_cells = len(cells) - (self.table.next_pos(seq_id) - end)  # the others are for later
+        new = cells[num_cells - (end - first) : num_cells]
+        return Allocation(first, new, self._slots(seq_id).first(num_cells))
 
-    def commit(self, request: Request, num_tokens: int) -> None:
-        """As KVCacheManager.commit."""
-        self._stored[request.request_id] += num_tokens
+    def reserve(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> int | None:
+        """Cells for the next tokens → the position of the first of them, or None."""
+        first, start = max(num_computed, self._shared.get(seq_id, 0)), self.table.next_pos(seq_id)
+        if first != start:
+            self._check_computed(seq_id, first, start)
+        is_new = start == 0 or seq_id in self._waiting
+        end = len(token_ids) if is_new else min(first + num_new, len(token_ids))
+        if start < end:
+            new = self.table.find_slot(end - start)
+            if new is None:
+                return None
+            self.table.place(new, seq_id, range(start, end))
+            self._record(CellsTaken, seq_id, start, tuple(new))
+        return first
 
-    def fork(self, parent: Request, child: Request) -> int:
-        """As KVCacheManager.fork: the child owns the parent's cells, too (seq_cp)."""
-        key, shared = (
-            child.request_id,
-            min(self._stored.get(parent.request_id, 0), child.num_tokens - 1),
-        )
-        if child.token_ids[:shared] != parent.token_ids[:shared] or key in self._seq_ids:
+    def _check_computed(self, seq_id: str, num_computed: int, end: int) -> None:
+        """Cells from num_computed to `end` must be one for each token to run, and its own."""
+        cells = self.table.cells_of(seq_id)
+        ahead = [self.table[cell] for cell in cells[max(len(cells) - (end - num_computed), 0) :]]
+        positions = [cell.pos for cell in ahead if len(cell.owners) == 1]
+        if num_computed > end or positions != list(range(num_computed, end)):
             raise ValueError(
-                f"request {key} does not begin like {parent.request_id}, or has cells: only the "
-                "same tokens can be shared, and only from the start"
+                f"sequence {seq_id} says that {num_computed} tokens are computed; here it has "
+                f"{len(cells)} cells, and its next position is {end}: do to its token_ids and "
+                "num_computed_tokens what seq_rm, seq_add or seq_cp did to its cells"
             )
-        if shared:
-            cells = self.sequences.seq_cp(
-                self._seq_ids[parent.request_id], self._seq_id(key), 0, shared
-            )
-            self._stored[key], self._forks[key] = shared, None
-            self._record(CellsShared, key, tuple(cells))
-        return shared
 
-    def free(self, request: Request) -> None:
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        """As KVCacheManager.commit: a fork is a sequence like any other from now on."""
+        self._shared.pop(seq_id, None)
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
+        """As KVCacheManager.fork: the child owns the parent's cells, too, and copies nothing, ever.
+
+        ValueError for a parent that does not hold one cell for each of these positions, or a child
+        that has cells.
+        """
+        known = len(self.table.visible(parent_id, num_tokens - 1))
+        if known != num_tokens or self.table.cells_of(child_id):
+            raise ValueError(
+                f"sequence {parent_id} holds {known} of the first {num_tokens} positions, "
+                f"{child_id} has {len(self.table.cells_of(child_id))} cells: only what is there "
+                "can be shared, and only from the start"
+            )
+        if num_tokens:
+            cells = self.seq_cp(parent_id, child_id, 0, num_tokens)
+            self._shared[child_id], self._waiting[child_id] = num_tokens, None
+            self._record(CellsShared, child_id, tuple(cells))
+        return num_tokens
+
+    def free(self, seq_id: str) -> None:
         """As KVCacheManager.free; a cell that others own stays theirs."""
-        self._free(request.request_id)
+        cells = tuple(self.table.cells_of(seq_id))
+        self._numbers.pop(seq_id, None)
+        self._shared.pop(seq_id, None)
+        self._waiting.pop(seq_id, None)
+        if cells:
+            self.seq_rm(seq_id)
+            self._record(CellsFreed, seq_id, cells)
 
-    def slots_of(self, request: Request) -> tuple[int, ...]:
-        """As KVCacheManager.slots_of; a fork that waits has nothing of its own yet."""
-        if request.request_id in self._forks:
-            return ()
-        return self.table_of(request)[: self._stored.get(request.request_id, 0)]
-
-    def table_of(self, request: Request) -> tuple[int, ...]:
-        """As KVCacheManager.table_of: its cells by position, written or held for its prompt."""
-        seq_id = self._seq_ids.get(request.request_id)
-        return () if seq_id is None else tuple(self.table.cells_of(seq_id))
+    def describe(self, seq_id: str) -> SequenceMemory:
+        """As KVCacheManager.describe: its cells by position, which are its slots."""
+        cells = tuple(self.table.cells_of(seq_id))
+        return SequenceMemory(cells, () if seq_id in self._waiting else cells)
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: every cell is free, or holds a running request's."""
-        self.sequences.check_integrity()
-        seq_ids = tuple(sorted(self._seq_ids.values()))
-        assert self.table.seq_ids == seq_ids, (
-            f"sequences {self.table.seq_ids} have cells, {seq_ids} are requests'"
-        )
-        for key, seq_id in self._seq_ids.items():
-            positions = [self.table[cell].pos for cell in self.table.cells_of(seq_id)]
-            assert positions == list(range(len(positions))), f"{key} has positions {positions}"
-            assert self._stored[key] <= len(positions), (
-                f"{key} has {len(positions)} cells and {self._stored[key]} tokens stored"
-            )
+        """As KVCacheManager.check_integrity: the table's, forks that hold cells, and the slots."""
+        self.table.check_integrity()
+        for fork, num_tokens in self._shared.items():
+            known = len(self.table.cells_of(fork))
+            assert known >= num_tokens, f"{fork} shares {num_tokens} tokens, has {known} cells"
+        assert self._waiting.keys() <= self._shared.keys(), f"{list(self._waiting)} wait"
+        for seq_id in self.table.seq_ids:
+            self._slots(seq_id).check_integrity()
+
+    # ---- what else the table can do, and what that does to K and V
+
+    def seq_rm(self, seq_id: SeqId, p0: int = 0, p1: int = -1) -> list[int]:
+        """As CellTable.seq_rm; K and V stay where they are, and are never read."""
+        return self.table.seq_rm(seq_id, p0, p1)
+
+    def seq_cp(self, src: SeqId, dst: SeqId, p0: int = 0, p1: int = -1) -> list[int]:
+        """As CellTable.seq_cp; no K or V is copied."""
+        return self.table.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq_id: SeqId) -> list[int]:
+        """As CellTable.seq_keep."""
+        return self.table.seq_keep(seq_id)
+
+    def seq_add(self, seq_id: SeqId, p0: int, p1: int, delta: int) -> list[int]:
+        """As CellTable.seq_add; the keys are turned before the next forward, in every layer."""
+        return self.table.seq_add(seq_id, p0, p1, delta)
+
+    def seq_unshare(self, seq_id: SeqId, p0: int = 0, p1: int = -1) -> list[tuple[int, int]]:
+        """As CellTable.seq_unshare, and K and V copied to the new cells, in every layer."""
+        pairs = self.table.seq_unshare(seq_id, p0, p1)
+        if pairs:
+            old, new = torch.tensor(pairs, device=self.storage.device).unbind(1)
+            for layer in range(self.storage.spec.num_layers):
+                self.storage.write(layer, new, *self.storage.read(layer, old))
+        return pairs
+
+    @torch.no_grad()
+    def apply_shifts(self) -> int:
+        """K-shift: turn every key that lags by its shift, in every layer → how many cells.
+
+        R(p + d) = R(d) R(p), so the key of position p becomes that of p + d. V has no position.
+        """
+        shifts = self.table.take_shifts()
+        if not shifts:
+            return 0
+        device = self.storage.device
+        cells = torch.tensor(list(shifts), device=device)
+        angles = self.rope(torch.tensor(list(shifts.values()), device=device))
+        for k in self.storage.k:
+            keys = k if self.storage.slots_first else k.transpose(0, 1)
+            keys[cells] = apply_rope(keys[cells], *angles)  # [n, H_kv, D]
+        return len(shifts)
 
     # ---- inside
 
-    def _seq_id(self, key: str) -> int:
-        """A request's sequence; the first unused number becomes a new one's."""
-        if key not in self._seq_ids:
-            taken = set(self._seq_ids.values())
-            self._seq_ids[key] = next(s for s in count() if s not in taken)
-            self._stored[key] = 0
-        return self._seq_ids[key]
-
-    def _free(self, key: str) -> None:
-        seq_id = self._seq_ids.pop(key, None)
-        if seq_id is not None:
-            del self._stored[key]
-            self._forks.pop(key, None)
-            cells = tuple(self.table.cells_of(seq_id))
-            self.sequences.reset(seq_id)
-            self._record(CellsFreed, key, cells)
+    def _slots(self, seq_id: SeqId) -> SlotNumbers:
+        """A sequence's cells as slots: good as long as the table only makes its list longer."""
+        cells, known = self.table.cells_of(seq_id), self._numbers.get(seq_id)
+        if known is None or known.slots is not cells:
+            known = self._numbers[seq_id] = SlotNumbers(cells, self.storage.device)
+        return known
 
     def _record(self, kind: type[Event], *values: object) -> None:
         if self.trace is not None:

@@ -7,7 +7,7 @@ queue, no budget and no model. The sequence itself owns its length: memory is to
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.model.attention import KVCache
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.trace.events import Recorder, Setting
 
@@ -26,8 +26,8 @@ class KVCacheManager(Protocol):
     """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout."""
 
     @property
-    def storage(self) -> KVStorage:
-        """The tensors that the slots are in."""
+    def storage(self) -> KVCache:
+        """Who is asked for keys and values: the tensors that the slots are in."""
         ...
 
     @property
@@ -80,7 +80,9 @@ class KVCacheManager(Protocol):
         ...
 
 
-def fork_to_give_up(seq_id: str, waiting: Collection[str], holding: Collection[str]) -> str | None:
+def fork_to_give_up(
+    seq_id: str, waiting: Collection[str], holding: Collection[int | str]
+) -> str | None:
     """Which fork loses what it was given when there is no memory for seq_id; None: none may.
 
     waiting: the forks that are not admitted, oldest first; holding: all that hold memory, waiting

@@ -1,24 +1,20 @@
-"""Introduced in notebook 04. Pages: slot = block · block_size + offset, by a table per request.
+"""Introduced in notebook 04. Pages: slot = block · block_size + offset, by a table per sequence.
 
-Knows blocks, slots and requests; knows no queue, no budget and no model. The scheduler asks the
-same question as of rows, and gets the same kind of answer.
+Knows blocks, slots and token ids; knows no request, no queue, no budget and no model. The scheduler
+asks the same question as of rows, and gets the same kind of answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.memory import fork_to_give_up
-from tutorial_engine.cache.rows import Allocation
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.engine.request import Request
-from tutorial_engine.model.batch import Slots
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.trace.events import Recorder, Setting
 
@@ -38,24 +34,10 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
     return memory_bytes // needed
 
 
-@dataclass(slots=True)
-class _Held:
-    """What a request has here: its computed tokens, and its table as slots.
-
-    `slots`, on the CPU, has at least as many as its blocks, by position; none while the blocks are
-    neighbours. A fork that waits is not admitted yet.
-    """
-
-    num_tokens: int
-    is_admitted: bool = False
-    is_run: bool = True
-    slots: Tensor | None = None
-
-
 class PagedKVCache:
-    """A KVCacheManager: every request has a table of blocks, which grows as it is run.
+    """A KVCacheManager: every sequence has a table of blocks, which grows as it is run.
 
-    A request is admitted only if all of its tokens fit now, and then holds their blocks. A running
+    A sequence is admitted only if all of its tokens fit now, and then holds their blocks. A running
     one takes a block when a token that is to be RUN does not fit into its last one.
     """
 
@@ -73,7 +55,7 @@ class PagedKVCache:
         num_blocks, rest = divmod(storage.num_slots, block_size)
         if rest or not num_blocks:
             raise ValueError(f"{storage.num_slots} slots do not make blocks of {block_size}")
-        self.storage, self.block_size = storage, block_size
+        self.storage, self.block_size, self.trace = storage, block_size, trace
         self.max_len = min(storage.num_slots, max_len or storage.num_slots)
         self.blocks = BlockManager(
             num_blocks,
@@ -83,8 +65,8 @@ class PagedKVCache:
             copy=self._copy_block,
             trace=trace,
         )
-        self._held: dict[str, _Held] = {}  # request_id -> what it has, in order of coming
-        self._device = storage.k.device
+        self._slots: dict[str, SlotNumbers] = {}  # seq_id -> slots of its blocks, once admitted
+        self._found: dict[str, int] = {}  # seq_id -> tokens that were here before it ran
 
     @classmethod
     def from_config(
@@ -106,34 +88,22 @@ class PagedKVCache:
 
         ValueError, with the numbers, for a budget below one block or beyond this machine's memory.
         """
-        if (num_blocks is None) == (memory_bytes is None):
-            raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
         spec = KVCacheSpec.from_model(model, dtype, tp_size)
-        if memory_bytes is not None:
+        if num_blocks is None and memory_bytes is not None:
             num_blocks = num_blocks_in(memory_bytes, spec, block_size)
+        elif num_blocks is None or memory_bytes is not None:
+            raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
         at_least_one("num_blocks", num_blocks)
         at_least_one("block_size", block_size)
-        assert num_blocks is not None
-        try:
-            storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            needed = spec.bytes_per_token * num_blocks * block_size
-            raise ValueError(
-                f"no memory for {num_blocks} blocks of {block_size} tokens ({needed:,} bytes)"
-            ) from error
-        limit = model.max_position_embeddings
-        options = {"max_len": limit, "prefix_caching": prefix_caching, "salt": salt}
-        return cls(storage, block_size, trace=trace, **options)  # type: ignore[arg-type]
-
-    @property
-    def trace(self) -> Recorder | None:
-        """Who is told what happens to blocks; an engine sets its own."""
-        return self.blocks.trace
-
-    @trace.setter
-    def trace(self, trace: Recorder | None) -> None:
-        """The blocks record there, too."""
-        self.blocks.trace = trace
+        storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
+        return cls(
+            storage,
+            block_size,
+            max_len=model.max_position_embeddings,
+            prefix_caching=prefix_caching,
+            salt=salt,
+            trace=trace,
+        )
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -147,144 +117,97 @@ class PagedKVCache:
 
     # ---- what a scheduler asks
 
-    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
-        """As KVCacheManager.allocate. A fork that waits gives way to whoever runs."""
-        name = request.request_id
-        while (changed := self._room(request, max_new_tokens)) is None:
-            waiting = [other for other, held in self._held.items() if not held.is_admitted]
-            given_up = fork_to_give_up(name, waiting, self._held)
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        """As KVCacheManager.allocate. A fork that waits gives way to whoever runs.
+
+        ValueError for a sequence with computed tokens that this memory does not hold.
+        """
+        while (changed := self.reserve(seq_id, token_ids, num_computed, num_new)) is None:
+            waiting = [other for other in self._found if other not in self._slots]
+            given_up = fork_to_give_up(seq_id, waiting, self._found)
             if given_up is None:
                 return None
-            self._free(given_up)
-        held, table = self._held[name], self.blocks.tables[name]
-        held.is_admitted = True
+            self.free(given_up)
+        slots, table = self._slots[seq_id], self.blocks.tables[seq_id]
         if changed < len(table):
-            self._follow(held, table, changed)
-        start = held.num_tokens
-        end = min(start + max_new_tokens, request.num_tokens)
-        return Allocation(start, self._slots(table, start, end), self._context(held, table, end))
+            slots.replace(changed * self.block_size, self._slots_of(table[changed:]))
+        first = max(num_computed, self._found[seq_id])
+        end = min(first + num_new, len(token_ids))
+        return Allocation(first, slots.slots[first:end], slots.first(end))
 
-    def commit(self, request: Request, num_tokens: int) -> None:
-        """As KVCacheManager.commit; blocks that are full now can be found by others."""
-        held = self._held[request.request_id]
-        held.num_tokens += num_tokens
-        self.blocks.commit(request.request_id, request.token_ids, held.num_tokens)
-
-    def free(self, request: Request) -> None:
-        """As KVCacheManager.free; what its full blocks hold stays there until they are taken."""
-        self._free(request.request_id)
-
-    def fork(self, parent: Request, child: Request) -> int:
-        """The child gets the parent's computed tokens, without a copy → how many it shares.
-
-        One of the child's tokens is left to be run, at least. The child waits: `allocate` admits
-        it; if memory runs out before, it loses this and is computed like any other. With a trace,
-        add it to the scheduler first. ValueError if it begins otherwise, or has blocks.
-        """
-        held = self._held.get(parent.request_id)
-        shared = min(held.num_tokens if held else 0, child.num_tokens - 1)
-        if child.token_ids[:shared] != parent.token_ids[:shared]:
+    def reserve(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> int | None:
+        """Blocks for the next tokens → the first table entry that is new, or None."""
+        slots, found = self._slots.get(seq_id), self._found.get(seq_id)
+        known = (found or 0) if slots is None else len(slots.slots)
+        if num_computed > known:
             raise ValueError(
-                f"request {child.request_id} does not begin like {parent.request_id}: only the "
-                "same tokens can be shared"
+                f"sequence {seq_id} says that {num_computed} of its tokens are computed, here are "
+                f"{known} at most: set num_computed_tokens to 0, and they are run again"
             )
-        if shared:
-            self.blocks.fork(parent.request_id, child.request_id, shared)
-            self._held[child.request_id] = _Held(shared)
-        return shared
+        if slots is not None:
+            first = max(num_computed, self._found[seq_id])
+            return self.blocks.extend(seq_id, first, min(first + num_new, len(token_ids)))
+        if found is None:
+            found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
+            if found is None:
+                return None
+            self._found[seq_id] = found
+        elif self.blocks.extend(seq_id, found, len(token_ids)) is None:  # a fork that waits
+            return None
+        self._slots[seq_id] = SlotNumbers([], self.storage.device)
+        return 0
 
-    def slots_of(self, request: Request) -> tuple[int, ...]:
-        """As KVCacheManager.slots_of; a fork that waits has nothing of its own yet."""
-        held = self._held.get(request.request_id)
-        if held is None or not held.is_admitted:
-            return ()
-        return tuple(self._slots(self.blocks.tables[request.request_id], 0, held.num_tokens))
+    def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
+        """The tokens that must have room before a sequence is let in: all, or it might thrash."""
+        return token_ids
 
-    def table_of(self, request: Request) -> tuple[int, ...]:
-        """As KVCacheManager.table_of: its blocks, by position."""
-        return tuple(self.blocks.tables.get(request.request_id, ()))
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        """As KVCacheManager.commit; blocks that are full now can be found by others."""
+        self.blocks.commit(seq_id, token_ids, num_computed)
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
+        """As KVCacheManager.fork, without a copy; who writes to a shared block first copies it.
+
+        If memory runs out before the child is admitted, it loses what it shares and is computed
+        like any other. ValueError for a parent without these tokens, or a child that has blocks.
+        """
+        if num_tokens:
+            self.blocks.fork(parent_id, child_id, num_tokens)
+            self._found[child_id] = num_tokens
+        return num_tokens
+
+    def free(self, seq_id: str) -> None:
+        """As KVCacheManager.free; what its full blocks hold stays there until they are taken."""
+        self.blocks.free(seq_id)
+        self._slots.pop(seq_id, None)
+        self._found.pop(seq_id, None)
+
+    def describe(self, seq_id: str) -> SequenceMemory:
+        """As KVCacheManager.describe: its blocks, and the slots of them once it is admitted."""
+        slots = self._slots[seq_id].slots if seq_id in self._slots else ()
+        return SequenceMemory(tuple(self.blocks.tables.get(seq_id, ())), tuple(slots))
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: the blocks', and tables as long as their tokens."""
+        """As KVCacheManager.check_integrity: the blocks', and that slots are tables'."""
         self.blocks.check_integrity()
         tables = self.blocks.tables
-        assert self._held.keys() == tables.keys(), f"{set(self._held)} hold, {set(tables)} have"
-        for name, held in self._held.items():
-            table, needed = tables[name], self.blocks.num_blocks_for(held.num_tokens)
-            assert needed <= len(table), f"{held.num_tokens} tokens of {name} are in {table}"
-            if held.is_admitted:
-                want = self._slots(table, 0, len(table) * self.block_size)
-                got = self._context(held, table, len(want))
-                there = range(got.start, got.stop) if isinstance(got, slice) else got.tolist()
-                assert list(there) == list(want), f"the slots of {name} are not those of {table}"
-
-    def must_fit(self, request: Request, max_new_tokens: int) -> Sequence[int]:
-        """The tokens that must have room before a request is let in: all, or it might thrash."""
-        return request.token_ids
+        assert self._found.keys() == tables.keys(), f"{set(self._found)} hold, {set(tables)} have"
+        for seq_id, found in self._found.items():
+            assert found <= len(tables[seq_id]) * self.block_size, f"{found} tokens of {seq_id}"
+        for seq_id, slots in self._slots.items():
+            want = self._slots_of(tables[seq_id])
+            assert slots.slots == want, f"the slots of {seq_id} are not those of {tables[seq_id]}"
+            slots.check_integrity()
 
     # ---- inside
 
-    def _room(self, request: Request, max_new_tokens: int) -> int | None:
-        """Blocks for the next tokens → the first table entry that is new, or None."""
-        name = request.request_id
-        held = self._held.get(name)
-        if held is None:
-            found = self.blocks.admit(name, self.must_fit(request, max_new_tokens))
-            if found is None:
-                return None
-            self._held[name] = _Held(found)
-            return 0
-        if held.is_admitted:
-            end = min(held.num_tokens + max_new_tokens, request.num_tokens)
-            return self.blocks.extend(name, held.num_tokens, end)
-        done = self.blocks.extend(name, held.num_tokens, request.num_tokens)
-        return None if done is None else 0  # its table has never been looked at
-
-    def _free(self, name: str) -> None:
-        self.blocks.free(name)
-        self._held.pop(name, None)
-
-    def _follow(self, held: _Held, table: Sequence[int], changed: int) -> None:
-        """The table is another from entry `changed` on: so are the slots."""
-        old = table[max(changed - 1, 0) :]
-        held.is_run = (held.is_run or not changed) and all(b == a + 1 for a, b in pairwise(old))
-        if held.is_run:
-            held.slots = None
-            return
-        begin, end = changed * self.block_size, len(table) * self.block_size
-        if held.slots is None or held.slots.numel() < end:
-            with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
-                grown = torch.empty(2 * end, dtype=torch.int64)  # twice the room: it moves rarely
-            if held.slots is None:
-                begin = 0
-            else:
-                grown[:begin] = held.slots[:begin]
-            held.slots = grown
-        # through an array of the same memory, a few numbers are written ten times faster
-        held.slots.numpy()[begin:end] = self._slots(table, begin, end)
-
-    def _context(self, held: _Held, table: Sequence[int], end: int) -> Slots:
-        """Where positions 0 .. end − 1 lie: a slice if all blocks are neighbours."""
-        if held.is_run:
-            start = table[0] * self.block_size
-            return slice(start, start + end)
-        assert held.slots is not None
-        return held.slots[:end].to(self._device)
-
-    def _slots(self, table: Sequence[int], start: int, end: int) -> Sequence[int]:
-        """The slots of positions start .. end − 1, block by block."""
+    def _slots_of(self, blocks: Sequence[int]) -> list[int]:
         size = self.block_size
-        first, last = start // size, (end - 1) // size
-        if first == last:
-            shift = (table[first] - first) * size  # slot − position, in one block
-            return range(start + shift, end + shift)
-        slots: list[int] = []
-        for index in range(first, last + 1):
-            shift = (table[index] - index) * size
-            slots.extend(
-                range(max(start, index * size) + shift, min(end, (index + 1) * size) + shift)
-            )
-        return slots
+        return [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
 
     def _copy_block(self, source: int, target: int, num_tokens: int) -> None:
         a, b = source * self.block_size, target * self.block_size

@@ -1,14 +1,38 @@
 """Introduced in notebook 03. Who gets what a step brought: each result exactly once.
 
-Knows requests, their owners and callbacks; knows no queue, no cache and no model.
+Whatever callbacks do, and whenever Ctrl-C comes. Knows requests, their owners and callbacks; knows
+no queue, no cache and no model.
 """
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from tutorial_engine.engine.request import Request, SampleGroup, StepOutput
 from tutorial_engine.sampling.sampler import SampledToken
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # ignored, the system's own, or not set from Python
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if came:
+            previous(*came[0])
 
 
 class Update(NamedTuple):

@@ -17,7 +17,7 @@ from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
-from tutorial_engine.engine.delivery import Inbox, Update
+from tutorial_engine.engine.delivery import Inbox, Update, interrupts_wait
 from tutorial_engine.engine.intake import (
     Intake,
     Prompt,
@@ -25,7 +25,6 @@ from tutorial_engine.engine.intake import (
     prompt_token_ids,
     sample_ids,
 )
-from tutorial_engine.engine.interrupts import interrupts_wait
 from tutorial_engine.engine.request import (
     Request,
     RequestOutput,
@@ -40,8 +39,14 @@ from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
-from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded
-from tutorial_engine.trace.history import EngineState
+from tutorial_engine.trace.events import (
+    EngineState,
+    Planned,
+    Recorder,
+    Setting,
+    StepBegan,
+    StepEnded,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +211,8 @@ class LLMEngine:
                     self._deliver(updates)
         finally:
             self._in_step = False
-            self._sweep()
+            if self._abandoned:
+                self._sweep()
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""
@@ -248,7 +254,8 @@ class LLMEngine:
     def _deliver(self, updates: Sequence[Update]) -> None:
         """Into the inbox, and to the callbacks."""
         for update in updates:
-            self._forget(update.request.group)
+            if update.request.is_over:
+                self._forget(update.request.group)
         self._inbox.deliver(updates)
 
     def _forget(self, group: SampleGroup) -> None:

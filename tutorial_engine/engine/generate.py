@@ -126,6 +126,7 @@ def _prepare(
         if own.n > 1:
             raise ValueError(f"this loop gives one continuation a prompt; n {own.n}: use LLMEngine")
         (request,) = intake.make(str(i), ids, own, name=f"prompt {i}").samples
-        request.status, request.arrival, request.first_scheduled = RequestStatus.RUNNING, now, now
+        request.status = RequestStatus.RUNNING
+        request.arrival = request.first_scheduled = now
         requests.append(request)
     return runner, requests

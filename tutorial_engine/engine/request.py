@@ -253,4 +253,4 @@ class ScheduledRequest(NamedTuple):
     @property
     def yields_token(self) -> bool:
         """Does it reach its newest token? Only then do its logits say what comes next."""
-        return self.allocation.first_position + self.num_tokens == self.request.num_tokens
+        return self.allocation.first_position + self.num_tokens == len(self.request.token_ids)

@@ -17,7 +17,7 @@ from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish
 from tutorial_engine.trace import events
-from tutorial_engine.trace.history import EngineState, RequestState
+from tutorial_engine.trace.events import EngineState, RequestState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,8 @@ class Scheduler:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
         plan = StepPlan(self.config.max_num_batched_tokens)
         self.schedule_running(plan)
-        if not (plan.preempted and plan.scheduled):  # or who was thrown out would be back at once
+        # not when somebody was thrown out: it would be back at once
+        if self.waiting and not (plan.preempted and plan.scheduled):
             self.schedule_waiting(plan)
         return plan.scheduled
 
@@ -224,7 +225,7 @@ class Scheduler:
         """
         updates = []
         for request, num_tokens, allocation in scheduled:
-            if request.is_over:  # aborted while the step was under way
+            if request.finish is not None:  # aborted while the step was under way
                 continue
             token = sampled.get(request.request_id)
             if isinstance(token, Exception):
@@ -316,7 +317,8 @@ class Scheduler:
             finish = request.append(token, self.now())
         except Exception as fault:
             return self.fail(request, fault)
-        self._record(events.TokenSampled, request, token.token_id)
+        if self.trace is not None:
+            self._record(events.TokenSampled, request, token.token_id)
         if finish is not None:
             self.end(request, RequestStatus.FINISHED, finish)
         return Update(request, token)

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
@@ -24,16 +24,15 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.engine.request import RequestOutput
-from tutorial_engine.engine.scheduler import ScheduledRequest
-from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory
+from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.lab.workload import Arrival, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, Trace
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 
 Position = int | str  # where the dial stands: a block size, or ROWS or CELLS, its two ends
 
@@ -120,36 +119,37 @@ class Dial:
         return [
             generate(
                 self.model, [one.prompt], one.params, tokenizer=self.tokenizer, max_len=self.max_len
-            )[0].token_ids
+            )[0]
+            .outputs[0]
+            .token_ids
             for one in self.arrivals
         ]
 
-    def map_at(self, position: Position) -> KVCacheManager:
-        """A new address book over the one storage."""
+    def memory_at(self, position: Position, trace: Recorder | None = None) -> KVCacheManager:
+        """A new map from positions to slots, over the one storage."""
         if position == ROWS:
             rows = self.storage.num_slots // self.max_len
-            return RowManager(StaticKVCache(self.storage, rows, self.max_len))
+            return StaticKVCache(self.storage, rows, self.max_len, trace)
         if position == CELLS:
             config = self.model.config
             rope = RotaryEmbedding(config.head_dim, config.rope_theta).to(self.model.device)
-            return CellKVCache(self.storage, rope)
+            return CellKVCache(self.storage, rope, trace)
         if isinstance(position, str):
             raise ValueError(f"the dial has block sizes, {ROWS!r} and {CELLS!r}; got {position!r}")
-        return PagedKVCache(self.storage, position, max_len=self.max_len)
+        return PagedKVCache(self.storage, position, max_len=self.max_len, trace=trace)
 
     def at(self, position: Position) -> DialPoint:
         """Run all requests there, once, and count."""
         recorder = Recorder()
-        engine = self._engine(position, recorder)
-        runner = engine.model_runner = _Gathering(self.model, self.storage)
-        outputs = self._serve(engine)
+        runner = _Gathering(self.model, self.storage)
+        outputs = self._serve(self._engine(self.memory_at(position, recorder), runner))
         trace = recorder.trace()
         history = PoolHistory.of(trace)
         found = [e.num_cached for e in trace.events if isinstance(e, events.Admitted)]
         return DialPoint(
             history.pool,
             history.names,
-            history.moments,
+            history.snapshots,
             position,
             trace,
             tokens_found=sum(found),
@@ -160,16 +160,16 @@ class Dial:
             tokens_equal=[o.outputs[0].token_ids for o in outputs] == self.expected,
         )
 
-    def _engine(self, position: Position, recorder: Recorder | None = None) -> LLMEngine:
-        for shelf in (self.storage.k, self.storage.v):
-            shelf.fill_(float("nan"))  # nobody may read what the map before has left
+    def _engine(self, memory: KVCacheManager, runner: ModelRunner) -> LLMEngine:
+        for tensor in (self.storage.k, self.storage.v):
+            tensor.fill_(float("nan"))  # nobody may read what the map before has left
         return LLMEngine(
             self.model,
             self.tokenizer,
             self.config,
-            memory=self.map_at(position),
+            memory=memory,
             clock=VirtualClock(),
-            trace=recorder,
+            runner=runner,
         )
 
     def _serve(self, engine: LLMEngine) -> list[RequestOutput]:
@@ -178,17 +178,17 @@ class Dial:
 
     def measure(self, position: Position) -> Measured:
         """The same run once more, without a recorder, by the wall clock."""
-        engine, watch = self._engine(position), _Stopwatch()
-        for name in ("allocate", "commit", "free"):  # of this one map
-            setattr(engine.memory, name, watch.around(getattr(engine.memory, name)))
+        memory = _Timed(self.memory_at(position))
+        runner = ModelRunner(self.model, self.storage)
+        engine = self._engine(cast(KVCacheManager, memory), runner)
         began = time.perf_counter()
         outputs = self._serve(engine)
         seconds = time.perf_counter() - began
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        return Measured(tokens / seconds, watch.seconds / engine.model_runner.num_tokens)
+        return Measured(tokens / seconds, memory.seconds / runner.num_tokens)
 
 
-def turn(
+def sweep_block_sizes(
     model: Qwen3ForCausalLM,
     arrivals: Sequence[Arrival],
     block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
@@ -248,14 +248,16 @@ def sharing(
 class _Gathering(ModelRunner):
     """Counts the bytes that reading a step's contexts copies: slices are views and cost none."""
 
-    num_bytes = 0
+    def __init__(self, model: Qwen3ForCausalLM, storage: KVStorage) -> None:
+        super().__init__(model, storage)
+        self.bytes_per_token, self.num_bytes = storage.spec.bytes_per_token, 0
 
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
         """As ModelRunner.run."""
-        for share in scheduled:
-            slots = share.allocation.context_slots
+        for one in scheduled:
+            slots = one.allocation.context_slots
             if isinstance(slots, torch.Tensor):  # K and V, in every layer
-                self.num_bytes += slots.numel() * self.storage.spec.bytes_per_token
+                self.num_bytes += slots.numel() * self.bytes_per_token
         return super().run(scheduled)
 
 
@@ -265,14 +267,19 @@ def _best(runs: Sequence[Measured]) -> Measured:
     return Measured(max(speeds), min(costs))
 
 
-class _Stopwatch:
-    """Adds up the seconds that calls take."""
+class _Timed:
+    """A memory that adds up the seconds which its allocate, commit and free take."""
 
-    seconds = 0.0
+    def __init__(self, memory: KVCacheManager) -> None:
+        self._memory, self.seconds = memory, 0.0
+        self.allocate = self._around(memory.allocate)
+        self.commit = self._around(memory.commit)
+        self.free = self._around(memory.free)
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, with its time added here."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)  # all else is the memory's own
 
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
             try:

@@ -14,7 +14,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.batch import Batch
+from tutorial_engine.engine.intake import check_token_ids
+from tutorial_engine.engine.request import Request
 
 MakeCache = Callable[[], Any]  # a fresh `past_key_values`
 
@@ -35,57 +36,42 @@ class TransformersRunner:
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        self._pasts: dict[int, Any] = {}
-        self._sequences: dict[int, list[int]] = {}
-
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seq_ids: Sequence[int],
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """As Runner.prefill."""
-        if chunk_size is not None:
-            at_least_one("chunk_size", chunk_size)
-        self._check_ids(prompts)
-        logits = []
-        for seq_id, prompt in zip(seq_ids, prompts, strict=True):
-            fresh = self.make_cache if self.use_cache else None
-            self._pasts[seq_id] = fresh() if fresh else None
-            self._sequences[seq_id] = []
-            step = chunk_size or len(prompt)
-            for start in range(0, len(prompt), step):
-                last = self._run(seq_id, prompt[start : start + step])
-            logits.append(last)
-        return torch.stack(logits)
-
-    def decode(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Tensor:
-        """As Runner.decode."""
-        self._check_ids([tokens])
-        pairs = zip(seq_ids, tokens, strict=True)
-        return torch.stack([self._run(seq_id, [token]) for seq_id, token in pairs])
-
-    def _check_ids(self, sequences: Sequence[Sequence[int]]) -> None:
-        """All of them, before anything runs: then no sequence is ahead of another."""
-        for ids in sequences:
-            bad = [i for i in ids if not 0 <= i < self.vocab_size]
-            if bad or not ids:
-                what = f"token id {bad[0]}" if bad else "no token"
-                raise ValueError(f"{what} to run; ids run from 0 to {self.vocab_size - 1}")
+        self._pasts: dict[str, Any] = {}  # request_id -> its `past_key_values`
 
     @torch.inference_mode()
-    def _run(self, seq_id: int, new: Sequence[int]) -> Tensor:
-        """The next tokens of one sequence → logits of the last, [V] fp32."""
-        history = self._sequences[seq_id]
-        history.extend(new)
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        """As Runner.run. ValueError for a bad token, before anything runs."""
+        if chunk_size is not None:
+            at_least_one("chunk_size", chunk_size)
+            if not self.use_cache:
+                raise ValueError("chunked prefill needs a cache (use_cache=True)")
+        for request in requests:
+            new = request.token_ids[request.num_computed_tokens :]
+            check_token_ids(f"request {request.request_id}", new, self.vocab_size)
+        return torch.stack([self._run_alone(request, chunk_size) for request in requests])
+
+    def _run_alone(self, request: Request, chunk_size: int | None) -> Tensor:
+        """All that is not computed yet of a request → logits of its last token, [V] fp32."""
+        name = request.request_id
+        if not self.use_cache:
+            return self._forward(request.token_ids, None)[0]
+        if request.num_computed_tokens == 0:
+            self._pasts[name] = self.make_cache() if self.make_cache else None
+        while request.num_new_tokens:
+            start = request.num_computed_tokens
+            new = request.token_ids[start : start + (chunk_size or request.num_new_tokens)]
+            logits, self._pasts[name] = self._forward(new, self._pasts[name])
+            request.num_computed_tokens += len(new)
+        return logits
+
+    def _forward(self, token_ids: Sequence[int], past: Any) -> tuple[Tensor, Any]:
         out = self.model(
-            torch.tensor([new if self.use_cache else history], device=self.model.device),
-            past_key_values=self._pasts[seq_id],
+            torch.tensor([token_ids], device=self.model.device),
+            past_key_values=past,
             use_cache=self.use_cache,
             logits_to_keep=1,
         )
-        self._pasts[seq_id] = out.past_key_values
-        return out.logits[0, -1].float()
+        return out.logits[0, -1].float(), out.past_key_values
 
 
 class _OurLayer(CacheLayerMixin):
@@ -112,7 +98,7 @@ class _OurLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Tokens cached, the same in every layer."""
-        return self.owner.cache.seq_lens[0]
+        return self.owner.num_tokens
 
     def get_max_length(self) -> int:
         """Tokens that a row can hold."""
@@ -120,15 +106,16 @@ class _OurLayer(CacheLayerMixin):
 
 
 class OurCache(Cache):
-    """A StaticKVCache that transformers takes as `past_key_values`. Row b is row b of its batch.
+    """An unused StaticKVCache that transformers takes as `past_key_values`, row b for its row b.
 
-    All rows advance together, as transformers' padded batches do. No beam search, no cropping.
+    All rows advance together, as transformers' padded batches do: each has `num_tokens`. No beam
+    search, no cropping.
     """
 
     def __init__(self, cache: StaticKVCache) -> None:
-        self.cache = cache
+        self.cache, self.num_tokens = cache, 0
         self.num_layers = cache.storage.spec.num_layers
-        self._batch: Batch | None = None
+        self._slots = torch.empty(0)  # of the new tokens, [B * n]
         super().__init__(layers=[_OurLayer(self, layer) for layer in range(self.num_layers)])
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,18 +126,26 @@ class OurCache(Cache):
         rows, _, new, _ = k.shape
         if rows != self.cache.num_rows:
             raise ValueError(f"the cache has {self.cache.num_rows} rows, the batch has {rows}")
-        if len(set(self.cache.seq_lens)) > 1:
-            raise ValueError(f"rows advance together here, these hold {self.cache.seq_lens} tokens")
+        end = self.num_tokens + new
         if layer == 0:
-            self._batch = self.cache.batch([[0] * new] * rows)  # addresses need no real ids
-        assert self._batch is not None, "layer 0 comes first"
+            self._slots = self._allocate(new)
         flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))  # [B * n, H_kv, D]
-        self.cache.update(layer, flat_k, flat_v, self._batch)
-        end = self.cache.seq_lens[0] + new
+        self.cache.storage.write(layer, self._slots, flat_k, flat_v)
         if layer == self.num_layers - 1:
-            self.cache.commit(self._batch)
-        all_k, all_v = self.cache.rows()
+            self.num_tokens = end
+        all_k, all_v = self.cache.by_rows()
         return all_k[layer, :, :, :end], all_v[layer, :, :, :end]
+
+    def _allocate(self, new: int) -> Tensor:
+        """The slots of so many more tokens of every row."""
+        ids = [0] * (self.num_tokens + new)  # slots do not depend on what the tokens are
+        slots: list[int] = []
+        for row in range(self.cache.num_rows):
+            allocation = self.cache.allocate(f"row {row}", ids, self.num_tokens, new)
+            if allocation is None or self.cache.describe(f"row {row}").table != (row,):
+                raise ValueError("other sequences are in this cache: give OurCache one of its own")
+            slots += allocation.new_slots
+        return torch.tensor(slots, device=self.cache.storage.device)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: ValueError."""
@@ -162,4 +157,4 @@ class OurCache(Cache):
 
     def reset(self) -> None:
         """Forget all rows."""
-        self.cache.reset()
+        self.num_tokens = 0

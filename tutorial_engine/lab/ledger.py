@@ -1,58 +1,47 @@
 """Introduced in notebook 02. The equality ledger: every path against one reference, in numbers.
 
-Knows paths only as runners. Later notebooks add a Path; nothing else has to change.
+A path is a function from prompts to the logits of every step: through a runner (notebook 02),
+through the engine (03), through its memories (04). Another one is one more function; nothing else
+has to change. Knows runners, the engine and its memories from outside.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.trace.events import Admitted, Event, Forked, Preempted, Recorder
 
 REFERENCE = "no cache"
 SAFE_MARGIN = 1e-3  # top1 − top2 above this: rounding cannot swap two tokens
+BLOCK_SIZES = (1, 4, 16, 256)
 
 
-class AnyPath(Protocol):
+class LedgerPath(Protocol):
     """One way to the same tokens."""
 
-    def run(
+    def __call__(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
     ) -> Tensor:
         """Logits of every step, [S, num_tokens, V]; fed with tokens [S, num_tokens], or its own."""
         ...
 
 
-@dataclass(frozen=True)
-class Path:
-    """A path through a runner: a fresh one for n sequences, and how the prompts go in."""
-
-    make_runner: Callable[[int], Runner]
-    together: bool = False  # all prompts in one batch, or each alone
-    chunk_size: int | None = None
-
-    def run(
-        self, prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
-    ) -> Tensor:
-        """As AnyPath.run."""
-        if not self.together and len(prompts) > 1:
-            alone = [
-                self.run([prompt], num_tokens, None if tokens is None else tokens[s : s + 1])
-                for s, prompt in enumerate(prompts)
-            ]
-            return torch.cat(alone)
-        runner, seq_ids = self.make_runner(len(prompts)), list(range(len(prompts)))
-        steps = [runner.prefill(prompts, seq_ids, self.chunk_size)]
-        for step in range(num_tokens - 1):
-            forced = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
-            steps.append(runner.decode(forced.tolist(), seq_ids))
-        return torch.stack(steps, dim=1)
+# -- verdicts -------------------------------------------------------------------------------------
 
 
 class LedgerRow(NamedTuple):
@@ -81,24 +70,8 @@ class LedgerRow(NamedTuple):
         return self.within and self.equal == self.steps
 
 
-def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Path]:
-    """The paths through this engine, name -> Path, the reference first."""
-
-    def static(num_seqs: int) -> Runner:
-        return make_runner(model, num_seqs=num_seqs, max_len=max_len)
-
-    return {
-        REFERENCE: Path(lambda _: RecomputeRunner(model)),
-        "torch.cat cache": Path(lambda _: CachedRunner(model, GrowingKVCache(model.device))),
-        "static cache": Path(static),
-        "chunked, 3 tokens": Path(static, chunk_size=3),
-        "batched, unequal prompts": Path(static, together=True),
-        "batched and chunked": Path(static, together=True, chunk_size=2),
-    }
-
-
 def ledger(
-    paths: Mapping[str, AnyPath],
+    paths: Mapping[str, LedgerPath],
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     reference: str = REFERENCE,
@@ -111,14 +84,14 @@ def ledger(
     """
     if reference not in paths:
         raise ValueError(f"no path {reference!r}; there are {sorted(paths)}")
-    want = paths[reference].run(prompts, num_tokens)
+    want = paths[reference](prompts, num_tokens)
     tokens = want.argmax(-1)  # [S, steps]
     best = want.topk(2).values
     margin = float((best[..., 0] - best[..., 1]).min())
     tolerance = 1e-4 * max(1.0, float(want.abs().max()))
     rows = []
     for name, path in paths.items():
-        got = path.run(prompts, num_tokens, tokens)
+        got = path(prompts, num_tokens, tokens)
         difference = float((got - want).abs().max())
         equal = int((got.argmax(-1) == tokens).sum())
         of_all = (difference, tolerance, equal, tokens.numel(), margin)
@@ -137,3 +110,230 @@ def table(rows: Sequence[LedgerRow]) -> str:
     safe = "above" if rows[0].margin > SAFE_MARGIN else "BELOW"
     lines.append(f"tolerance: 1e-4 · largest logit; smallest top1 − top2 is {safe} {SAFE_MARGIN:g}")
     return "\n".join(lines)
+
+
+# -- notebook 02: through a runner ----------------------------------------------------------------
+
+
+def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+    """Name → path without a scheduler: the reference, the caches, chunks and batches."""
+
+    def static(num_seqs: int) -> Runner:
+        return make_runner(model, num_seqs=num_seqs, max_len=max_len)
+
+    def growing(_: int) -> Runner:
+        return CachedRunner(model, GrowingKVCache())  # type: ignore[arg-type] # its own storage
+
+    return {
+        REFERENCE: runner_path(lambda _: RecomputeRunner(model)),
+        "torch.cat cache": runner_path(growing),
+        "static cache": runner_path(static),
+        "chunked, 3 tokens": runner_path(static, chunk_size=3),
+        "batched, unequal prompts": runner_path(static, together=True),
+        "batched and chunked": runner_path(static, together=True, chunk_size=2),
+    }
+
+
+def runner_path(
+    make_runner: Callable[[int], Runner], together: bool = False, chunk_size: int | None = None
+) -> LedgerPath:
+    """Through a fresh runner for n sequences: all prompts in one batch, or each alone."""
+
+    def path(
+        prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        if not together and len(prompts) > 1:
+            alone = [
+                path([prompt], num_tokens, None if tokens is None else tokens[s : s + 1])
+                for s, prompt in enumerate(prompts)
+            ]
+            return torch.cat(alone)
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        requests = [Request(str(s), prompt, params) for s, prompt in enumerate(prompts)]
+        runner = make_runner(len(prompts))
+        steps = [runner.run(requests, chunk_size)]
+        for step in range(num_tokens - 1):
+            chosen = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
+            for request, token in zip(requests, chosen.tolist(), strict=True):
+                request.append(SampledToken(token), now=0.0)
+            steps.append(runner.run(requests))
+        return torch.stack(steps, dim=1)
+
+    return path
+
+
+# -- notebook 03: through the engine --------------------------------------------------------------
+
+
+class ForcedSampler(Sampler):
+    """Says given tokens (its own greedy ones where none are given) and keeps the logits it saw."""
+
+    def __init__(self, params: SamplingParams, tokens: Iterable[int] | None = None) -> None:
+        super().__init__(params)
+        self.logits: list[Tensor] = []
+        self._tokens = None if tokens is None else list(tokens)
+
+    def sample(self, logits: Tensor) -> SampledToken:
+        """As Sampler.sample; logits [V] that are no numbers are refused there."""
+        token = super().sample(logits)
+        self.logits.append(logits.clone())
+        return token if self._tokens is None else SampledToken(self._tokens[len(self.logits) - 1])
+
+
+def engine_paths(
+    model: Qwen3ForCausalLM, neighbours: Sequence[Sequence[int]], max_len: int = 128
+) -> dict[str, LedgerPath]:
+    """Name → path through the engine; `neighbours` are other prompts for two of them."""
+
+    def engine(budget: int) -> Callable[[], LLMEngine]:
+        config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=budget)
+        return lambda: LLMEngine(model, config=config)
+
+    def shuffled(n: int) -> list[int]:
+        return random.Random(n).sample(range(n), n)
+
+    others = neighbours
+    return {
+        "engine, batched": engine_path(engine(512)),
+        "engine, chunked prefill, budget 4": engine_path(engine(4)),
+        "engine, random arrival order": engine_path(engine(16), order=shuffled, apart=2),
+        "engine, neighbours": engine_path(engine(16), neighbours=others),
+        "engine, a neighbour aborted": engine_path(engine(16), neighbours=others, abort_after=3),
+    }
+
+
+def engine_path(
+    make_engine: Callable[[], LLMEngine],
+    order: Callable[[int], Sequence[int]] = range,
+    apart: int = 0,
+    neighbours: Sequence[Sequence[int]] = (),
+    abort_after: int | None = None,
+    samples: int = 1,
+) -> LedgerPath:
+    """Through an engine, each of its steps followed by an integrity check.
+
+    The prompts come in this `order`, `apart` steps from one to the next (0: all at once).
+    `neighbours` are prompts that run along until `abort_after` steps (None: to the end). With
+    several `samples` of each prompt the logits are the last one's.
+    """
+
+    def path(
+        prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        engine = make_engine()
+        params = greedy = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        if samples > 1:  # who draws is chosen below
+            params = replace(params, n=samples, temperature=1.0)
+        forced = [None] * len(prompts) if tokens is None else tokens.tolist()
+        several = [[ForcedSampler(greedy, own) for _ in range(samples)] for own in forced]
+        watched = [own[-1] for own in several]
+        long = SamplingParams(max_tokens=10**6, ignore_eos=True)
+        others = {engine.add_request(prompt, long) for prompt in neighbours}
+        to_come, step = list(order(len(prompts))), 0
+        while to_come or any(len(sampler.logits) < num_tokens for sampler in watched):
+            while to_come and step >= apart * (len(prompts) - len(to_come)):
+                i = to_come.pop(0)
+                engine.add_request(prompts[i], params, sampler=several[i])
+            if step == abort_after:
+                for request_id in others & engine.requests.keys():
+                    engine.abort(request_id)
+            if not to_come and not engine.has_unfinished_requests:
+                raise ValueError(f"a request ended before its {num_tokens} tokens: raise max_len")
+            engine.step()
+            engine.check_integrity()
+            step += 1
+        return torch.stack([torch.stack(sampler.logits) for sampler in watched])
+
+    return path
+
+
+# -- notebook 04: through the engine's memories ---------------------------------------------------
+
+
+def memory_paths(
+    model: Qwen3ForCausalLM, max_len: int = 128, budget: int = 64
+) -> dict[str, LedgerPath]:
+    """Name → path on pages and on cells: blocks of each size, prefixes found, forks.
+
+    And memory that runs out: that takes two prompts at least; the warm row a prompt of over 4
+    tokens.
+    """
+
+    def pages(size: int, caching: bool = False, **does: bool) -> LedgerPath:
+        def memory(num_tokens: int, trace: Recorder) -> KVCacheManager:
+            return PagedKVCache.from_config(
+                model.config,
+                block_size=size,
+                num_blocks=-(-num_tokens // size),
+                dtype=model.dtype,
+                device=model.device,
+                prefix_caching=caching,
+                trace=trace,
+            )
+
+        return memory_path(model, memory, max_len, budget, **does)
+
+    def cells(**does: bool) -> LedgerPath:
+        def memory(num_tokens: int, trace: Recorder) -> KVCacheManager:
+            return CellKVCache.from_config(
+                model.config, num_tokens, dtype=model.dtype, device=model.device, trace=trace
+            )
+
+        return memory_path(model, memory, max_len, budget, **does)
+
+    return {
+        **{f"pages, blocks of {size}": pages(size) for size in BLOCK_SIZES},
+        "pages, prefix cache, cold": pages(4, caching=True, warm=False),
+        "pages, prefix cache, warm": pages(4, caching=True, warm=True),
+        "pages, preempted and resumed": pages(2, scarce=True),
+        "pages, forked": pages(4, forked=True),
+        "cells": cells(),
+        "cells, preempted and resumed": cells(scarce=True),
+        "cells, forked": cells(forked=True),
+    }
+
+
+def memory_path(
+    model: Qwen3ForCausalLM,
+    make_memory: Callable[[int, Recorder], KVCacheManager],
+    max_len: int,
+    budget: int,
+    *,
+    warm: bool | None = None,
+    scarce: bool = False,
+    forked: bool = False,
+) -> LedgerPath:
+    """Through an engine on a memory. ValueError if it did not do what its name says.
+
+    `make_memory` is told how many tokens it should hold. `warm`: all prompts were served before,
+    and are found. `scarce`: the memory holds one request, so that others give way and are computed
+    again. `forked`: two continuations of each prompt, and the logits are the second one's.
+    """
+    samples = 2 if forked else 1
+
+    def path(
+        prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
+    ) -> Tensor:
+        longest = max(len(prompt) for prompt in prompts) + num_tokens
+        room = longest if scarce else max_len * (samples * len(prompts) + 1)
+        config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=budget)
+        recorder = Recorder()
+        memory = make_memory(room, recorder)
+        engine = LLMEngine(model, config=config, memory=memory)
+        if warm:
+            engine.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True))
+        before = len(recorder.events)
+        logits = engine_path(lambda: engine, samples=samples)(prompts, num_tokens, tokens)
+        check(recorder.events[before:])
+        return logits
+
+    def check(events: Sequence[Event]) -> None:
+        hits = sum(event.num_cached for event in events if isinstance(event, Admitted))
+        if warm is not None and warm != (hits > 0):
+            raise ValueError(f"{hits} tokens were found: the prompts are too short, or alike")
+        if scarce and not any(isinstance(event, Preempted) for event in events):
+            raise ValueError("nobody gave way: give more prompts, or ask for more tokens")
+        if forked and not any(event.num_tokens for event in events if isinstance(event, Forked)):
+            raise ValueError("nothing was shared: the prompts are too short")
+
+    return path

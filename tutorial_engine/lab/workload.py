@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.prompts import Prompt
+from tutorial_engine.engine.intake import Prompt
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.sampling.params import SamplingParams
 

@@ -1,4 +1,11 @@
 """Introduced in notebook 01. What makes a notebook a lesson: predictions, checks, and the build.
 
-The engine never imports it.
+`checks_NN` and `bugs_NN` belong to notebook NN. It may know everything below it; the engine never
+imports it.
 """
+
+from tutorial_engine.learn.predict import Predictions
+from tutorial_engine.learn.source import show_source
+from tutorial_engine.learn.verdict import check_close
+
+__all__ = ["Predictions", "check_close", "show_source"]

@@ -208,7 +208,7 @@ def check_mended(
                     f"{list(tokens[0])}: it was given blocks with another's tokens{said}",
                 )
         if said:
-            return Verdict(False, f"mended: the tokens are right, the books are not{said}")
+            return Verdict(False, f"mended: the tokens are right, the bookkeeping is not{said}")
         ours = through(BlockManager)
         if theirs.num_found != ours.num_found:
             return Verdict(

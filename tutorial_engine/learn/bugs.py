@@ -5,6 +5,7 @@ Each one runs without an error, fits every shape, and changes the result.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _up_gated_by_gate(self: layers.SiluAndMul, x: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-Zoo = Mapping[str, tuple[object, str, Callable | property]]
+Zoo = Mapping[str, tuple[object, str, Callable | property | classmethod]]
 
 # name -> (where the right code stands, its name there, the wrong code)
 BUGS_01: Zoo = {
@@ -65,7 +66,7 @@ def planted(name: str, zoo: Zoo = BUGS_01) -> Iterator[None]:
     if name not in zoo:
         raise ValueError(f"no bug {name!r}; there are {sorted(zoo)}")
     owner, attribute, wrong = zoo[name]
-    right = getattr(owner, attribute)
+    right = getattr_static(owner, attribute)  # the thing itself: a classmethod stays one
     setattr(owner, attribute, wrong)
     try:
         yield

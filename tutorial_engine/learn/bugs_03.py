@@ -8,20 +8,25 @@ from dataclasses import replace
 
 import torch
 
-from tutorial_engine.engine import model_runner, scheduler, step_plan
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.step_plan import ScheduledRequest, StepPlan
+from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.learn.bugs import Zoo
-from tutorial_engine.model.batch import Batch
-from tutorial_engine.sampling import sampler as sampling
+from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
 
-_right_batch = model_runner.ModelRunner.batch
-_right_sampler = sampling.Sampler.__init__
+_right_batch = Batch.from_allocations
+_right_sampler = Sampler.__init__
 
 
-def _neighbours_row(self: model_runner.ModelRunner, scheduled: Sequence[ScheduledRequest]) -> Batch:
-    batch = _right_batch(self, scheduled)
+def _neighbours_row(
+    cls: type[Batch],
+    sequences: Sequence[Sequence[int]],
+    allocations: Sequence[Allocation],
+    seq_ids: Sequence[str],
+    device: torch.device | str = "cpu",
+) -> Batch:
+    batch = _right_batch(sequences, allocations, seq_ids, device)
     contexts = list(batch.context_slots)
     decodes = [i for i, n in enumerate(batch.query_lens) if n == 1]
     for i, j in zip(decodes[::2], decodes[1::2], strict=False):
@@ -34,24 +39,20 @@ def _answers_early(self: ScheduledRequest) -> bool:
 
 
 def _one_generator(
-    self: sampling.Sampler, params: SamplingParams, eos_token_ids: Sequence[int] = ()
+    self: Sampler, params: SamplingParams, eos_token_ids: Sequence[int] = ()
 ) -> None:
     _right_sampler(self, params, eos_token_ids)
     self._generator = torch.default_generator
     torch.default_generator.manual_seed(params.seed or 0)
 
 
-def _budget_for_each(self: scheduler.Scheduler, request: Request, plan: StepPlan) -> int:
+def _budget_for_each(self: Scheduler, request: Request, plan: StepPlan) -> int:
     return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
 BUGS_03: Zoo = {
-    "a half-read prompt answers": (
-        step_plan.ScheduledRequest,
-        "yields_token",
-        property(_answers_early),
-    ),
-    "a neighbour's row is read": (model_runner.ModelRunner, "batch", _neighbours_row),
-    "one generator for all requests": (sampling.Sampler, "__init__", _one_generator),
-    "each request has the whole budget": (scheduler.Scheduler, "share", _budget_for_each),
+    "a half-read prompt answers": (ScheduledRequest, "yields_token", property(_answers_early)),
+    "a neighbour's row is read": (Batch, "from_allocations", classmethod(_neighbours_row)),
+    "one generator for all requests": (Sampler, "__init__", _one_generator),
+    "each request has the whole budget": (Scheduler, "num_tokens_to_run", _budget_for_each),
 }

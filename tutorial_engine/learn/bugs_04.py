@@ -90,18 +90,20 @@ class Served(NamedTuple):
 def pages(
     model: Qwen3ForCausalLM, num_blocks: int, blocks: type[BlockManager] = BlockManager
 ) -> PagedKVCache:
-    """A pool of blocks of 4, with NaN in all that nobody wrote, under a block manager of yours."""
+    """A pool of blocks of 4, NaN where nobody wrote, under a block manager of yours; traced."""
     memory = PagedKVCache.from_config(
         model.config,
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         dtype=model.dtype,
         device=model.device,
+        trace=Recorder(),
     )
-    for shelf in (memory.storage.k, memory.storage.v):
-        shelf.fill_(float("nan"))
+    for tensor in (memory.storage.k, memory.storage.v):
+        tensor.fill_(float("nan"))
     if blocks is not BlockManager:
-        memory.blocks = blocks(num_blocks, BLOCK_SIZE, copy=memory._copy_block)
+        copy, trace = memory._copy_block, memory.trace
+        memory.blocks = blocks(num_blocks, BLOCK_SIZE, copy=copy, trace=trace)
     return memory
 
 
@@ -112,8 +114,11 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> Served:
-    """Run the prompts to their end, with an integrity check after each step. None: on rows."""
-    recorder = Recorder()
+    """Run the prompts to their end, with an integrity check after each step. None: on rows.
+
+    What was found is read from the memory's trace.
+    """
+    recorder = Recorder() if memory is None else memory.trace
     engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock(), trace=recorder)
     for name, prompt in prompts.items():
         engine.add_request(prompt, params, name)
@@ -130,7 +135,8 @@ def serve(
             engine.check_integrity()
         except AssertionError as said:
             complaint = complaint or str(said)
-    found = sum(event.num_cached for event in recorder.events if isinstance(event, Admitted))
+    events = [] if recorder is None else recorder.events
+    found = sum(event.num_cached for event in events if isinstance(event, Admitted))
     return Served(tokens, found, complaint)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import top_p
 
@@ -21,7 +22,8 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
         draw = torch.Generator().manual_seed(1)
         theirs, ours, first = make_cache(), GrowingKVCache(), 0
         for new in (4, 1, 2, 1):
-            batch = ours.batch([[0] * new])
+            allocation = ours.allocate("a", [0] * (first + new), first, new)
+            batch = Batch.from_allocations([[0] * new], [allocation], ["a"])
             for layer in (0, 1):
                 k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
                 got = theirs.update(layer, k, v, batch)
@@ -31,7 +33,6 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
                 bad = _wrong_history(got[0], ours.update(layer, k, v, batch)[0], (k, v), layer)
                 if bad is not None:
                     return bad
-            ours.commit(batch)
             first += new
         return Verdict(True, f"update: {first} tokens in 4 steps, 2 layers, nothing lost")
 

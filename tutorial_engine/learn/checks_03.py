@@ -12,7 +12,7 @@ from tutorial_engine.trace.events import Admitted, Trace
 Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
 
 
-def check_share(function: Callable[[int, int, int], int]) -> Verdict:
+def check_num_tokens(function: Callable[[int, int, int], int]) -> Verdict:
     """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
     cases = {
         "a prompt that fits": (10, 0, 16),
@@ -26,23 +26,24 @@ def check_share(function: Callable[[int, int, int], int]) -> Verdict:
     def run() -> Verdict:
         for what, (known, computed, budget) in cases.items():
             got, want = function(known, computed, budget), min(known - computed, budget)
-            bad = not_done("share", got)
+            bad = not_done("num_tokens_to_run", got)
             if bad is not None:
                 return bad
             if got == want and isinstance(got, int) and not isinstance(got, bool):
                 continue
             if not isinstance(got, int) or isinstance(got, bool):
-                return Verdict(False, f"share: got {got!r}, which is no whole number")
+                return Verdict(False, f"num_tokens_to_run: got {got!r}, which is no whole number")
             mistakes = {
                 known - computed: "that is more than the budget has left",
                 budget: "that is more than the request has left to run",
                 min(known, budget): "some of its tokens are computed already",
             }
             why = mistakes.get(got, f"expected {want}")
-            return Verdict(False, f"share: {what}, {known, computed, budget}: got {got}; {why}")
-        return Verdict(True, "share: prefill, chunk, decode and recompute, one rule")
+            case = f"{what}, {known, computed, budget}"
+            return Verdict(False, f"num_tokens_to_run: {case}: got {got}; {why}")
+        return Verdict(True, "num_tokens_to_run: prefill, chunk, decode and recompute, one rule")
 
-    return guarded("share", run)
+    return guarded("num_tokens_to_run", run)
 
 
 def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
@@ -61,11 +62,11 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
         """The rule; with `first` the mistake of letting the waiting go first."""
         room = max(0, most - len(running))
         order = [*waiting[:room], *running] if first else [*running, *waiting[:room]]
-        shares = {}
+        planned = {}
         for name, left in order:
-            shares[name] = min(left, budget)
-            budget -= shares[name]
-        return {name: n for name, n in shares.items() if n}
+            planned[name] = min(left, budget)
+            budget -= planned[name]
+        return {name: n for name, n in planned.items() if n}
 
     def run() -> Verdict:
         for running, waiting, budget, most in cases:
@@ -157,7 +158,7 @@ def _watched(policy: type[Scheduler], method: str) -> type[Scheduler]:
             raise _NotDone
         if method == "next_waiting" and not isinstance(got, Request):
             raise ValueError(f"return one of self.waiting, a request, not {got!r}")
-        if method == "share" and args and got > args[0].num_new_tokens:  # type: ignore[attr-defined]
+        if method == "num_tokens_to_run" and args and got > args[0].num_new_tokens:  # type: ignore[attr-defined]
             raise ValueError("that is more than the request has left to run (num_new_tokens)")
         return got
 
@@ -170,13 +171,13 @@ def check_budget(policy: type[Scheduler]) -> Verdict:
     def run() -> Verdict:
         budget = LIMITS.max_num_batched_tokens
         try:
-            theirs = steps(dry_run(_watched(policy, "share"), JOBS, LIMITS))
+            theirs = steps(dry_run(_watched(policy, "num_tokens_to_run"), JOBS, LIMITS))
         except _NotDone:
-            return Verdict(None, "not done yet: share returns None")
-        for number, shares in enumerate(theirs):
-            total = sum(shares.values())
+            return Verdict(None, "not done yet: num_tokens_to_run returns None")
+        for number, ran in enumerate(theirs):
+            total = sum(ran.values())
             if total > budget:
-                told = ", ".join(f"{name} {n}" for name, n in shares.items())
+                told = ", ".join(f"{name} {n}" for name, n in ran.items())
                 return Verdict(False, f"budget: step {number} runs {told} = {total} > {budget}")
         ours = steps(dry_run(Scheduler, JOBS, LIMITS))
         if theirs != ours:

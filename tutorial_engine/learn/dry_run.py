@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.memory import RowManager
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken, Sampler
-from tutorial_engine.sampling.stopping import StopChecker
-from tutorial_engine.trace.events import Recorder, Scheduled, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.sampling.sampler import SampledToken
+from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.trace.history import history
 
 
 class Job(NamedTuple):
@@ -38,9 +37,9 @@ def dry_run(
     longest = max(job.prompt_len + job.new_tokens for job in jobs) + 1
     spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=1, v_head_dim=1)
     rows = config.max_num_seqs
-    cache = StaticKVCache(KVStorage(spec, rows * longest), rows, longest)
     clock, trace = VirtualClock(), Recorder()
-    scheduler = policy(config, RowManager(cache, trace), clock.now, trace)
+    memory = StaticKVCache(KVStorage(spec, rows * longest), rows, longest, trace)
+    scheduler = policy(config, memory, clock.now, trace)
     settings: dict[str, Setting] = {
         "policy": policy.__name__,
         "max_num_seqs": rows,
@@ -53,17 +52,17 @@ def dry_run(
         for job in [job for job in to_come if job.from_step <= trace.step]:
             to_come.remove(job)
             params = SamplingParams(max_tokens=job.new_tokens)
-            prompt, checker = [0] * job.prompt_len, StopChecker(params)
-            scheduler.add(Request(job.name, prompt, Sampler(params), checker, clock.now()))
+            scheduler.add(Request(job.name, [0] * job.prompt_len, params, arrival=clock.now()))
         if scheduler.has_unfinished:
             trace.record(StepBegan)
             scheduled = scheduler.schedule()
             if not scheduled:
                 raise RuntimeError(f"step {trace.step} runs no token, and there is work to do")
-            num_tokens = sum(share.num_tokens for share in scheduled)
+            trace.record(Planned)
+            num_tokens = sum(one.num_tokens for one in scheduled)
             clock.forward_done(num_tokens)
-            due = [share.request.request_id for share in scheduled if share.yields_token]
-            list(scheduler.update(scheduled, dict.fromkeys(due, SampledToken(0))))
+            due = [one.request.request_id for one in scheduled if one.yields_token]
+            scheduler.update(scheduled, dict.fromkeys(due, SampledToken(0)))
             scheduler.check_integrity()
             trace.record(StepEnded, num_tokens)
         trace.step += 1
@@ -74,10 +73,5 @@ def dry_run(
 
 def steps(trace: Trace) -> list[dict[str, int]]:
     """What each step ran: request_id → number of tokens; idle steps are left out."""
-    found: dict[int, dict[str, int]] = {}
-    for event in trace.events:
-        if isinstance(event, StepBegan):
-            found[event.step] = {}  # one that was broken off is forgotten
-        elif isinstance(event, Scheduled):
-            found[event.step][event.request_id] = len(event.slots)
-    return list(found.values())
+    ran = (step.scheduled.items() for step in history(trace))
+    return [{name: len(event.slots) for name, event in scheduled} for scheduled in ran]

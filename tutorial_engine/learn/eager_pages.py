@@ -11,7 +11,6 @@ from typing import NamedTuple
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.request import Request
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Preempted, Recorder, Scheduled, TokenSampled, Trace
@@ -24,10 +23,10 @@ class EagerPages(PagedKVCache):
     is let in again at once, and starts anew.
     """
 
-    def must_fit(self, request: Request, max_new_tokens: int) -> Sequence[int]:
+    def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """What is found in the cache and the first chunk, and no more."""
-        known = len(self.blocks.find(request.token_ids)) * self.block_size
-        return request.token_ids[: known + max_new_tokens]
+        known = len(self.blocks.find(token_ids)) * self.block_size
+        return token_ids[: known + num_new]
 
 
 class Cost(NamedTuple):
@@ -87,9 +86,10 @@ def crowd(
         dtype=model.dtype,
         device=model.device,
         prefix_caching=prefix_caching,
+        trace=recorder,
     )
     config = EngineConfig(max_num_batched_tokens=budget, long_prefill_token_threshold=chunk)
-    engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock(), trace=recorder)
+    engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock())
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         engine.add_request(prompt, params, chr(ord("A") + i))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     """One idea under four names; "" where an engine has no such thing of its own."""
 
-    ours: str  # module.name, below tutorial_engine
+    ours: str  # room.module.name, below tutorial_engine
     vllm: str
     sglang: str
     llama_cpp: str
@@ -24,7 +24,7 @@ PIECES = (
     Piece("model.batch.Batch.slot_mapping", "slot_mapping", "out_cache_loc", "slot_info"),
     Piece("cache.cell_table.CellTable", "", "", "llama_kv_cells"),
     Piece("cache.cell_table.CellTable.find_slot", "", "", "find_slot"),
-    Piece("cache.cell_cache.CellSequences.apply_shifts", "", "", "build_rope_shift"),
+    Piece("cache.cells.CellKVCache.apply_shifts", "", "", "build_rope_shift"),
     Piece("engine.scheduler.Scheduler", "Scheduler", "Scheduler", "server_context"),
     Piece("engine.request.Request", "Request", "Req", "server_slot"),
     Piece("model.batch.Batch", "InputBatch", "ForwardBatch", "llama_ubatch"),

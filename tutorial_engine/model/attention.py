@@ -131,7 +131,7 @@ class NaiveAttention:
             if self.observe is not None:
                 self.observe(layer, s, weights)
             outs.append(out)
-        return _joined(outs)
+        return torch.cat(outs)
 
 
 class SdpaAttention:
@@ -151,7 +151,8 @@ class SdpaAttention:
             return _sdpa(q, k, v, len(lengths))
         cache = NoCache() if self.cache is None else self.cache
         pairs = zip(q.split(lengths), cache.update(layer, k, v, batch), strict=True)
-        return _joined([self.one_sequence(q_s, *kv) for q_s, kv in pairs])
+        outs = [self.one_sequence(q_s, *kv) for q_s, kv in pairs]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
@@ -198,11 +199,6 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
         mixed = torch.bmm(weights, values[:, :end]).view(kv_heads, group, rows, -1)
         out[start : start + rows] = mixed.permute(2, 0, 1, 3).reshape(rows, heads, -1)
     return out
-
-
-def _joined(outs: list[Tensor]) -> Tensor:
-    """What each sequence's attention gave, as one flat batch again."""
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,13 +8,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -78,22 +77,8 @@ def load_model(
 
 def without_weights(config: ModelConfig) -> Qwen3ForCausalLM:
     """A model with names and shapes on the meta device, and no memory: for weights to come."""
-    with torch.device("meta"), _NothingDrawn():
+    with torch.device("meta"):
         return Qwen3ForCausalLM(config)
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """Fresh weights are not drawn: for a meta tensor, PyTorch would first import its compiler.
-
-    Measured: 1.5 s at the first model of a process.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in (torch.Tensor.normal_, nn.init.normal_):
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def _keep_freed_memory() -> None:

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-INIT_STD = 0.02  # of fresh weights, as in transformers' initializer_range
-
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this build of PyTorch has the oneDNN linear and it accepts this device and dtype."""
@@ -29,15 +27,14 @@ class Linear(nn.Module):
     """y = x Wᵀ + b for x [T, in], W [out, in]. The one linear layer of the engine.
 
     `prepack()` reorders W once into the layout that oneDNN reads at full memory speed; until then,
-    and wherever that is not available, it is plain `F.linear`. Tested equal.
+    and wherever that is not available, it is plain `F.linear`. Fresh weights are whatever was in
+    the memory: load them, or `Qwen3ForCausalLM.draw_weights`.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight: Tensor | None = nn.Parameter(
-            torch.empty(out_features, in_features).normal_(std=INIT_STD)
-        )
+        self.weight: Tensor | None = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._packed: Tensor | None = None
 
@@ -111,10 +108,9 @@ class RMSNorm(nn.Module):
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
         x32 = total.float()
-        length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-        mean_square = length.square().mul_(1 / x.shape[-1])  # a fraction of the cost of mean(x²)
-        x32 = x32 * mean_square.add_(self.eps).rsqrt_()
-        normed = x32.to(x.dtype) * self.weight
+        # total / sqrt(mean(total²) + eps); mean(x²) as |x|² / n, a fraction of its cost at 512 rows
+        mean_square = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square() / x.shape[-1]
+        normed = (x32 * (mean_square + self.eps).rsqrt()).to(x.dtype) * self.weight
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:

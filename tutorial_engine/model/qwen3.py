@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import INIT_STD, Linear, RMSNorm, SiluAndMul
+from tutorial_engine.model.layers import Linear, RMSNorm, SiluAndMul
 from tutorial_engine.model.rope import RopeAngles, RotaryEmbedding, apply_rope
 
 
@@ -100,8 +100,8 @@ class Qwen3Model(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        nn.init.normal_(self.embed_tokens.weight, std=INIT_STD)
+        size = (config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(*size, _weight=torch.empty(size))  # nothing is drawn
         self.layers = nn.ModuleList(
             Qwen3DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )
@@ -126,7 +126,7 @@ class Qwen3Model(nn.Module):
 class Qwen3ForCausalLM(nn.Module):
     """The decoder and the head that turns hidden states into logits over the vocabulary.
 
-    Fresh weights are random; `checkpoint.load_model` fills them from a file.
+    Fresh, it has no weights: `checkpoint.load_model` reads them, `draw_weights` makes random ones.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -136,6 +136,14 @@ class Qwen3ForCausalLM(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.default_attention: AttentionBackend = SdpaAttention()
         self.tie_weights()
+
+    @torch.no_grad()
+    def draw_weights(self, std: float = 0.02) -> "Qwen3ForCausalLM":
+        """Random weights for training and tests (transformers' initializer_range) → itself."""
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=std)
+        return self
 
     def tie_weights(self) -> None:
         """Let the head read the embedding's own matrix, where the config says so."""

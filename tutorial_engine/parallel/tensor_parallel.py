@@ -8,7 +8,6 @@ weights and torch.distributed; knows no request. Source: Megatron-LM (Shoeybi et
 
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,17 +40,6 @@ class Traffic(NamedTuple):
 
     calls: int = 0
     bytes: int = 0
-
-
-class Fault(NamedTuple):
-    """Something to go wrong on purpose: at all-reduce number `call` (from 1) of a rank.
-
-    "kill": the process ends as by SIGKILL; "hang": it sleeps, and never comes to its all-reduce.
-    """
-
-    kind: str
-    rank: int
-    call: int
 
 
 def check_divides(config: ModelConfig, tp_size: int) -> None:
@@ -164,44 +152,51 @@ def replicated_parameters(model: Qwen3ForCausalLM) -> int:
 
 
 class RankGroup:
-    """This process among the ranks: who it is, and what ranks can do together.
+    """This process as one of `size` ranks: who it is, and what ranks can do together.
 
-    gloo for CPU tensors, nccl for those of GPUs (rank i on its machine's GPU LOCAL_RANK). An
-    all-reduce gives every rank the same bits. Whatever fails raises a ParallelError, within
-    `timeout_s`; after that the group is of no use.
+    gloo for CPU tensors, nccl for those of GPUs (rank i on its machine's GPU LOCAL_RANK, or i);
+    `init_method` says how ranks find each other, as in torch.distributed. An all-reduce gives every
+    rank the same bits. Whatever fails raises a ParallelError within `timeout_s`; after that the
+    group is of no use.
     """
 
-    def __init__(self, device: str = "cpu", timeout_s: float = 30.0, fault: Fault | None = None):
-        try:
-            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        except KeyError as error:
-            raise ValueError(
-                f"no {error} in the environment: start the ranks by torchrun"
-            ) from None
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: str = "cpu",
+        timeout_s: float = 30.0,
+        init_method: str = "env://",
+    ) -> None:
+        self.rank, self.size = rank, size
         self.backend = "nccl" if device.startswith("cuda") else "gloo"
         self.device = torch.device("cpu")
         if self.backend == "nccl":
-            local = int(os.environ.get("LOCAL_RANK", self.rank))
+            local = int(os.environ.get("LOCAL_RANK", rank))
             if local >= torch.cuda.device_count():
                 raise ValueError(
-                    f"rank {self.rank} needs a GPU of its own; there are "
-                    f"{torch.cuda.device_count()}: use device 'cpu'"
+                    f"rank {rank} needs a GPU of its own; there are {torch.cuda.device_count()}: "
+                    "use device 'cpu'"
                 )
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
             # a timeout becomes an exception here, not the end of the process in another thread
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-        self.timeout_s, self.fault, self.traffic = timeout_s, fault, Traffic()
+        self.timeout_s, self.traffic = timeout_s, Traffic()
         self._failure: str | None = None
         with self._together("to find each other"):
-            dist.init_process_group(self.backend, timeout=timedelta(seconds=timeout_s))
+            dist.init_process_group(
+                self.backend,
+                init_method=init_method,
+                timeout=timedelta(seconds=timeout_s),
+                world_size=size,
+                rank=rank,
+            )
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over all ranks, in place; counted in `traffic`."""
         calls, num_bytes = self.traffic
         self.traffic = Traffic(calls + 1, num_bytes + x.numel() * x.element_size())
-        if self.fault is not None and self.fault[1:] == (self.rank, self.traffic.calls):
-            self._go_wrong(self.fault.kind)
         with self._together(f"all-reduce {self.traffic.calls}"):
             dist.all_reduce(x)
         return x
@@ -236,11 +231,6 @@ class RankGroup:
                 f"again. {self.backend} says: {_first_sentence(error)}"
             )
             raise ParallelError(self._failure) from error
-
-    def _go_wrong(self, kind: str) -> None:
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(3600)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -119,7 +119,8 @@ class Sampler:
         """
         if logits.ndim != 1 or not len(logits):
             raise ValueError(f"one request takes logits [V], got shape {list(logits.shape)}")
-        _check_scores(float(logits.max()))
+        if not math.isfinite(largest := float(logits.max())):
+            raise _no_scores(largest)
         logits = logits.float().cpu()  # where the generator is, and some devices know no float64
         return self._choose(logits, self._prepare(logits))
 
@@ -174,7 +175,8 @@ def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToke
     results: list[SampledToken | Exception] = []
     for row, sampler in enumerate(samplers):
         try:
-            _check_scores(largest[row])
+            if not math.isfinite(largest[row]):
+                raise _no_scores(largest[row])
             if sampler.takes_best:
                 sampler.num_sampled += 1
                 results.append(SampledToken(int(token_ids[row])))
@@ -185,10 +187,9 @@ def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToke
     return results
 
 
-def _check_scores(largest: float) -> None:
-    """ValueError for logits that are no scores: NaN and +inf win every max; −inf: all are."""
-    if not math.isfinite(largest):
-        raise ValueError(
-            f"these logits are not numbers, the largest is {largest}; look at what made them: NaN "
-            "in weights, fp16 overflow, a fully masked row, an unwritten slot"
-        )
+def _no_scores(largest: float) -> ValueError:
+    """For logits with NaN or +inf, which win every max, or −inf: then all of them are."""
+    return ValueError(
+        f"these logits are not numbers, the largest is {largest}; look at what made them: NaN in "
+        "weights, fp16 overflow, a fully masked row, an unwritten slot"
+    )

@@ -115,7 +115,10 @@ class StopChecker:
             raise ValueError(f"a token id is an int, got {token_id!r}; int() makes it one")
         self.num_tokens += 1
         may_stop = self.num_tokens >= self.params.min_tokens
-        self.finish = self._stop_token(token_id) if may_stop else None
+        if may_stop and token_id in self._eos:
+            self.finish = Finish("stop")
+        elif may_stop and token_id in self.params.stop_token_ids:
+            self.finish = Finish("stop", token_id)
         if self.finish is None and self._detokenizer is not None:
             self.finish = self._add(self._detokenizer.push(token_id), may_stop)
             if self.finish is not None:
@@ -136,16 +139,11 @@ class StopChecker:
         self._safe.append(self._tail)
         self._tail = ""
 
-    def _stop_token(self, token_id: int) -> Finish | None:
-        """Does this token end the request by itself?"""
-        if token_id in self._eos:
-            return Finish("stop")
-        return Finish("stop", token_id) if token_id in self.params.stop_token_ids else None
-
     def _add(self, new: str, may_stop: bool) -> Finish | None:
         """Append text; cut it at the stop string that is completed first in `new`, if one is."""
         text = self._tail + new
-        found = self._find(text, len(self._tail)) if may_stop else None
+        looks = may_stop and self.params.stop
+        found = self._find(text, len(self._tail)) if looks else None
         if found is None:
             split = max(0, len(text) - self._hold)
             self._safe.append(text[:split])

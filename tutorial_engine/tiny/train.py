@@ -162,7 +162,7 @@ def train(args: argparse.Namespace) -> None:
     """Train, watch the loss and the induction score, and write the checkpoint and the curve."""
     torch.manual_seed(args.seed)
     tokenizer = train_tokenizer(args.seed)
-    model = Qwen3ForCausalLM(tiny_config())
+    model = Qwen3ForCausalLM(tiny_config()).draw_weights()
     optimizer = make_optimizer(model)
     data = batches(tokenizer, args.seed + 1, args.rows, args.random_share)
     curve = []

@@ -1,6 +1,7 @@
-"""Introduced in notebook 03. What the engine did, as frozen events: the source of every picture.
+"""Introduced in notebook 03. What an engine did, as frozen events, and its state between them.
 
-Knows names, numbers and times; knows no request object, no tensor and no picture.
+A trace is the source of every picture. Knows names, numbers and times; knows no request object, no
+tensor and no picture.
 """
 
 import json
@@ -169,7 +170,10 @@ class StepBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
-    """The step is planned: what it runs is fixed, and the forward comes next."""
+    """Planning is closed: the one forward of the step runs all that was scheduled since it began.
+
+    What follows, up to StepEnded, is the result of this forward.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,30 @@ EVENTS: dict[str, type[Event]] = {
         *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockFreed),
     )
 }
+
+
+class RequestState(NamedTuple):
+    """One request as a step left it. `slots` by position; `table`: its row, blocks or cells."""
+
+    status: str
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    slots: tuple[int, ...]
+    table: tuple[int, ...] = ()
+
+
+class EngineState(NamedTuple):
+    """Queues and requests. A replay also has those that are over, with no slots left."""
+
+    waiting: tuple[str, ...]
+    running: tuple[str, ...]
+    requests: dict[str, RequestState]
+
+    def unfinished(self) -> "EngineState":
+        """Without the requests that are over: what a live engine knows."""
+        known = {*self.waiting, *self.running}
+        return self._replace(requests={k: r for k, r in self.requests.items() if k in known})
 
 
 class Trace(NamedTuple):
@@ -218,7 +246,10 @@ class Trace(NamedTuple):
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ValueError(f"this is no trace: {type(error).__name__}: {error}") from error
         if found != FORMAT:
-            raise ValueError(f"the trace has format {found!r}, this version reads {FORMAT}")
+            raise ValueError(
+                f"the trace has format {found!r}, and this version reads format {FORMAT}: "
+                "record the run again with this version"
+            )
         return cls(settings, tuple(_event(i, entry) for i, entry in enumerate(entries)))
 
     def save(self, path: str | Path) -> None:

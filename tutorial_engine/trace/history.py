@@ -1,55 +1,38 @@
-"""Introduced in notebook 03. From a trace back to the engine's state, at any event or step.
+"""Introduced in notebook 03. From a trace back to the engine's state, and the steps that it ran.
 
-Knows events only; needs no engine and no model. Tested equal to the live engine at every step.
+`history(trace)` is how a trace is read: a Step for each forward, with the state before planning,
+while the forward ran, and after it. `Replay` goes event by event; it is tested equal to the live
+engine at every step. Knows events only; needs no engine and no model.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
-from tutorial_engine.trace import events as trace
-from tutorial_engine.trace.events import Event, RequestEvent, Trace
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import EngineState, Event, RequestEvent, RequestState, Trace
 
-
-class RequestState(NamedTuple):
-    """One request as a step left it. `slots` by position; `table`: its row, or its blocks."""
-
-    status: str
-    num_prompt_tokens: int
-    token_ids: tuple[int, ...]
-    num_computed_tokens: int
-    slots: tuple[int, ...]
-    table: tuple[int, ...] = ()
-
-
-class EngineState(NamedTuple):
-    """Queues and requests. A replay also has those that are over, with no slots left."""
-
-    waiting: tuple[str, ...]
-    running: tuple[str, ...]
-    requests: dict[str, RequestState]
-
-    def unfinished(self) -> "EngineState":
-        """Without the requests that are over: what a live engine knows."""
-        known = {*self.waiting, *self.running}
-        return self._replace(requests={k: r for k, r in self.requests.items() if k in known})
+ENDED = {"abort": "aborted", "error": "error"}  # reason -> status; the others are "finished"
+Kind = TypeVar("Kind", bound=RequestEvent)
 
 
 class Replay:
     """Applies events one by one to an empty engine. `step` is that of the last one.
 
-    With pages it also has each used block's ref_cnt and hash, by number, and those that are free
-    again, in `free_queue`: they are taken in this order, after those that were never used.
+    `scheduled` is what the step under way runs. With pages it also has each used block's ref_cnt
+    and hash, by number, and those that are free again, in `free_queue`: they are taken in this
+    order, after those that were never used.
     """
 
     def __init__(self) -> None:
         self.step = 0
+        self.scheduled: dict[str, events.Scheduled] = {}
         self.ref_cnts: dict[int, int] = {}
         self.hashes: dict[int, str] = {}
         self.free_queue: dict[int, None] = {}
         self._waiting: list[str] = []
         self._running: list[str] = []
         self._requests: dict[str, RequestState] = {}
-        self._scheduled: dict[str, trace.Scheduled] = {}  # of the step that is under way
 
     @property
     def state(self) -> EngineState:
@@ -60,18 +43,15 @@ class Replay:
         """One event more. ValueError for a request that was never added."""
         self.step = event.step
         match event:
-            case trace.StepBegan():
-                self._scheduled.clear()
-            case trace.StepEnded():
-                for request_id in list(self._scheduled):
+            case events.StepBegan():
+                self.scheduled.clear()  # of a step that was broken off
+            case events.StepEnded():
+                for request_id in list(self.scheduled):
                     self._commit(request_id)
-            case trace.Added():
-                prompt = event.prompt_token_ids
-                self._requests[event.request_id] = RequestState(
-                    "waiting", len(prompt), prompt, 0, ()
-                )
+            case events.Added(request_id=request_id, prompt_token_ids=prompt):
+                self._requests[request_id] = RequestState("waiting", len(prompt), prompt, 0, ())
                 place = len(self._waiting) if event.place is None else event.place
-                self._waiting.insert(place, event.request_id)
+                self._waiting.insert(place, request_id)
             case RequestEvent():
                 if event.request_id not in self._requests:
                     raise ValueError(f"{event} is about a request that was never added")
@@ -81,57 +61,48 @@ class Replay:
         request_id = event.request_id
         request = self._requests[request_id]
         match event:
-            case trace.Admitted(num_cached=found, cached_slots=slots):
+            case events.Admitted(num_cached=found, cached_slots=slots):
                 self._waiting.remove(request_id)
                 self._running.append(request_id)
                 request = request._replace(status="running", num_computed_tokens=found, slots=slots)
-            case trace.Scheduled():
-                self._scheduled[request_id] = event
-            case trace.Preempted():
+            case events.Scheduled():
+                self.scheduled[request_id] = event
+            case events.Preempted():
                 self._running.remove(request_id)
                 self._waiting.insert(0, request_id)
+                self.scheduled.pop(request_id, None)
                 request = request._replace(status="preempted", num_computed_tokens=0, slots=())
-            case trace.TokenSampled(token_id=token_id):
+            case events.TokenSampled(token_id=token_id):
                 self._commit(request_id)
                 request = self._requests[request_id]
                 request = request._replace(token_ids=(*request.token_ids, token_id))
-            case trace.Finished(reason=reason):
+            case events.Finished(reason=reason):
                 for queue in (self._waiting, self._running):
                     if request_id in queue:
                         queue.remove(request_id)
-                self._scheduled.pop(request_id, None)
+                self.scheduled.pop(request_id, None)
                 request = request._replace(status=ENDED.get(reason, "finished"), slots=())
-            case trace.RowTaken(row=row):
+            case events.RowTaken(row=row):
                 request = request._replace(table=(row,))
-            case trace.RowFreed():
-                request = request._replace(table=())
-            case trace.CellsTaken(first_position=first, cells=cells):
+            case events.CellsTaken(first_position=first, cells=cells):
                 request = request._replace(table=request.table[:first] + cells)
-            case trace.CellsShared(cells=cells):
+            case events.CellsShared(cells=cells):
                 request = request._replace(table=cells)
-            case trace.CellsFreed():
+            case events.RowFreed() | events.CellsFreed():
                 request = request._replace(table=())
-            case trace.BlockTaken() | trace.BlockShared() | trace.BlockFreed():
-                request = request._replace(table=self._table(event, request.table))
-            case trace.BlockCopied():
+            case events.BlockTaken(block=block) | events.BlockShared(block=block):
+                self._hold(block, isinstance(event, events.BlockTaken))
+                request = request._replace(table=(*request.table, block))
+            case events.BlockFreed(block=block):
+                self._let_go(block)
+                request = request._replace(table=tuple(b for b in request.table if b != block))
+            case events.BlockCopied():
                 request = self._copied(event, request)
-            case trace.BlockCached(block=block, hash=hash_):
+            case events.BlockCached(block=block, hash=hash_):
                 self.hashes[block] = hash_
         self._requests[request_id] = request
 
-    def _table(
-        self,
-        event: trace.BlockTaken | trace.BlockShared | trace.BlockFreed,
-        table: tuple[int, ...],
-    ) -> tuple[int, ...]:
-        """The table after a block came to it, or went."""
-        if not isinstance(event, trace.BlockFreed):
-            self._hold(event.block, isinstance(event, trace.BlockTaken))
-            return (*table, event.block)
-        self._let_go(event.block)
-        return tuple(block for block in table if block != event.block)
-
-    def _copied(self, event: trace.BlockCopied, request: RequestState) -> RequestState:
+    def _copied(self, event: events.BlockCopied, request: RequestState) -> RequestState:
         self._hold(event.block, True)
         self._let_go(event.source)
         table = tuple(event.block if b == event.source else b for b in request.table)
@@ -152,7 +123,7 @@ class Replay:
 
     def _commit(self, request_id: str) -> None:
         """The forward has run what was scheduled for the request."""
-        event = self._scheduled.pop(request_id, None)
+        event = self.scheduled.pop(request_id, None)
         if event is not None:
             request = self._requests[request_id]
             self._requests[request_id] = request._replace(
@@ -161,21 +132,64 @@ class Replay:
             )
 
 
-ENDED = {"abort": "aborted", "error": "error"}  # reason -> status; the others are "finished"
-
-
-def replay(events: Iterable[Event]) -> EngineState:
+def replay(trace_events: Iterable[Event]) -> EngineState:
     """The state after all of these events."""
     run = Replay()
-    for event in events:
+    for event in trace_events:
         run.apply(event)
     return run.state
 
 
-def states(trace_: Trace) -> Iterator[EngineState]:
-    """The state at the end of each step, one after the other."""
-    run = Replay()
-    for event in trace_.events:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that ran: its forward ran what is `scheduled`, between `planned` and `after`.
+
+    `before`: when its planning began; `planned`: while the forward runs, so nothing of it counts
+    yet. `planning` has all events since the step before it ended, those of a plan that was broken
+    off included; `results` has those from the forward on. Times are seconds on the engine's clock.
+    """
+
+    number: int
+    began: float
+    ended: float
+    before: EngineState
+    planned: EngineState
+    after: EngineState
+    scheduled: Mapping[str, events.Scheduled]
+    planning: tuple[Event, ...]
+    results: tuple[Event, ...]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All that led to it and came of it. Those of all steps are the trace, but for its tail."""
+        return self.planning + self.results
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that its forward ran."""
+        return sum(len(event.slots) for event in self.scheduled.values())
+
+    def by_request(self, kind: type[Kind]) -> dict[str, Kind]:
+        """Request -> its last event of this kind, in the order in which they came."""
+        return {event.request_id: event for event in self.events if isinstance(event, kind)}
+
+
+def history(trace: Trace) -> Iterator[Step]:
+    """Each step that ran to its end. ValueError for one that ended and was never planned."""
+    run, first = Replay(), 0  # the first event that led to this step
+    began, before = 0.0, run.state
+    closed: tuple[int, EngineState, dict[str, events.Scheduled]] | None = None
+    for end, event in enumerate(trace.events, 1):
+        if isinstance(event, events.StepBegan):
+            began, before, closed = event.time, run.state, None
         run.apply(event)
-        if isinstance(event, trace.StepEnded):
-            yield run.state
+        if isinstance(event, events.Planned):
+            closed = end, run.state, dict(run.scheduled)
+        elif isinstance(event, events.StepEnded):
+            if closed is None:
+                raise ValueError(f"step {event.step} of the trace ended and was never planned")
+            middle, planned, scheduled = closed
+            planning, results = trace.events[first:middle], trace.events[middle:end]
+            times = event.step, began, event.time
+            yield Step(*times, before, planned, run.state, scheduled, planning, results)
+            first, closed = end, None

@@ -1,22 +1,27 @@
 """Introduced in notebook 01. The attention explorer: prompt, layer, head, and one query a step."""
 
-import ipywidgets as widgets
-import matplotlib
 import torch
-from matplotlib.colors import to_hex
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.scene import HATCHED, Scene
-from tutorial_engine.viz.style import BLUE, INK, MAGNITUDE, QUIET, RULE
+from tutorial_engine.viz.explorer import Explorer, number, text
+from tutorial_engine.viz.parts import (
+    BOLD,
+    FAINT,
+    RIGHT,
+    Sheet,
+    shade,
+)
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.style import BLUE, INK, QUIET, RULE
 from tutorial_engine.viz.tokens import token_labels
 
 MAX_TOKENS = 56  # more would not be readable
 LEFT, TOP = 122.0, 128.0  # where the matrix begins, in pixels
+BARS, NAMES = 190.0, 120.0  # widths of the bars and of the keys' names before them
 
 
 @torch.inference_mode()
@@ -37,6 +42,7 @@ class AttentionExplorer(Explorer):
 
     title = "Attention explorer"
     step_name = "query"
+    stands = "last"  # the token whose logits choose the next
 
     def __init__(
         self,
@@ -47,141 +53,111 @@ class AttentionExplorer(Explorer):
         head: int = 0,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.labels: list[str] = []
         self.ran_prompt: str | None = None
         config = model.config
-        wide = widgets.Layout(width="640px")
-        text = widgets.Text(prompt, description="prompt", continuous_update=False, layout=wide)
-
-        def knob(name: str, value: int, choices: int) -> widgets.BoundedIntText:
-            narrow = widgets.Layout(width="150px")
-            return widgets.BoundedIntText(
-                value, min=0, max=choices - 1, description=name, layout=narrow
-            )
-
         super().__init__(
             {
-                "prompt": text,
-                "layer": knob("layer", layer, config.num_hidden_layers),
-                "head": knob("head", head, config.num_attention_heads),
+                "prompt": text("prompt", prompt),
+                "layer": number("layer", layer, 0, config.num_hidden_layers - 1),
+                "head": number("head", head, 0, config.num_attention_heads - 1),
             }
         )
 
-    def rerun(self) -> None:
-        """Run the model on the prompt with the backend that shows its weights."""
+    def rerun(self) -> int:
+        """Run the model on a new prompt with the backend that shows its weights."""
         prompt = self.value("prompt")
-        if prompt == self.ran_prompt:
-            return
-        ids = self.tokenizer.encode(prompt).ids
-        if not ids:
-            raise ValueError("The prompt is empty: type at least one character.")
-        if len(ids) > MAX_TOKENS:
-            raise ValueError(
-                f"The prompt has {len(ids)} tokens; the picture holds {MAX_TOKENS}. Shorten it."
-            )
-        self.weights = attention_weights(self.model, ids)
-        self.labels = token_labels(self.tokenizer, ids)
-        self.ran_prompt = prompt
-
-    @property
-    def num_steps(self) -> int:
-        """One step a query token."""
+        if prompt != self.ran_prompt:
+            ids = self.tokenizer.encode(prompt).ids
+            if not ids:
+                raise ValueError("The prompt is empty: type at least one character.")
+            if len(ids) > MAX_TOKENS:
+                raise ValueError(
+                    f"The prompt has {len(ids)} tokens; the picture holds {MAX_TOKENS}. Shorten it."
+                )
+            self.weights = attention_weights(self.model, ids)
+            self.labels = token_labels(self.tokenizer, ids)
+            self.ran_prompt = prompt
         return len(self.labels)
 
-    @property
-    def start_step(self) -> int:
-        """The last token: the one whose logits choose the next."""
-        return self.num_steps - 1
-
-    def _now(self) -> Tensor:
-        return self.weights[self.value("layer"), self.value("head")]  # [n, n]
+    def _now(self) -> list[list[float]]:
+        """The weights of the chosen head, by query and key."""
+        return self.weights[self.value("layer"), self.value("head")].tolist()
 
     def scene(self, step: int) -> Scene:
         """The head's map with the query's row framed, and that row as bars."""
         n = self.num_steps
         side = max(430.0, 9.5 * n)
-        scene = Scene(LEFT + side + 370, TOP + side + 34, tip_at=(LEFT, TOP + side + 24))
+        pitch = side / n
+        size = min(12.5, max(8.0, pitch * 0.62))  # letters that fit beside a cell
+        scene = Sheet(LEFT + side + BARS + 180, TOP + side + 34, tip_at=(LEFT, TOP + side + 24))
         scene.hint = "hover over a cell or a bar to read its weight"
         layer, head = self.value("layer"), self.value("head")
-        title = f"layer {layer}, head {head}: row = query, column = key"
-        scene.text("title", 8, 20, title, 14, font_weight="bold")
+        scene.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
         group = self.model.config.group_size
         reads = f"this head reads K/V head {head} // {group} = {head // group}"
-        scene.text("gqa", 8, 39, f"query {step} of {n - 1} · {reads}", 12, fill=QUIET)
-        self._matrix(scene, step, side / n)
-        self._bars(scene, step, side / n)
-        self._legend(scene)
+        scene.note("gqa", 10, 40, f"query {step} of {n - 1} · {reads}", 12)
+        weights = self._now()
+        for row in range(n):
+            self._row(scene, row, weights[row], pitch, size, BOLD if row == step else FAINT)
+        scene.outline("frame", (LEFT, TOP + step * pitch, side, pitch), stroke_width=2.5)
+        self._bars(scene, step, weights[step], LEFT + side + NAMES + 10, pitch, size)
+        self._legend(scene, scene.width - 300)
         return scene
 
-    def _legend(self, scene: Scene) -> None:
-        x, colors = scene.width - 300, matplotlib.colormaps[MAGNITUDE]
-        scene.text("legend0", x - 6, 20, "weight 0", 11, fill=QUIET, text_anchor="end")
-        for i in range(11):
-            scene.rect(f"legend.{i}", (x + 11 * i, 10, 11, 12), to_hex(colors(i / 10)))
-        scene.text("legend1", x + 127, 20, "1", 11, fill=QUIET)
-        scene.rect("legend2", (x + 160, 10, 20, 12), HATCHED, stroke=RULE)
-        scene.text("legend3", x + 186, 20, "forbidden", 11, fill=QUIET)
+    def _legend(self, scene: Sheet, x: float) -> None:
+        scene.note("least", x - 6, 20, "weight 0", **RIGHT)
+        scene.colour_scale("scale", (x, 10, 121, 12), 11)
+        scene.note("most", x + 127, 20, "1")
+        scene.cell("forbidden", (x + 160, 10, 20, 12), "reserved", rx=0)
+        scene.note("forbidden.words", x + 186, 20, "forbidden")
 
-    def _matrix(self, scene: Scene, step: int, cell: float) -> None:
-        n, size = self.num_steps, _text_size(cell)
-        for row, label in enumerate(self.labels):
-            y = TOP + (row + 0.5) * cell + size * 0.35
-            strong = {"font_weight": "bold"} if row == step else {"fill": QUIET}
-            scene.text(f"row{row}", LEFT - 6, y, label, size, text_anchor="end", **strong)
-            x = LEFT + (row + 0.5) * cell + size * 0.35
-            turn = f"rotate(-90 {x:.1f} {TOP - 6:.1f})"
-            scene.text(f"column{row}", x, TOP - 6, label, size, fill=QUIET, transform=turn)
-            self._row(scene, row, cell)
-        frame = (LEFT, TOP + step * cell, n * cell, cell)
-        scene.rect("frame", frame, "none", stroke=INK, stroke_width=2.5, pointer_events="none")
+    def _row(
+        self, scene: Sheet, row: int, weights: list[float], pitch: float, size: float, look: dict
+    ) -> None:
+        """A token as query and as key, its weights, and one hatched box for what it may not see."""
+        y, label, last = TOP + row * pitch, self.labels[row], self.num_steps - 1
+        half = pitch / 2 + size * 0.35
+        scene.text(f"row{row}", LEFT - 6, y + half, label, size, **RIGHT, **look)
+        x = LEFT + row * pitch + half
+        turn = f"rotate(-90 {x:.1f} {TOP - 6:.1f})"
+        scene.text(f"column{row}", x, TOP - 6, label, size, **FAINT, transform=turn)
+        who = f"query {row} “{label}”"
+        for key in range(row + 1):
+            tip = f"{who} → key {key} “{self.labels[key]}”: weight {weights[key]:.3f}"
+            box = (LEFT + key * pitch, y, pitch, pitch)
+            scene.rect(f"w{row}.{key}", box, shade(weights[key]), tip, class_="te-cell")
+        if row < last:
+            tip = f"{who} may not look at keys {row + 1} to {last}: they come later"
+            box = (LEFT + (row + 1) * pitch, y, (last - row) * pitch, pitch)
+            scene.cell(f"future{row}", box, "reserved", tip=tip, rx=0, stroke="none")
 
-    def _row(self, scene: Scene, row: int, cell: float) -> None:
-        """One query's weights as cells, and one hatched cell for all that it may not see."""
-        weights, colors, n = self._now()[row], matplotlib.colormaps[MAGNITUDE], self.num_steps
-        y, who = TOP + row * cell, f"query {row} “{self.labels[row]}”"
-        for column in range(row + 1):
-            weight = float(weights[column])
-            tip = f"{who} → key {column} “{self.labels[column]}”: weight {weight:.3f}"
-            box = (LEFT + column * cell, y, cell, cell)
-            scene.rect(f"w{row}.{column}", box, to_hex(colors(weight)), tip, class_="te-cell")
-        if row + 1 < n:
-            tip = f"{who} may not look at keys {row + 1} to {n - 1}: they come later"
-            box = (LEFT + (row + 1) * cell, y, (n - row - 1) * cell, cell)
-            scene.rect(f"future{row}", box, HATCHED, tip)
-
-    def _bars(self, scene: Scene, step: int, cell: float) -> None:
-        left, width, weights = LEFT + self.num_steps * cell + 130.0, 190.0, self._now()[step]
-        size, title = _text_size(cell), f"query {step} “{self.labels[step]}” looks at"
-        scene.text("bars", left - 120, TOP - 22, title, 12.5, font_weight="bold")
-        scene.text("scale", left, TOP - 6, "0", 10, fill=QUIET)
-        scene.text("scale1", left + width, TOP - 6, "1", 10, fill=QUIET, text_anchor="end")
+    def _bars(
+        self, scene: Sheet, step: int, weights: list[float], left: float, pitch: float, size: float
+    ) -> None:
+        """The weights of one query, with their numbers."""
+        title = f"query {step} “{self.labels[step]}” looks at"
+        scene.text("bars", left - NAMES, TOP - 22, title, 12.5, **BOLD)
+        scene.note("zero", left, TOP - 6, "0", 10)
+        scene.note("one", left + BARS, TOP - 6, "1", 10, **RIGHT)
         for key, label in enumerate(self.labels):
-            top, weight, allowed = TOP + (key + 0.15) * cell, float(weights[key]), key <= step
-            y = TOP + (key + 0.5) * cell + size * 0.35
-            ink = INK if allowed else RULE
-            scene.text(f"key{key}", left - 6, y, label, size, text_anchor="end", fill=ink)
-            tip = f"key {key} “{label}”: " + (
-                f"weight {weight:.3f}" if allowed else "later, hidden"
-            )
-            track = "#e3e8ec" if allowed else HATCHED
-            scene.rect(f"track{key}", (left, top, width, cell * 0.7), track, tip)
-            if allowed:
-                bar = (left, top, max(width * weight, 0.5), cell * 0.7)
-                scene.rect(f"bar{key}", bar, BLUE, pointer_events="none")
-                ink = INK if weight >= 0.1 else QUIET
-                scene.text(f"n{key}", left + width + 6, y, f"{weight:.2f}", size, fill=ink)
+            y, weight = TOP + key * pitch, weights[key]
+            box, base = (left, y + 0.15 * pitch, BARS, 0.7 * pitch), y + pitch / 2 + size * 0.35
+            name, ink = f"key {key} “{label}”", INK if key <= step else RULE
+            scene.text(f"key{key}", left - 6, base, label, size, **RIGHT, fill=ink)
+            if key > step:
+                tip = f"{name}: later, hidden"
+                scene.cell(f"later{key}", box, "reserved", tip=tip, rx=0, stroke="none")
+                continue
+            scene.bar(f"bar{key}", box, weight, BLUE, f"{name}: weight {weight:.3f}")
+            ink = INK if weight >= 0.1 else QUIET
+            scene.text(f"n{key}", left + BARS + 6, base, f"{weight:.2f}", size, fill=ink)
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, in numbers."""
         weights = self._now()[step]
-        best = int(weights.argmax())
+        best = weights.index(max(weights))
         return (
             f"Layer {self.value('layer')}, head {self.value('head')}: query {step} "
             f"“{self.labels[step]}” may look at {step + 1} of {self.num_steps} keys and gives "
-            f"{float(weights[best]):.2f} of its attention to key {best} “{self.labels[best]}”."
+            f"{weights[best]:.2f} of its attention to key {best} “{self.labels[best]}”."
         )
-
-
-def _text_size(cell: float) -> float:
-    """Letters that fit beside a cell of that many pixels, and can still be read."""
-    return min(12.5, max(8.0, cell * 0.62))

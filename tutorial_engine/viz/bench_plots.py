@@ -7,15 +7,17 @@ what `tutorial_engine.bench --json` writes; measures nothing.
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
+from tutorial_engine.viz.charts import label_bars, panels
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import INK, PAPER, SERIES, finish, house_style, new_figure
+from tutorial_engine.viz.style import INK, PAPER, SERIES, finish, house_style
+from tutorial_engine.viz.words import listed
 
 WIDTH = 9.0  # inches: 900 pixels, as wide as a README shows
 HATCHES = ("////", "....", "xxxx", "\\\\\\\\", "oo", "++")  # ours has none
@@ -25,35 +27,37 @@ PHASES = {
 }
 
 Figures = Mapping[str, Any]  # what the benchmark writes
+Rows = Sequence[Mapping[str, Any]]  # of one phase, a row per context
 
 
+@house_style()
 def bench_picture(figures: Figures) -> Picture:
     """Bars per context, one per contender, for decode and prefill; the floors as lines.
 
     A third panel has a bar per server, where the ragged workload ran. ValueError for figures
     without rows.
     """
-    names = _names(figures)
-    serving = figures.get("serving")
-    with house_style():
-        figure = new_figure(WIDTH, 9.4 if serving else 6.6)
-        axes = figure.subplots(3 if serving else 2, 1)
-        for ax, phase in zip(axes, PHASES, strict=False):
-            _bars(ax, figures, phase, names)
-        if serving:
-            _servers(axes[-1], serving, names)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=9.5)
-        return finish(figure, _caption(figures))
-
-
-def _names(figures: Figures) -> list[str]:
-    """Everyone who finished in any context, in the benchmark's order, ours last."""
     if not figures.get("rows"):
         raise ValueError("the figures have no rows: write them with tutorial_engine.bench --json")
-    names = dict.fromkeys(name for row in figures["rows"] for name in row["seconds"])
-    ours = figures["settings"]["ours"]
-    return [name for name in names if name != ours] + [ours]
+    names = [name for row in figures["rows"] for name in row["seconds"]]
+    names = _last(figures["settings"]["ours"], names)
+    serving = figures.get("serving")
+    count = 3 if serving else 2
+    figure, axes = panels(WIDTH, 9.4 if serving else 6.6, rows=count)
+    for ax, phase in zip(axes, PHASES, strict=False):
+        _bars(ax, figures, phase, names)
+    if serving:
+        _servers(axes[-1], serving, names)
+    for ax in axes:
+        ax.margins(y=0.14)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=9.5)
+    return finish(figure, _caption(figures))
+
+
+def _last(ours: str, names: Iterable[str]) -> list[str]:
+    """Each name once, in their order, ours last."""
+    return [name for name in dict.fromkeys(names) if name != ours] + [ours]
 
 
 def _value(row: Mapping[str, Any], name: str) -> float:
@@ -63,20 +67,40 @@ def _value(row: Mapping[str, Any], name: str) -> float:
     return row["tokens_per_second"][name]
 
 
+def _of(figures: Figures, phase: str, what: str = "rows") -> Rows:
+    """The rows, or the floors, of one phase."""
+    return [row for row in figures.get(what, ()) if row["phase"] == phase]
+
+
 def _bars(ax: Axes, figures: Figures, phase: str, names: Sequence[str]) -> None:
-    rows = [row for row in figures["rows"] if row["phase"] == phase]
-    width = 0.86 / len(names)
+    """A group of bars per context, and a line across each: this machine's limit."""
+    rows = _of(figures, phase)
+    width, small = 0.86 / len(names), 9 if len(names) * len(rows) <= 15 else 7
     for i, name in enumerate(names):
         there = [(group, row) for group, row in enumerate(rows) if name in row["seconds"]]
         left = [group - 0.43 + (i + 0.5) * width for group, _ in there]
         heights = [_value(row, name) for _, row in there]
         bars = ax.bar(left, heights, 0.92 * width, label=name, **_look(name, names))
-        small = 9 if len(names) * len(rows) <= 15 else 7
         _say_heights(ax, bars, small, name == names[-1])
-    _floors(ax, figures, phase)
+    for group, floor in enumerate(_of(figures, phase, "floors")):
+        seconds = floor["seconds"]
+        y = seconds * 1000 if phase == "decode" else floor["context"] / seconds
+        label = "_" if group else "this machine's limit"  # one entry in the legend
+        ax.plot((group - 0.46, group + 0.46), (y, y), "--", color=INK, linewidth=2, label=label)
     ax.set_title(PHASES[phase])
     ax.set_xticks(range(len(rows)), [f"context {row['context']}" for row in rows])
-    ax.margins(y=0.14)
+
+
+def _servers(ax: Axes, serving: Mapping[str, Any], names: Sequence[str]) -> None:
+    """A bar per server, ours last, named below it: wanted tokens per second."""
+    speeds, ours = serving["wanted_per_second"], names[-1]
+    order, known = _last(ours, speeds), _last(ours, [*names, *speeds])
+    for x, name in enumerate(order):
+        bars = ax.bar([x], [speeds[name]], 0.6, **_look(name, known))
+        _say_heights(ax, bars, 9, name == ours)
+    title = f"{serving['num_requests']} ragged requests at once: wanted tokens per second"
+    ax.set_title(f"{title}, higher is better")
+    ax.set_xticks(range(len(order)), [name.replace(" ", "\n", 1) for name in order])
 
 
 def _look(name: str, names: Sequence[str]) -> dict[str, Any]:
@@ -89,96 +113,54 @@ def _look(name: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _say_heights(ax: Axes, bars: BarContainer, size: float, bold: bool) -> None:
+    # a paper background, where the line of the limit runs through
+    paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+    weight = "bold" if bold else "normal"
     heights = [_short(bar.get_height()) for bar in bars]
-    for text in ax.bar_label(bars, heights, padding=2, fontsize=size):
-        text.set_fontweight("bold" if bold else "normal")
-        # a paper background, where the line of the limit runs through
-        text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.8})
-
-
-def _servers(ax: Axes, serving: Mapping[str, Any], names: Sequence[str]) -> None:
-    """A bar per server, ours last, named below it: wanted tokens per second."""
-    speeds = serving["wanted_per_second"]
-    ours = names[-1]
-    order = [name for name in speeds if name != ours] + [ours]
-    known = [*names[:-1], *(name for name in order if name not in names), ours]
-    for x, name in enumerate(order):
-        bars = ax.bar([x], [speeds[name]], 0.6, **_look(name, known))
-        _say_heights(ax, bars, 9, name == ours)
-    ax.set_title(
-        f"{serving['num_requests']} ragged requests at once: wanted tokens per second, higher is "
-        "better"
-    )
-    ax.set_xticks(range(len(order)), [name.replace(" ", "\n", 1) for name in order])
-    ax.margins(y=0.14)
+    label_bars(ax, bars, heights, padding=2, fontsize=size, bbox=paper, fontweight=weight)
 
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _floors(ax: Axes, figures: Figures, phase: str) -> None:
-    """A line across each context's bars: this machine's limit."""
-    floors = [floor for floor in figures.get("floors", ()) if floor["phase"] == phase]
-    for group, floor in enumerate(floors):
-        seconds = floor["seconds"]
-        y = seconds * 1000 if phase == "decode" else floor["context"] / seconds
-        label = "_" if group else "this machine's limit"  # one entry in the legend
-        ends = (group - 0.46, group + 0.46)
-        ax.plot(ends, (y, y), color=INK, linewidth=2, linestyle="--", label=label)
-
-
 def _caption(figures: Figures) -> str:
     """One sentence, from the same numbers."""
-    machine, settings = figures["machine"], figures["settings"]
-    ours = settings["ours"]
-    decode, prefill = (
-        [row for row in figures["rows"] if row["phase"] == phase] for phase in PHASES
-    )
-    contexts = _list([str(row["context"]) for row in decode])
-    times = [f["times"][ours] for f in figures.get("floors", ()) if f["phase"] == "decode"]
-    floor = f", {_list([f'{t:.2f}' for t in times])}× the limit set by memory" if times else ""
+    machine, settings, serving = figures["machine"], figures["settings"], figures.get("serving")
+    ours, peers = settings["ours"], (settings["peer"], "llama.cpp")
+    decode, prefill = _of(figures, "decode"), _of(figures, "prefill")
+
+    def values(rows: Rows) -> str:
+        return listed(_short(_value(row, ours)) for row in rows)
+
+    def faster(rows: Rows) -> str:
+        """`, 3.50 and 3.20× as fast as transformers`, for each peer that ran everywhere."""
+        told = ""
+        for peer in peers:
+            if all(peer in row["seconds"] for row in rows):
+                times = [row["seconds"][peer] / row["seconds"][ours] for row in rows]
+                told += f", {listed(f'{t:.2f}' for t in times)}× as fast as {peer}"
+        return told
+
+    floors = [f"{floor['times'][ours]:.2f}" for floor in _of(figures, "decode", "floors")]
+    many = ""
+    if serving:
+        speeds = serving["wanted_per_second"]
+        many = (
+            f"; {serving['num_requests']} ragged requests at once get {_short(speeds[ours])} "
+            f"wanted tokens/s (medians of {settings['serving_rounds']} rounds)"
+        )
+        for peer in peers:
+            if peer in speeds:
+                many += f", {speeds[ours] / speeds[peer]:.2f}× as many as from {peer}"
     return (
         f"{settings['shape']} in {machine['dtype']} on {machine['threads']} threads of "
         f"{machine['processor']}, medians of {settings['rounds']} rounds: after a prompt of "
-        f"{contexts} tokens each new one takes us {_list(_values(decode, ours))} ms"
-        f"{_against(decode, settings)}{floor}; the prompt itself runs at "
-        f"{_list(_values(prefill, ours))} tokens/s{_against(prefill, settings)}"
-        f"{_many(figures)}."
+        f"{listed(str(row['context']) for row in decode)} tokens each new one takes us "
+        f"{values(decode)} ms{faster(decode)}"
+        f"{f', {listed(floors)}× the limit set by memory' if floors else ''}; the prompt itself "
+        f"runs at {values(prefill)} tokens/s{faster(prefill)}{many}."
     )
-
-
-def _many(figures: Figures) -> str:
-    """The ragged workload in words; "" where it did not run."""
-    serving, settings = figures.get("serving"), figures["settings"]
-    if not serving:
-        return ""
-    speeds, ours = serving["wanted_per_second"], settings["ours"]
-    told = f"; {serving['num_requests']} ragged requests at once get {_short(speeds[ours])} "
-    told += f"wanted tokens/s (medians of {settings['serving_rounds']} rounds)"
-    for other in (settings["peer"], "llama.cpp"):
-        if other in speeds:
-            told += f", {speeds[ours] / speeds[other]:.2f}× as many as from {other}"
-    return told
-
-
-def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    return [_short(_value(row, name)) for row in rows]
-
-
-def _list(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-
-
-def _against(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-    """`, 3.50 and 3.20× as fast as transformers`, and as llama.cpp, where it ran everywhere."""
-    told = ""
-    for other in (settings["peer"], "llama.cpp"):
-        if all(other in row["seconds"] for row in rows):
-            ratios = [row["seconds"][other] / row["seconds"][settings["ours"]] for row in rows]
-            told += f", {_list([f'{r:.2f}' for r in ratios])}× as fast as {other}"
-    return told
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -196,10 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"bench_plots: {error}", file=sys.stderr)
         return 1
-    if args.out.suffix == ".svg":
-        args.out.write_text(picture.svg, encoding="utf-8")
-    else:
-        args.out.write_bytes(picture.png)
+    is_svg = args.out.suffix == ".svg"
+    args.out.write_bytes(picture.svg.encode() if is_svg else picture.png)
     print(f"{args.out}: {picture.caption}")
     return 0
 

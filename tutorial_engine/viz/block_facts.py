@@ -1,25 +1,49 @@
-"""Introduced in notebook 04. Who owns which block after a step, in words and numbers.
+"""Introduced in notebook 04. Pages after each step of a trace, in words and numbers.
 
-Knows what block_steps read from a trace; draws nothing.
+Knows events, tables, reference counts and hashes; draws nothing. A step is shown as it left the
+pool: its K and V are written, and who ended in it is gone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from tutorial_engine.trace import events
-from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.block_steps import BlockStep, Parents, blocks_said, plural, read
-from tutorial_engine.viz.scheduler_steps import listed
+from tutorial_engine.trace.events import EngineState, Trace
+from tutorial_engine.trace.history import Replay, Step, history
 from tutorial_engine.viz.tokens import cut_label
+from tutorial_engine.viz.words import counted, listed, verb
 
+DIGITS = 4  # of a hash, in a picture
 KINDS = {  # of a slot that a request has -> in tips
     "cached": "its K and V are there",
     "run": "written in this step",
     "known": "not run yet, the slot is reserved",
     "empty": "the slot is reserved, no token yet",
 }
+BlockEvent = (
+    events.BlockTaken
+    | events.BlockShared
+    | events.BlockCopied
+    | events.BlockCached
+    | events.BlockFreed
+)
+
+
+class Lost(NamedTuple):
+    """What a preempted request had until a step took it away."""
+
+    step: int
+    blocks: tuple[int, ...]
+    num_tokens: int
+
+
+class Hashed(NamedTuple):
+    """What a hash stands for: a block of tokens, after the block that has the hash `parent`."""
+
+    token_ids: tuple[int, ...]
+    parent: str | None
 
 
 class Owner(NamedTuple):
@@ -28,6 +52,148 @@ class Owner(NamedTuple):
     name: str
     entry: int
     filled: int
+
+
+class BlockStep:
+    """The pool at the end of a step, and what happened to it since the step `before`.
+
+    `run` is the replay up to there; it goes on to the end of this step. `held` request -> its
+    tokens with K and V; `free` in the order in which blocks go; `touched` block -> what happened to
+    it, in words; `facts` all that happened, in sentences; `ended` who is over -> how.
+    """
+
+    def __init__(self, step: Step, run: Replay, before: "BlockStep | None", num_blocks: int):
+        self.step, self._run = step, run
+        self.touched: dict[int, list[str]] = {}
+        self.facts: list[str] = []
+        self.lost: dict[str, Lost] = dict(before.lost) if before else {}
+        self._forked: dict[str, int] = dict(before._forked) if before else {}
+        self._blocks: dict[tuple[type[events.Event], str], list[int]] = {}  # of (what, whom)
+        self._evicted: dict[int, str] = {}  # block -> the hash that it has lost
+        self._forks: dict[tuple[str, int, tuple[int, ...]], list[str]] = {}  # what -> who
+        for event in step.events:
+            if isinstance(event, BlockEvent):
+                self._note(event)
+            elif isinstance(event, events.RequestEvent):
+                self._tell(event)
+            run.apply(event)
+        self._close()
+        finished = step.by_request(events.Finished).items()
+        ended = (before.ended if before else {}) | {name: e.reason for name, e in finished}
+        here = self.state.unfinished().requests
+        self.ended: dict[str, str] = {name: why for name, why in ended.items() if name not in here}
+        self.tables = {name: r.table for name, r in here.items() if r.table}
+        self.held = {
+            name: r.num_computed_tokens if r.status == "running" else self._forked[name]
+            for name, r in here.items()
+            if r.table
+        }
+        self.hashes = dict(run.hashes)
+        fresh = [block for block in range(num_blocks) if block not in run.ref_cnts]
+        self.free = (*fresh, *run.free_queue)
+
+    @property
+    def state(self) -> EngineState:
+        """Queues and requests after the step."""
+        return self.step.after
+
+    @property
+    def copies(self) -> list[events.BlockCopied]:
+        """Blocks that were copied to be written."""
+        return [event for event in self.step.events if isinstance(event, events.BlockCopied)]
+
+    def is_written(self, name: str, position: int) -> bool:
+        """Did this step write the K and V of the token?"""
+        event = self.step.scheduled.get(name) if name in self.held else None
+        return event is not None and 0 <= position - event.first_position < len(event.slots)
+
+    def _note(self, event: BlockEvent) -> None:
+        """A block comes to a request, or goes."""
+        name, block, hash_ = event.request_id, event.block, self._run.hashes.get(event.block)
+        if isinstance(event, events.BlockTaken | events.BlockCopied) and event.evicted and hash_:
+            self._evicted[block] = hash_
+            self._touch(block, f"{hash_[:DIGITS]} evicted")
+        match event:
+            case events.BlockTaken():
+                words = "taken"
+            case events.BlockShared():
+                words = "shared" if self._run.ref_cnts.get(block) else "found again"
+            case events.BlockCopied(source=source):
+                words = f"copy of {source}"
+                self._say_copied(event)
+            case events.BlockCached():
+                words = "cached now"
+            case events.BlockFreed():
+                words = f"left by {name}"
+        self._touch(block, words)
+        self._blocks.setdefault((type(event), name), []).append(block)
+
+    def _tell(self, event: events.RequestEvent) -> None:
+        """What came to pass with a request, and with the blocks that it got or left just now."""
+        name = event.request_id
+        match event:
+            case events.Admitted(num_cached=found):
+                if (blocks := self._pop(events.BlockShared, name)) and found:
+                    self.facts.append(f"{name} finds {found} tokens in {blocks_said(blocks)}")
+            case events.Scheduled():
+                if blocks := self._pop(events.BlockTaken, name):
+                    self.facts.append(f"{name} takes {blocks_said(blocks)}{self._loss(blocks)}")
+            case events.Forked(parent_id=parent, num_tokens=many):
+                shared = tuple(self._pop(events.BlockShared, name))
+                self._forks.setdefault((parent, many, shared), []).append(name)
+                self._forked[name] = many
+            case events.Preempted(step=step):
+                done = self._run.state.requests[name].num_computed_tokens
+                self.lost[name] = Lost(step, tuple(self._pop(events.BlockFreed, name)), done)
+                what = f"{blocks_said(self.lost[name].blocks)} ({done} tokens)"
+                self.facts.append(f"{name} is preempted and loses {what}")
+            case events.Finished(reason=reason):
+                blocks = self._pop(events.BlockFreed, name)
+                leaves = f" and leaves {blocks_said(blocks)}" if blocks else ""
+                self.facts.append(f"{name} ends ({reason}){leaves}")
+
+    def _close(self) -> None:
+        """What is told last: forks, blocks given back by those who wait, blocks that are full."""
+        for (parent, many, shared), names in self._forks.items():
+            how = f"{many} tokens in {blocks_said(shared)} are shared" if shared else "no tokens"
+            self.facts.append(f"{verb(names, 'is', 'are')} forked from {parent}: {how}")
+        cached = []
+        for (what, name), blocks in self._blocks.items():
+            if what is events.BlockFreed:
+                self.facts.append(f"{name} gives back {blocks_said(blocks)}")
+            elif what is events.BlockCached:
+                cached += blocks
+        if cached:
+            are = "is" if len(cached) == 1 else "are"
+            self.facts.append(f"{blocks_said(cached)} {are} full and can be found from now on")
+        targets: dict[int, list[str]] = {}
+        for copy in self.copies:
+            targets.setdefault(copy.source, []).append(str(copy.block))
+        for source, numbers in targets.items():
+            self._touch(source, f"copied to {', '.join(numbers)}")
+
+    def _say_copied(self, event: events.BlockCopied) -> None:
+        """Why, and what of: somebody else has the block, or could find it."""
+        name, source, requests = event.request_id, event.source, self._run.state.requests
+        others = [who for who, r in requests.items() if source in r.table and who != name]
+        why = f"{verb(others, 'has', 'have')} too" if others else "others may find"
+        copies, loss = counted(len(event.slots), "token"), self._loss([event.block])
+        self.facts.append(
+            f"{name} is to write to block {source}, which {why}: it copies {copies} to block "
+            f"{event.block}{loss}"
+        )
+
+    def _pop(self, what: type[events.Event], name: str) -> list[int]:
+        return self._blocks.pop((what, name), [])
+
+    def _loss(self, blocks: Iterable[int]) -> str:
+        """Which hashes were lost with these blocks, in words."""
+        gone = [self._evicted[block][:DIGITS] for block in blocks if block in self._evicted]
+        return f" (evicted: {listed(gone)})" if gone else ""
+
+    def _touch(self, block: int, words: str) -> None:
+        known = self.touched.setdefault(block, [])
+        known += [words] if words not in known else []
 
 
 @dataclass(frozen=True)
@@ -66,13 +232,27 @@ class BlockRun:
         return bool(self.trace.settings.get("prefix_caching"))
 
     @cached_property
-    def _read(self) -> tuple[list[BlockStep], Parents]:
-        return read(self.trace, self.block_size, self.num_blocks)
-
-    @property
     def steps(self) -> list[BlockStep]:
         """One for each forward."""
-        return self._read[0]
+        run, found = Replay(), list[BlockStep]()
+        for step in history(self.trace):
+            before = found[-1] if found else None
+            found.append(BlockStep(step, run, before, self.num_blocks))
+        return found
+
+    @cached_property
+    def hashed(self) -> dict[str, Hashed]:
+        """Hash -> the tokens that it stands for, and the hash before it."""
+        found, names = dict[str, Hashed](), dict[tuple[int, ...], str]()
+        for step in (now.step for now in self.steps):
+            for event in step.results:
+                if isinstance(event, events.BlockCached):
+                    request = step.planned.requests[event.request_id]
+                    start = request.table.index(event.block) * self.block_size
+                    end, ids = start + self.block_size, request.token_ids
+                    names[ids[:end]] = event.hash
+                    found[event.hash] = Hashed(ids[start:end], names.get(ids[:start]))
+        return found
 
     @property
     def last(self) -> int:
@@ -91,17 +271,9 @@ class BlockRun:
         forked = (event for event in self.trace.events if isinstance(event, events.Forked))
         return {event.request_id: event.parent_id for event in forked}
 
-    def parent(self, hash_: str) -> str | None:
-        """The hash of the block before it; None for the first block of a sequence."""
-        return self._read[1].get(hash_)
-
     def label(self, token_id: int) -> str:
         """How a token is written."""
         return self.labels.get(token_id, str(token_id))
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens need."""
-        return -(-num_tokens // self.block_size)
 
     def owners(self, step: int) -> dict[int, list[Owner]]:
         """Block -> who has it after a step, in the order in which they came."""
@@ -124,35 +296,28 @@ class BlockRun:
         waits: dict[str, list[str]] = {}
         for name in now.state.waiting:
             waits.setdefault(self.waits(step, name), []).append(name)
-        for how, names in waits.items():
-            parts.append(f"{listed(names)} wait{'s' * (len(names) == 1)} {how}")
+        parts += [f"{verb(names, 'waits', 'wait')} {how}" for how, names in waits.items()]
         happened = ", ".join(now.facts) or "no block changes hands"
-        return "; ".join(part for part in (*parts, f"in this step {happened}") if part) + "."
+        return "; ".join((*parts, f"in this step {happened}")) + "."
 
     def waits(self, step: int, name: str) -> str:
         """With what a request waits, or what it has lost, in words."""
         now = self.steps[step]
-        request, lost = now.state.requests[name], now.lost.get(name)
+        request = now.state.requests[name]
         if request.table:
             return f"with {now.held[name]} shared tokens"
-        if lost is None:
-            many = len(request.token_ids)
-            return f"with {many} token{plural(many)} to run ({self._room(many)})"
-        return (
-            f"since step {lost.step} took {blocks_said(lost.blocks)} ({lost.num_tokens} computed "
-            "tokens are lost)"
-        )
-
-    def _room(self, num_tokens: int) -> str:
-        blocks = self.num_blocks_for(num_tokens)
-        return f"{blocks} block{plural(blocks)}"
+        if request.status == "preempted":
+            step, blocks, many = now.lost[name]
+            return f"since step {step} took {blocks_said(blocks)} ({many} computed tokens are lost)"
+        many = len(request.token_ids)
+        need = counted(-(-many // self.block_size), "block")
+        return f"with {counted(many, 'token')} to run ({need})"
 
     def _in_use(self, step: int) -> str:
         """Blocks in use, the tokens in them, and the slots that are not filled."""
         now, owners = self.steps[step], self.owners(step)
         if not owners:
             return "no block is in use"
-        tokens, requests = sum(now.held.values()), len(now.tables)
         stored = sum(max(owner.filled for owner in own) for own in owners.values())
         groups, twice = set(), 0
         for own in owners.values():
@@ -162,19 +327,20 @@ class BlockRun:
         whom = listed(groups.pop()) if len(groups) == 1 else "several"
         once = f" ({twice} of them stored once for {whom})" if twice else ""
         slots, one = len(owners) * self.block_size, len(owners) == 1
-        empty = slots - stored
-        are = "is" if empty == 1 else "are"
+        are = "is" if slots - stored == 1 else "are"
         return (
-            f"{len(owners)} of {self.num_blocks} blocks hold{'s' * one} {tokens} "
-            f"token{plural(tokens)} of {requests} request{plural(requests)}{once}; "
-            f"{empty} of {'its' if one else 'their'} {slots} slots {are} reserved but empty"
+            f"{len(owners)} of {self.num_blocks} blocks hold{'s' * one} "
+            f"{counted(sum(now.held.values()), 'token')} of "
+            f"{counted(len(now.tables), 'request')}{once}; {slots - stored} of "
+            f"{'its' if one else 'their'} {slots} slots {are} reserved but empty"
         )
 
     def _free(self, step: int) -> str:
         now = self.steps[step]
-        many, found = len(now.free), sum(block in now.hashes for block in now.free)
+        found = sum(block in now.hashes for block in now.free)
         findable = f", {found} of them still findable" if found else ""
-        return f"{many} block{plural(many)} {'is' if many == 1 else 'are'} free{findable}"
+        are = "is" if len(now.free) == 1 else "are"
+        return f"{counted(len(now.free), 'block')} {are} free{findable}"
 
     # -- what hovering says -----------------------------------------------------------------------
 
@@ -195,7 +361,7 @@ class BlockRun:
     def token_kind(self, step: int, name: str, position: int) -> str:
         """What a slot holds: "cached" K and V, "run" in this step, a "known" token, or "empty"."""
         now = self.steps[step]
-        if position in now.written.get(name, ()):
+        if now.is_written(name, position):
             return "run"
         if position < now.held[name]:
             return "cached"
@@ -204,7 +370,8 @@ class BlockRun:
     def about_block(self, step: int, block: int) -> str:
         """Its holders, positions, tokens, hash and the one before it, and what just happened."""
         now, own = self.steps[step], self.owners(step).get(block, [])
-        parts = [f"block {block}"]
+        parts, hash_ = [f"block {block}"], now.hashes.get(block)
+        ids: tuple[int, ...] = ()
         if own:
             first = own[0].entry * self.block_size
             who = f"ref {len(own)}: {listed(owner.name for owner in own)}"
@@ -213,11 +380,30 @@ class BlockRun:
         else:
             place = now.free.index(block)
             parts.append("free, goes next" if not place else f"free, {place} go before it")
-            ids = now.contents.get(block, ())
+            ids = self.hashed[hash_].token_ids if hash_ else ()
         words = "|".join(cut_label(self.label(token), 12) for token in ids)
         parts += [cut_label(words, 48)] if words else []
-        if block in now.hashes:
-            parts.append(f"hash {now.hashes[block]} ← {self.parent(now.hashes[block]) or 'root'}")
+        if hash_:
+            parts.append(f"hash {hash_} ← {self.hashed[hash_].parent or 'root'}")
         elif self.prefix_caching and own and own[0].filled == self.block_size:
             parts.append("an equal block is the one to be found")
         return " · ".join((*parts, *now.touched.get(block, ())))
+
+
+def blocks_said(blocks: Iterable[int]) -> str:
+    """`block 3`, `blocks 3, 4 and 7`, `blocks 0 to 7 and 9`."""
+    runs: list[list[int]] = []  # each counts up or down by ones
+    for block in blocks:
+        last = runs[-1] if runs else []
+        if (
+            last
+            and abs(block - last[-1]) == 1
+            and block - last[0] == (block - last[-1]) * len(last)
+        ):
+            last.append(block)
+        else:
+            runs.append([block])
+    parts = ([f"{r[0]} to {r[-1]}"] if len(r) > 3 else [str(block) for block in r] for r in runs)
+    numbers = [part for some in parts for part in some]
+    many = sum(map(len, runs))
+    return f"block{'s' * (many > 1)} {listed(numbers)}" if numbers else "no block"

@@ -1,37 +1,54 @@
-"""Introduced in notebook 02. Work, bytes, waste and positions of a cache: numbers in, Picture out.
+"""Introduced in notebook 02. What a cache saves and costs: work, bytes, slots, positions, latency.
 
-Every caption is computed from the same numbers that are drawn.
+Every caption is computed from the same numbers that are drawn; those of a virtual clock are the
+same on every machine.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from tutorial_engine.viz.charts import (
+    HATCH,
+    MARKS,
+    MIDDLE,
+    cell_height,
+    dial_axis,
+    label_bars,
+    line_look,
+    log_marks,
+    no_axis,
+    panels,
+    rows_of_bars,
+    token_cell,
+)
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.speed_plots import log_marks, si
 from tutorial_engine.viz.style import (
     BLUE,
     INK,
+    PAPER,
+    PLAIN,
     QUIET,
     RED,
     SERIES,
     finish,
     house_style,
-    new_figure,
 )
-from tutorial_engine.viz.tokens import cut_label
+from tutorial_engine.viz.words import num_bytes, si
 
-HATCH: dict[str, Any] = {"facecolor": "white", "hatch": "////"}
-MIDDLE: dict[str, Any] = {"ha": "center", "va": "center"}
 CELLS = 64  # a row of more slots is drawn as one bar
 WIDEST = 40  # tokens side by side
-LYING = 5  # letters of a label that fit across a cell
+VIRTUAL = "on a virtual clock (1 unit per token run)"
+SI = FuncFormatter(lambda value, _: si(value))
+Lines = Mapping[str, Sequence[tuple[int, float]]]  # name -> (context length, time per token)
 
 
+@house_style()
 def work_picture(
     without: Sequence[int],
     with_cache: Sequence[int],
@@ -48,67 +65,57 @@ def work_picture(
             f"give one number above 0 a step in all four, as many in each; got {lengths}"
         )
     steps = range(1, lengths[0] + 1)
-    with house_style():
-        figure = new_figure(9, 3.6)
-        left, right = figure.subplots(1, 2)
-        left.bar([s - 0.2 for s in steps], without, 0.4, edgecolor=RED, label="no cache", **HATCH)
-        left.bar([s + 0.2 for s in steps], with_cache, 0.4, color=BLUE, label="with cache")
-        left.set(title="tokens run", ylim=(0, 1.25 * max(*without, *with_cache)))
-        left.yaxis.set_major_locator(MaxNLocator(integer=True))
-        right.plot(steps, flops_without, "x--", color=RED, label="no cache", markersize=7)
-        right.plot(steps, flops_with, "o-", color=BLUE, label="with cache", markersize=5)
-        right.set_title("FLOPs")
-        numbers = [*flops_without, *flops_with]
-        log_marks(right, min(numbers) / 1.5, 4 * max(numbers), FuncFormatter(lambda v, _: si(v)))
-        for ax in (left, right):
-            ax.set(xlabel="step (1 = prefill)", xlim=(0.4, lengths[0] + 0.6))
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.legend(loc="upper center", ncols=2)
-        again, once = sum(without), sum(with_cache)
-        much, little = sum(flops_without), sum(flops_with)
-        return finish(
-            figure,
-            f"{lengths[0]} new tokens: without a cache {again} tokens run, with it {once}, a "
-            f"factor of {again / once:.1f}; that is {si(much)}FLOP against {si(little)}FLOP, "
-            f"a factor of {much / little:.1f}.",
-        )
+    figure, (left, right) = panels(9, 3.6, columns=2)
+    left.bar([s - 0.2 for s in steps], without, 0.4, edgecolor=RED, label="no cache", **HATCH)
+    left.bar([s + 0.2 for s in steps], with_cache, 0.4, color=BLUE, label="with cache")
+    left.set(title="tokens run", ylim=(0, 1.25 * max(*without, *with_cache)))
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    right.plot(steps, flops_without, "x--", color=RED, label="no cache", markersize=7)
+    right.plot(steps, flops_with, "o-", color=BLUE, label="with cache", markersize=5)
+    right.set_title("FLOPs")
+    numbers = [*flops_without, *flops_with]
+    log_marks(right, min(numbers) / 1.5, 4 * max(numbers), SI)
+    for ax in (left, right):
+        ax.set(xlabel="step (1 = prefill)", xlim=(0.4, lengths[0] + 0.6))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(loc="upper center", ncols=2)
+    again, once = sum(without), sum(with_cache)
+    much, little = sum(flops_without), sum(flops_with)
+    return finish(
+        figure,
+        f"{lengths[0]} new tokens: without a cache {again} tokens run, with it {once}, a "
+        f"factor of {again / once:.1f}; that is {si(much)}FLOP against {si(little)}FLOP, "
+        f"a factor of {much / little:.1f}.",
+    )
 
 
+@house_style()
 def bytes_picture(rows: Sequence[tuple[str, float, float | None]]) -> Picture:
     """Bytes that a token leaves in the cache, per model: (name, bytes, bytes with one K/V head for
     each query head, as in MHA, or None).
     """
     if not rows:
         raise ValueError("give at least one row: (name, bytes per token, bytes if MHA or None)")
-    with house_style():
-        figure = new_figure(8.5, 0.75 * len(rows) + 1.5)
-        ax = figure.subplots()
-        most = max(max(own, mha or 0) for _, own, mha in rows)
-        parts = []
-        for y, (name, own, mha) in enumerate(rows):
-            up = 0.0 if mha is None else 0.18
-            ax.barh(y - up, own, 0.34, color=BLUE)
-            ax.text(own + most / 80, y - up, kib(own), va="center", fontsize=9.5)
-            parts.append(f"{name}: {kib(own)}")
-            if mha is None:
-                continue
-            ax.barh(y + 0.18, mha, 0.34, edgecolor=RED, **HATCH)
-            words = f"{kib(mha)}, {mha / own:.3g} times as much"
-            ax.text(mha + most / 80, y + 0.18, words, va="center", fontsize=9.5, color=QUIET)
-            parts[-1] += f" instead of {kib(mha)}"
-        ax.set_yticks(range(len(rows)), [name for name, _, _ in rows], color=INK)
-        ax.set(xlim=(0, 1.42 * most), ylim=(len(rows) - 0.4, -0.6), xticks=[])
-        ax.spines[["bottom", "left"]].set_visible(False)
-        ax.tick_params(left=False)
-        ax.set_title("cache per token (solid: as it is, hatched: with MHA)", fontsize=10.5)
-        return finish(figure, f"Each token leaves in the cache: {'; '.join(parts)}.")
+    figure, (ax,) = panels(8.5, 0.75 * len(rows) + 1.5)
+    parts = []
+    for y, (name, own, mha) in enumerate(rows):
+        up = 0.0 if mha is None else 0.18
+        label_bars(ax, ax.barh(y - up, own, 0.34, color=BLUE), [num_bytes(own)])
+        parts.append(f"{name}: {num_bytes(own)}")
+        if mha is not None:
+            words = f"{num_bytes(mha)}, {mha / own:.3g} times as much"
+            bar = ax.barh(y + up, mha, 0.34, edgecolor=RED, **HATCH)
+            label_bars(ax, bar, [words], color=QUIET)
+            parts[-1] += f" instead of {num_bytes(mha)}"
+    rows_of_bars(
+        ax, [row[0] for row in rows], 1.42 * max(max(own, mha or 0) for _, own, mha in rows)
+    )
+    no_axis(ax, "bottom", "left")
+    ax.set_title("cache per token (solid: as it is, hatched: with MHA)", fontsize=10.5)
+    return finish(figure, f"Each token leaves in the cache: {'; '.join(parts)}.")
 
 
-def kib(count: float) -> str:
-    """Bytes in KiB, as short as it can be said exactly enough: 2 KiB, 0.5 KiB."""
-    return f"{count / 1024:.4g} KiB"
-
-
+@house_style()
 def fill_picture(rows: Sequence[tuple[str, int, int]]) -> Picture:
     """Rows of a static cache, (title, slots used, slots in the row): hatched = reserved, empty.
 
@@ -117,33 +124,29 @@ def fill_picture(rows: Sequence[tuple[str, int, int]]) -> Picture:
     bad = [row for row in rows if not 0 <= row[1] <= row[2] or not row[2]]
     if bad or not rows:
         raise ValueError(f"each row needs 0 ≤ used ≤ its slots, at least one; got {bad or rows}")
-    with house_style():
-        figure = new_figure(8.5, 0.42 * len(rows) + 1.1)
-        ax = figure.subplots()
-        most = max(slots for _, _, slots in rows)
-        for y, (_, used, slots) in enumerate(rows):
-            each = 1 if most <= CELLS else slots  # cells, where they can be seen
-            ax.barh(y, slots, 0.72, edgecolor="#aeb8bf", **HATCH)
-            ax.barh(y, used, 0.72, color=SERIES[y % len(SERIES)])
-            for slot in range(0, slots, each):
-                ax.add_patch(
-                    Rectangle((slot, y - 0.36), each, 0.72, fill=False, edgecolor="#8a959d")
-                )
-            ax.text(slots + most / 80, y, f"{used} of {slots}", va="center", fontsize=9.5)
-        ax.set_yticks(range(len(rows)), [title for title, _, _ in rows], color=INK)
-        ax.set(xlim=(0, 1.16 * most), ylim=(len(rows) - 0.4, -0.6), xlabel="slots of the row")
-        marks = MaxNLocator(integer=True).tick_values(0, most)
-        ax.set_xticks([int(mark) for mark in marks if 0 <= mark <= most])
-        ax.spines["left"].set_visible(False)
-        ax.tick_params(left=False)
-        used, slots = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        return finish(
-            figure,
-            f"{len(rows)} rows have {slots} slots; {used} are used and {slots - used} "
-            f"({100 * (slots - used) / slots:.0f} %) are reserved and empty (hatched).",
-        )
+    figure, (ax,) = panels(8.5, 0.42 * len(rows) + 1.1)
+    most = max(slots for _, _, slots in rows)
+    for y, (_, used, slots) in enumerate(rows):
+        each = 1 if most <= CELLS else slots  # cells, where they can be seen
+        bar = ax.barh(y, slots, 0.72, edgecolor="#aeb8bf", **HATCH)
+        label_bars(ax, bar, [f"{used} of {slots}"])
+        ax.barh(y, used, 0.72, color=SERIES[y % len(SERIES)])
+        places = range(0, slots, each)
+        ax.barh([y] * len(places), each, 0.72, places, fill=False, edgecolor="#8a959d")
+    rows_of_bars(ax, [title for title, _, _ in rows], 1.16 * most)
+    marks = MaxNLocator(integer=True).tick_values(0, most)
+    ax.set_xticks([int(mark) for mark in marks if 0 <= mark <= most])
+    ax.set_xlabel("slots of the row")
+    no_axis(ax, "left")
+    used, slots = sum(row[1] for row in rows), sum(row[2] for row in rows)
+    return finish(
+        figure,
+        f"{len(rows)} rows have {slots} slots; {used} are used and {slots - used} "
+        f"({100 * (slots - used) / slots:.0f} %) are reserved and empty (hatched).",
+    )
 
 
+@house_style()
 def positions_picture(
     right: Sequence[int],
     wrong: Sequence[int],
@@ -162,33 +165,25 @@ def positions_picture(
     differ = [a != b for a, b in zip(labels_right, labels_wrong, strict=True)]
     off = [i for i, (a, b) in enumerate(zip(right, wrong, strict=True)) if a != b]
     wide = 1 + max(_places(positions)[-1] for positions in (right, wrong))
-    longest = max(len(cut_label(label)) for label in (*labels_right, *labels_wrong))
-    tall = 0.55 if longest <= LYING else 0.22 * longest
-    with house_style():
-        figure = new_figure(max(0.5 * wide + 1.2, 6.5), 0.5 * (2 * tall + 3.05) + 0.5)
-        ax = figure.subplots()
-        for y, name, positions, labels in (
-            (0, "right", right, labels_right),
-            (tall + 1.5, "wrong", wrong, labels_wrong),
-        ):
-            ax.text(-0.3, y + tall / 2, name, ha="right", va="center", fontweight="bold")
-            _strip(ax, y, tall, positions, labels, differ if name == "wrong" else [])
-        if off:
-            place = _places(right)[off[0]]
-            ax.text(place + 0.1, -0.25, "decoded, from here on →", va="center", fontsize=9)
-        ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
-        ax.axis("off")
-        start = "Both start to decode at the same position"
-        if off:
-            start = (
-                f"From token {off[0]} on the wrong positions are off by "
-                f"{wrong[off[0]] - right[off[0]]:+d} ({wrong[off[0]]} instead of {right[off[0]]})"
-            )
-        said = f"{sum(differ)} of {len(differ)} tokens differ"
-        if any(differ):
-            i = differ.index(True)
-            said += f", the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"
-        return finish(figure, f"{start}; {said}.")
+    tall = cell_height([*labels_right, *labels_wrong])
+    figure, (ax,) = panels(max(0.5 * wide + 1.2, 6.5), 0.5 * (2 * tall + 3.05) + 0.5)
+    _strip(ax, 0, tall, "right", right, labels_right, [False] * len(differ))
+    _strip(ax, tall + 1.5, tall, "wrong", wrong, labels_wrong, differ)
+    start = "Both start to decode at the same position"
+    if off:
+        place = _places(right)[off[0]]
+        ax.text(place + 0.1, -0.25, "decoded, from here on →", va="center", fontsize=9)
+        a, b = right[off[0]], wrong[off[0]]
+        start = (
+            f"From token {off[0]} on the wrong positions are off by {b - a:+d} ({b} instead of {a})"
+        )
+    ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
+    ax.axis("off")
+    said = f"{sum(differ)} of {len(differ)} tokens differ"
+    if any(differ):
+        i = differ.index(True)
+        said += f", the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"
+    return finish(figure, f"{start}; {said}.")
 
 
 def _places(positions: Sequence[int]) -> list[int]:
@@ -203,31 +198,178 @@ def _strip(
     ax: Axes,
     y: float,
     tall: float,
+    name: str,
     positions: Sequence[int],
     labels: Sequence[str],
     differ: Sequence[bool],
 ) -> None:
     """One row of token cells with their positions below; ≠ marks those that differ."""
-    before = positions[0] - 1
+    ax.text(-0.3, y + tall / 2, name, ha="right", va="center", fontweight="bold")
+    expected = positions[0]
     for i, (x, position) in enumerate(zip(_places(positions), positions, strict=True)):
-        fill, edge, wide = "#e5f0f8", QUIET, 1.0
-        if differ and differ[i]:
-            fill, edge, wide = "#fbe6d8", RED, 2.4
+        look: dict[str, Any] = {"facecolor": "#e5f0f8", "edgecolor": QUIET}
+        if differ[i]:
+            look = {"facecolor": "#fbe6d8", "edgecolor": RED, "linewidth": 2.4}
             ax.text(x + 0.5, y - 0.25, "≠", color=RED, fontweight="bold", fontsize=10, **MIDDLE)
-        ax.add_patch(
-            Rectangle((x + 0.05, y), 0.9, tall, facecolor=fill, edgecolor=edge, linewidth=wide)
+        token_cell(ax, x, y, tall, labels[i], **look)
+        jumped = position != expected
+        below: dict[str, Any] = {"color": RED if jumped else QUIET, "fontsize": 9, **MIDDLE}
+        ax.text(x + 0.5, y + tall + 0.3, str(position), **below)
+        if position > expected:
+            token_cell(ax, x - 1, y, tall, "", edgecolor=RED, linestyle="--", **HATCH)
+            last = f" to {position - 1}" if position - 1 > expected else ""
+            ax.text(x - 0.5, y + tall + 0.75, f"{expected}{last} skipped", **below)
+        elif jumped:
+            ax.text(x + 0.5, y + tall + 0.75, "again", **below)
+        expected = position + 1
+
+
+@house_style()
+def latency_picture(measured: Lines, virtual: Lines | None = None) -> Picture:
+    """Milliseconds per token against context length; where two lines cross is marked.
+
+    `virtual`, drawn beside it, counts a stated cost instead: 1 unit a token that is run. ValueError
+    for no line, or one that is empty or has a length or a time that is not above 0.
+    """
+    shown = [(measured, "measured here", "ms")]
+    if virtual is not None:
+        shown.insert(0, (virtual, VIRTUAL, "units"))
+    for lines, title, _ in shown:
+        for name, line in lines.items():
+            if not line or min(map(min, line)) <= 0:
+                raise ValueError(f"{title}, {name!r}: lengths and times must be above 0: {line}")
+        if not lines:
+            raise ValueError(f"{title}: give at least one line, name -> [(length, time), ...]")
+    figure, axes = panels(5.2 * len(shown) + 0.6, 3.9, columns=len(shown))
+    for ax, (lines, title, unit) in zip(axes, shown, strict=True):
+        _lines(ax, lines)
+        ax.set_ylabel(f"{unit} per token")
+        ax.set_title(title, fontsize=10.5)
+    words = "; ".join(_told(*panel) for panel in shown)
+    return finish(figure, f"{words[0].upper()}{words[1:]}.")
+
+
+def _told(lines: Lines, title: str, unit: str) -> str:
+    """What one panel shows, in words."""
+    parts = []
+    for name, line in lines.items():
+        (start, first), (end, last) = line[0], line[-1]
+        way = f"goes from {_number(first)} at {start} tokens to {_number(last)} at {end}"
+        parts.append(f"{name} " + (way if len(line) > 1 else f"{_number(last)} at {end} tokens"))
+    equal = [f"{a} and {b} are equal at about {n:.0f}" for a, b, n, _ in crossings(lines)]
+    return f"{title}, {unit} per token: {', '.join([*parts, *equal])}"
+
+
+def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
+    """Where two lines cross for the last time: both names, context length, time.
+
+    Lines are straight between points, on logarithmic axes; only lengths that both have count.
+    """
+    found = []
+    for (a, one), (b, other) in combinations(lines.items(), 2):
+        theirs = dict(other)
+        points = [
+            (math.log(n), math.log(t), math.log(t / theirs[n])) for n, t in one if n in theirs
+        ]
+        apart = [point for point in points if point[2]]
+        for (x0, y0, d0), (x1, y1, d1) in reversed(list(pairwise(apart))):
+            if d0 * d1 < 0:
+                part = d0 / (d0 - d1)
+                met = [(x, y) for x, y, d in points if x0 < x < x1 and not d]  # measured equal
+                x, y = met[0] if met else (x0 + part * (x1 - x0), y0 + part * (y1 - y0))
+                found.append((a, b, math.exp(x), math.exp(y)))
+                break
+    return found
+
+
+def _lines(ax: Axes, lines: Lines) -> None:
+    """All lines, log-log, named at the right edge, no name on another."""
+    times = [time for line in lines.values() for _, time in line]
+    low, high = min(times) / 1.6, max(times) * 1.6
+    ax.set_xscale("log")
+    lengths = [length for line in lines.values() for length, _ in line]
+    dial_axis(ax, lengths, 7, "context length (tokens)")
+    log_marks(ax, low, high, PLAIN)
+    drawn = []
+    for i, (name, line) in enumerate(lines.items()):
+        ax.plot(*zip(*line, strict=True), linewidth=2, markersize=5.5, **line_look(i))
+        drawn.append((line[-1][1], name, SERIES[i % 6]))
+    at = 0.0
+    for last, name, color in sorted(drawn):
+        at = max(last, at * (high / low) ** 0.08)  # the height of a name, as a factor
+        ax.annotate(
+            name, (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
+            color=color,
+        )  # fmt: skip
+    for _, _, length, time in crossings(lines):
+        ax.axvline(length, color=QUIET, linestyle=":", linewidth=1.2)
+        ax.plot([length], [time], "o", markersize=13, fillstyle="none", color=INK, linewidth=2)
+        where: Any = ("data", "axes fraction")
+        said = f"equal at {length:.0f}"
+        ax.annotate(said, (length, 0.96), (4, 0), where, "offset points", fontsize=9, va="top")
+
+
+@house_style()
+def roofline_picture(
+    bandwidth: float, peak_flops: float, points: Sequence[tuple[str, float, float]]
+) -> Picture:
+    """The most FLOP/s a machine can do for each FLOP/byte, and how far each point gets.
+
+    bandwidth in bytes/s, peak in FLOP/s, points (label, FLOP per byte, FLOP/s): Williams et al.,
+    2009. ValueError for anything not above 0.
+    """
+    numbers = [bandwidth, peak_flops, *(n for _, *pair in points for n in pair)]
+    if not points or min(numbers) <= 0:
+        raise ValueError(f"give at least one point, and only numbers above 0; got {numbers}")
+    ridge = peak_flops / bandwidth
+    xs, ys = [ridge, *(x for _, x, _ in points)], [peak_flops, *(y for *_, y in points)]
+    corners = [(x, min(peak_flops, bandwidth * x)) for x in (min(xs) / 4, ridge, max(xs) * 8)]
+    figure, (ax,) = panels(8.5, 4.4)
+    ax.plot(*zip(*corners, strict=True), color=INK, linewidth=2.4)
+    ax.plot([ridge, ridge], [min(ys) / 20, peak_flops], ":", color=QUIET, linewidth=1.2)
+    ax.set(xscale="log", yscale="log", xlabel="FLOP per byte moved", ylabel="FLOP/s")
+    ax.set(xlim=(corners[0][0], corners[-1][0]))
+    ax.set_ylim(min(*ys, corners[0][1]) / 3, peak_flops * 5)
+    ax.xaxis.set_major_formatter(PLAIN)
+    ax.yaxis.set_major_formatter(SI)
+    ax.minorticks_off()
+    for i, (_, x, y) in enumerate(points):
+        ax.plot([x], [y], MARKS[i % 6], color=SERIES[i % 6], markersize=9)
+    ax.annotate(
+        f"ridge: {_number(ridge)} FLOP/byte", (ridge, peak_flops), (0, 15), ha="center",
+        textcoords="offset points", fontsize=9.5,
+    )  # fmt: skip
+    _name_points(figure, ax, points, peak_flops)
+    told = []
+    for name, x, y in points:
+        side, limit = ("left", "memory") if x < ridge else ("right", "arithmetic")
+        reached = 100 * y / min(peak_flops, bandwidth * x)
+        told.append(
+            f"{name} ({_number(x)} FLOP/byte) lies {side} of it, limited by {limit}, at "
+            f"{reached:.0f} % of the roof"
         )
-        turn = 0 if tall < 0.6 else 90
-        ax.text(x + 0.5, y + tall / 2, cut_label(labels[i]), rotation=turn, fontsize=9, **MIDDLE)
-        jump = position - before - 1
-        look: dict[str, Any] = {"color": RED if jump else QUIET, "fontsize": 9, **MIDDLE}
-        ax.text(x + 0.5, y + tall + 0.3, str(position), **look)
-        if jump > 0:
-            ax.add_patch(
-                Rectangle((x - 0.95, y), 0.9, tall, edgecolor=RED, linestyle="--", **HATCH)
-            )
-            words = str(before + 1) if jump == 1 else f"{before + 1} to {position - 1}"
-            ax.text(x - 0.5, y + tall + 0.75, f"{words} skipped", **look)
-        elif jump < 0:
-            ax.text(x + 0.5, y + tall + 0.75, "again", **look)
-        before = position
+    start = f"The ridge of {si(peak_flops)}FLOP/s and {si(bandwidth)}B/s is at {_number(ridge)}"
+    return finish(figure, f"{start} FLOP/byte: {'; '.join(told)}.")
+
+
+def _name_points(
+    figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]], roof: float
+) -> None:
+    """Each name beside its point, left of those at the right end; none covers another."""
+    figure.draw_without_rendering()  # only now is it known where the points are
+    free = ax.transData.transform((1, roof))[1] - 20  # pixels: down from here nothing is written
+    for name, x, y in sorted(points, key=lambda point: -point[2]):
+        px, py = ax.transData.transform((x, y))
+        height = min(py, free)
+        side = -1 if px > ax.bbox.x0 + 0.7 * ax.bbox.width else 1
+        ax.annotate(
+            name, (x, y), (11 * side, (height - py) * 72 / figure.dpi), va="center", fontsize=9.5,
+            textcoords="offset points", ha="left" if side > 0 else "right",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
+        free = height - 20
+
+
+def _number(value: float) -> str:
+    """Two digits, three where they are whole: 0.53, 5.3, 53, 530."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"

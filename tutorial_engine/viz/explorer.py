@@ -4,8 +4,8 @@ Live it is stock ipywidgets around one SVG that is replaced in place; saved, exp
 without running it is the same scene as a PNG with its caption. Knows no lesson.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import ipywidgets as widgets
 
@@ -18,18 +18,22 @@ class Explorer:
     """Base class. A subclass names its parameters and says what is seen at a step.
 
     It implements `rerun()` (run the engine for the present parameters; ValueError = tell the
-    learner and keep the last picture), `num_steps`, `scene(step)`, `caption(step)`.
+    learner and keep the last picture), `scene(step)` and `caption(step)`.
     """
 
     title = "Explorer"
     step_name = "step"
     zoom = 1.4  # of the stored PNG: less for a large scene, or notebooks grow heavy
+    # where the slider stands when the number of steps has changed; "same" is for comparing
+    stands: Literal["first", "same", "last"] = "first"
 
-    def __init__(self, parameters: dict[str, widgets.Widget]) -> None:
-        self.parameters = parameters
-        self._scene_html = widgets.HTML(layout=widgets.Layout(margin="0"))
-        self._caption_html = widgets.HTML(layout=widgets.Layout(margin="0"))
-        self._message_html = widgets.HTML(layout=widgets.Layout(margin="0"))
+    def __init__(
+        self, parameters: Mapping[str, widgets.Widget], buttons: Mapping[str, Any] | None = None
+    ) -> None:
+        self.parameters, self.buttons = dict(parameters), dict(buttons or {})
+        self._scene_html, self._caption_html, self._message_html = (
+            widgets.HTML(layout=widgets.Layout(margin="0")) for _ in range(3)
+        )
         self.slider = widgets.IntSlider(
             description=self.step_name,
             min=0,
@@ -39,17 +43,14 @@ class Explorer:
         )
         self.play = widgets.Play(min=0, max=0, interval=600)
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.back, self.forward = (
-            _button("◀", "one step back", lambda _: self._go(-1)),
-            _button("▶", "one step on", lambda _: self._go(1)),
-        )
-        controls = widgets.HBox([self.play, self.back, self.forward, self.slider])
-        rows = widgets.HBox(list(parameters.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        self.back = button("◀", "one step back", lambda: self._go(-1), "44px")
+        self.forward = button("▶", "one step on", lambda: self._go(1), "44px")
         self.view = widgets.VBox(
             [
                 widgets.HTML(f"<b>{escape(self.title)}</b>"),
-                rows,
-                controls,
+                row(parameters.values()),
+                *([row(self.buttons.values())] if self.buttons else []),
+                widgets.HBox([self.play, self.back, self.forward, self.slider]),
                 self._message_html,
                 self._scene_html,
                 self._caption_html,
@@ -66,19 +67,9 @@ class Explorer:
 
     # -- what a subclass says -----------------------------------------------------------------
 
-    def rerun(self) -> None:
-        """Compute everything that does not depend on the step, with the real engine."""
+    def rerun(self) -> int:
+        """Compute what does not depend on the step, with the real engine -> how many steps."""
         raise NotImplementedError
-
-    @property
-    def num_steps(self) -> int:
-        """How many steps the slider has."""
-        raise NotImplementedError
-
-    @property
-    def start_step(self) -> int:
-        """Where the slider stands after a change in the number of steps."""
-        return 0
 
     def scene(self, step: int) -> Scene:
         """What is seen at this step."""
@@ -141,7 +132,7 @@ class Explorer:
             return
         self._changing = True
         try:
-            self.rerun()
+            self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
             self._message_html.value = (
@@ -156,7 +147,7 @@ class Explorer:
         if self.slider.max != last:
             self._changing = True  # several knobs move; draw once, after the last of them
             self.slider.max = self.play.max = last
-            self.slider.value = self.start_step
+            self.slider.value = {"first": 0, "same": self.step, "last": last}[self.stands]
             self._changing = False
         self._draw()
 
@@ -182,7 +173,48 @@ def live_view(widget: widgets.Widget, **options: Any) -> dict[str, Any]:
     return {key: value for key, value in live.items() if key == WIDGET_VIEW}
 
 
-def _button(label: str, tooltip: str, action: Callable[[Any], None]) -> widgets.Button:
-    button = widgets.Button(description=label, tooltip=tooltip, layout=widgets.Layout(width="44px"))
-    button.on_click(action)
-    return button
+# -- controls -------------------------------------------------------------------------------------
+
+
+def text(name: str, value: str, width: str = "640px") -> widgets.Text:
+    """A line of text; it counts when it is finished, not at every letter."""
+    return _laid(widgets.Text(value, description=name, continuous_update=False), width)
+
+
+def number(name: str, value: int, least: int, most: int, width: str = "150px") -> Any:
+    """A whole number from `least` to `most`. ValueError for a first value outside."""
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {value}")
+    return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
+
+
+def slider(name: str, value: int, least: int, most: int, width: str = "290px") -> Any:
+    """A whole number to be dragged: for what is computed at once."""
+    return _laid(widgets.IntSlider(value, least, most, description=name), width)
+
+
+def choice(name: str, options: Sequence[str], value: str, width: str = "240px") -> widgets.Dropdown:
+    """One of several words. ValueError for a first value that is not among them."""
+    if value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+    return _laid(widgets.Dropdown(options=list(options), value=value, description=name), width)
+
+
+def button(
+    label: str, tooltip: str, action: Callable[[], None], width: str = "auto"
+) -> widgets.Button:
+    """A button; pressing it calls the action."""
+    made = widgets.Button(description=label, tooltip=tooltip, layout=widgets.Layout(width=width))
+    made.on_click(lambda _: action())
+    return made
+
+
+def row(controls: Iterable[widgets.Widget]) -> widgets.HBox:
+    """Controls side by side, in as many lines as it takes."""
+    return widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap"))
+
+
+def _laid(control: Any, width: str) -> Any:
+    control.layout = widgets.Layout(width=width, margin="2px 12px 2px 0")
+    control.style.description_width = "initial"
+    return control

@@ -1,9 +1,10 @@
-"""Introduced in notebook 04. Where memory goes: waste over time, pools slot by slot, a mistake.
+"""Introduced in notebook 04. Where memory goes, what the block size does to it, what a shift costs.
 
-Pools come from traces (pool.py); every caption is computed from the same numbers that are drawn.
+Pools come from traces; every caption is computed from the same numbers that are drawn.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,116 +15,95 @@ from matplotlib.ticker import MaxNLocator
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.lab.pool import PoolHistory
+from tutorial_engine.lab.dial import DialPoint
+from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.cache_plots import HATCH
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import (
-    LEFT,
-    USED,
-    WIDTH,
-    draw_key,
-    draw_names,
-    draw_pool,
-    looks_of,
-    strip_height,
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
+from tutorial_engine.viz.charts import (
+    HATCH,
+    ROUND,
+    lines_across,
+    log_marks,
+    no_axis,
+    panels,
 )
-from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, finish, house_style, new_figure
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.pool_view import USED
+from tutorial_engine.viz.style import (
+    BLUE,
+    DASHES,
+    INK,
+    PAPER,
+    PLAIN,
+    QUIET,
+    RED,
+    SERIES,
+    finish,
+    house_style,
+)
+from tutorial_engine.viz.words import counted, num_bytes, tokens
 
-Run = Trace | PoolHistory
+MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
-MOST = 4  # pools side by side
+TOLERANCE = 1e-5  # in one layer a shift is exact up to rounding: fp32, positions in the tens
+FLOOR = 1e-3  # of the tolerance: where bars begin, and where a difference of 0 is written
 
 
-def waste_over_time(runs: Mapping[str, Run]) -> Picture:
+# -- waste ----------------------------------------------------------------------------------------
+
+
+@house_style()
+def waste_over_time(runs: Mapping[str, Trace | PoolHistory]) -> Picture:
     """A panel per run on the same axes: slots used, reserved but unused (hatched), free, by step.
 
     ValueError for no run, more than four, and a trace without its memory's sizes.
     """
-    found = _histories(runs)
-    steps = max(history.num_steps for history in found.values())
-    slots = max(history.pool.num_slots for history in found.values())
-    with house_style():
-        figure = new_figure(10, 3.7)
-        axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-        for ax, (name, history) in zip(axes, found.items(), strict=True):
-            _filled(ax, history)
-            ax.set(xlim=(-0.5, steps - 0.5), ylim=(0, 1.02 * slots), xlabel="step")
-            ax.set_title(f"{name}: waste {history.mean_waste:.1f}, peak {history.peak_waste}")
-            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes[0].set_ylabel("slots")
-        key = [
-            Patch(facecolor=USED, label="used: a token is there"),
-            Patch(**EMPTY, label="reserved, no token: waste"),
-            Patch(facecolor="white", edgecolor=QUIET, label="free"),
-        ]
-        figure.legend(handles=key, loc="outside upper right", ncols=3, fontsize=9.5)
-        told = [
-            f"{name} {h.mean_waste:.1f} of {h.pool.num_slots} on average (peak {h.peak_waste}) in "
-            f"{h.num_steps} steps"
-            for name, h in found.items()
-        ]
-        return finish(figure, f"Slots reserved without a token: {'; '.join(told)}.")
-
-
-def _histories(runs: Mapping[str, Run]) -> dict[str, PoolHistory]:
     if not 1 <= len(runs) <= MOST:
         raise ValueError(f"give 1 to {MOST} runs, name -> trace or history; got {list(runs)}")
-    return {
+    found = {
         name: run if isinstance(run, PoolHistory) else PoolHistory.of(run)
         for name, run in runs.items()
     }
+    steps = max(history.num_steps for history in found.values())
+    slots = max(history.pool.num_slots for history in found.values())
+    figure, axes = panels(10, 3.7, columns=len(found), sharey=True)
+    told = []
+    for ax, (name, history) in zip(axes, found.items(), strict=True):
+        _filled(ax, history)
+        ax.set(xlim=(-0.5, steps - 0.5), ylim=(0, 1.02 * slots), xlabel="step")
+        ax.set_title(f"{name}: waste {history.mean_waste:.1f}, peak {history.peak_waste}")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        told.append(
+            f"{name} {history.mean_waste:.1f} of {history.pool.num_slots} on average "
+            f"(peak {history.peak_waste}) in {history.num_steps} steps"
+        )
+    axes[0].set_ylabel("slots")
+    key = [
+        Patch(facecolor=USED, label="used: a token is there"),
+        Patch(**EMPTY, label="reserved, no token: waste"),
+        Patch(facecolor=PAPER, edgecolor=QUIET, label="free"),
+    ]
+    figure.legend(handles=key, loc="outside upper right", ncols=3, fontsize=9.5)
+    return finish(figure, f"Slots reserved without a token: {'; '.join(told)}.")
 
 
 def _filled(ax: Axes, history: PoolHistory) -> None:
     """Three layers, a column per step."""
-    usage = [moment.usage for moment in history.moments]
-    edges = [step - 0.5 for step in range(len(usage) + 1)]
-
-    def column(numbers: Sequence[int]) -> list[int]:
-        return [*numbers, numbers[-1]]
-
-    used = column([u.used for u in usage])
-    held = column([u.used + u.reserved for u in usage])
+    usage = [snapshot.usage for snapshot in history.snapshots]
+    usage.append(usage[-1])  # the last column has a right edge, too
+    edges = [step - 0.5 for step in range(len(usage))]
+    used, taken = [u.used for u in usage], [u.used + u.reserved for u in usage]
     ax.fill_between(edges, 0, used, step="post", color=USED, linewidth=0)
-    ax.fill_between(edges, used, held, step="post", **EMPTY)
-    ax.step(edges, held, where="post", color=INK, linewidth=1.2)
-    size = history.pool.num_slots
-    box = (-0.5, 0.0), float(len(usage)), float(size)
-    ax.add_patch(Rectangle(*box, fill=False, edgecolor=QUIET, linewidth=1))
+    ax.fill_between(edges, used, taken, step="post", **EMPTY)
+    ax.step(edges, taken, where="post", color=INK, linewidth=1.2)
+    size = (history.num_steps, history.pool.num_slots)
+    ax.add_patch(Rectangle((-0.5, 0), *size, fill=False, edgecolor=QUIET, linewidth=1))
 
 
-def slots_at(runs: Mapping[str, Run], step: int) -> Picture:
-    """Whole pools at one step, one below the other: each slot in the colour of its request.
-
-    Hatched is reserved without a token, white free, thick what the step writes; a slot in two
-    colours has a token that several requests share. ValueError for a step that a run has not.
-    """
-    found = _histories(runs)
-    for name, history in found.items():
-        if not 0 <= step < history.num_steps:
-            raise ValueError(f"{name} has the steps 0 .. {history.num_steps - 1}, got {step}")
-    looks = looks_of(list(found.values()))
-    line = max(h.pool.unit for h in found.values()) if len(found) > 1 else 64
-    top, heights = 66.0, [strip_height(h.pool, line) for h in found.values()]
-    scene = Scene(WIDTH, top + sum(heights) + 4, tip_at=(LEFT, top + sum(heights)))
-    scene.text("title", 10, 22, f"the same requests, step {step}", 15, font_weight="bold")
-    draw_key(scene, 22)
-    draw_names(scene, looks, 48, {n for h in found.values() for n in h.moments[step].entries})
-    told = []
-    for (name, history), height in zip(found.items(), heights, strict=True):
-        moment = history.moments[step]
-        draw_pool(scene, name, moment, looks, top, line)
-        top += height
-        u, count = moment.usage, len(moment.running)
-        told.append(
-            f"{name} run {count} request{'s' * (count != 1)} in {u.used + u.reserved} of "
-            f"{moment.pool.num_slots} slots, {u.reserved} of these without a token"
-        )
-    return scene.picture(f"Step {step}: {'; '.join(told)}.", zoom=1.0)
+# -- the layer factor -----------------------------------------------------------------------------
 
 
+@house_style()
 def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Picture:
     """What happens when blocks are counted with the bytes of one layer: they are kept in all.
 
@@ -132,44 +112,196 @@ def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Pictur
     at_least_one("block_size", block_size)
     right = num_blocks_in(budget, spec, block_size)
     wrong = num_blocks_in(budget, replace(spec, num_layers=1), block_size)
-    block = spec.bytes_per_token * block_size
-    rows = {"with the layer factor": right, "without it": wrong}
-    with house_style():
-        figure = new_figure(9.5, 2.9)
-        ax = figure.subplots()
-        most = wrong * block
-        for y, (name, blocks) in enumerate(rows.items()):
-            each = blocks * block / spec.num_layers  # one layer's shelf
-            for layer in range(spec.num_layers):
-                look = {"facecolor": BLUE, "alpha": 0.55 + 0.35 * (layer % 2)} if not y else HATCH
-                edge = "none" if not y else RED
-                ax.barh(y, each, 0.55, left=layer * each, edgecolor=edge, **look)
-            words = f"{blocks:,} blocks in {spec.num_layers} layers: {_size(blocks * block)}"
-            at = max(budget, blocks * block if blocks * block < most / 2 else 0)
-            ax.text(at + most / 80, y - 0.38 * bool(y), words, va="center", fontsize=10)
-            ax.text(-most / 80, y, name, va="center", ha="right", color=INK)
-        ax.axvline(budget, color=INK, linewidth=1.6, linestyle="--")
-        ax.text(
-            budget + most / 160, -0.62, f"the budget, {_size(budget)}", fontsize=9.5, va="center"
-        )
-        layers = f"each piece is one of {spec.num_layers} layers"
-        ax.text(most, 1.45, layers, ha="right", va="center", fontsize=9.5, color=QUIET)
-        ax.set(ylim=(1.65, -0.85), xlim=(0, 1.01 * most), xticks=[], yticks=[])
-        ax.spines[["bottom", "left"]].set_visible(False)
-        kind = str(spec.dtype).removeprefix("torch.")
-        return finish(
-            figure,
-            f"{_size(budget)}, blocks of {block_size} tokens, {spec.num_layers} layers of "
-            f"{spec.num_kv_heads} K/V heads of {spec.k_head_dim} in {kind}: a block takes "
-            f"{_size(block)} in all layers, so {right:,} fit. Divided by the "
-            f"{_size(block // spec.num_layers)} of one layer there seem to be {wrong:,}, and they "
-            f"take {_size(wrong * block)}, {wrong * block / budget:.3g} times the budget.",
-        )
+    block, layers = spec.bytes_per_token * block_size, spec.num_layers
+    most = wrong * block
+    figure, (ax,) = panels(9.5, 2.9)
+    for y, (name, blocks) in enumerate(
+        {"with the layer factor": right, "without it": wrong}.items()
+    ):
+        each = blocks * block / layers  # one layer's part of the storage
+        pieces = ax.barh([y] * layers, each, 0.55, [layer * each for layer in range(layers)])
+        for layer, piece in enumerate(pieces):
+            own = {"facecolor": BLUE, "edgecolor": "none", "alpha": 0.55 + 0.35 * (layer % 2)}
+            piece.set(**(HATCH | {"edgecolor": RED} if y else own))
+        size = blocks * block
+        words = f"{blocks:,} blocks in {layers} layers: {num_bytes(size)}"
+        at = max(budget, size if size < most / 2 else 0)
+        ax.text(at + most / 80, y - 0.38 * y, words, va="center", fontsize=10)
+        ax.text(-most / 80, y, name, va="center", ha="right", color=INK)
+    ax.axvline(budget, color=INK, linewidth=1.6, linestyle="--")
+    words = f"the budget, {num_bytes(budget)}"
+    ax.text(budget + most / 160, -0.62, words, fontsize=9.5, va="center")
+    words = f"each piece is one of {layers} layers"
+    ax.text(most, 1.45, words, ha="right", va="center", fontsize=9.5, color=QUIET)
+    ax.set(ylim=(1.65, -0.85), xlim=(0, 1.01 * most), yticks=[])
+    no_axis(ax, "bottom", "left")
+    return finish(
+        figure,
+        f"{num_bytes(budget)}, blocks of {block_size} tokens, {layers} layers of "
+        f"{spec.num_kv_heads} K/V heads of {spec.k_head_dim} in "
+        f"{str(spec.dtype).removeprefix('torch.')}: a block takes {num_bytes(block)} in all "
+        f"layers, so {right:,} fit. Divided by the {num_bytes(block // layers)} of one layer there "
+        f"seem to be {wrong:,}, and they take {num_bytes(most)}, {most / budget:.3g} times the "
+        "budget.",
+    )
 
 
-def _size(count: float) -> str:
-    """Bytes as people say them: 10 GiB, 256 KiB, 320 GiB."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.4g} {unit}"
-    return f"{count:.0f} bytes"
+# -- the block size -------------------------------------------------------------------------------
+
+Curve = tuple[str, Callable[[DialPoint], float]]  # what it is called, and its number of a point
+PANELS: dict[str, tuple[Curve, ...]] = {
+    "waste: slots reserved, no token": (
+        ("mean", lambda p: p.mean_waste),
+        ("peak", lambda p: p.peak_waste),
+    ),
+    "table entries kept": (
+        ("all requests", lambda p: p.total_entries),
+        ("one request", lambda p: p.most_entries),
+    ),
+    "tokens found in the cache": (("tokens", lambda p: p.tokens_found),),
+    "KiB copied by gathering, a step": (("KiB", lambda p: p.bytes_gathered_per_step / 1024),),
+    "requests running at once": (("most", lambda p: p.most_running),),
+    "steps until all are done": (
+        ("steps", lambda p: p.num_steps),
+        ("preemptions", lambda p: p.preemptions),
+    ),
+}
+
+
+@house_style()
+def dial(points: Sequence[DialPoint]) -> Picture:
+    """What the block size does to waste, tables, sharing, gathering and how many run at once.
+
+    Pages are a line; cells and rows, its two ends, stand beside it. ValueError for fewer than two
+    points, and for a position that comes twice.
+    """
+    places = _places([p.position for p in points])
+    figure, axes = panels(10, 5.4, rows=2, columns=3)
+    for ax, (title, curves) in zip(axes, PANELS.items(), strict=True):
+        _panel(ax, points, places, curves)
+        ax.set_title(title, fontsize=10.5)
+    for ax in axes[3:]:
+        ax.set_xlabel("block size")
+    blocks = [p for p in points if isinstance(p.position, int)]
+    of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
+    told = [
+        f"{p.name}: waste {p.mean_waste:.1f}, {p.total_entries} table entries, {p.tokens_found} "
+        f"tokens found, {p.bytes_gathered_per_step / 1024:.0f} KiB a step, {p.most_running} at once"
+        for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
+        if p is not None
+    ]
+    same = sum(p.tokens_equal for p in points)
+    every = f"all {len(points)}" if same == len(points) else f"only {same} of {len(points)}"
+    return finish(
+        figure,
+        f"{points[0].pool.num_slots} slots. {'; '.join(told)}. At {every} positions the tokens "
+        "are those of each request alone.",
+    )
+
+
+def _places(positions: Sequence[int | str]) -> list[float]:
+    """Where each point stands on the axis: log2 of its block size, the two ends beside it."""
+    if len(positions) < 2 or len(set(positions)) < len(positions):
+        raise ValueError(f"give at least two points, each position once; got {positions}")
+    pages = [math.log2(p) for p in positions if isinstance(p, int)] or [0.0]
+    ends: dict[object, float] = {CELLS: min(pages) - 1.1, ROWS: max(pages) + 1.1}
+    return [math.log2(p) if isinstance(p, int) else ends[p] for p in positions]
+
+
+def _panel(
+    ax: Axes, points: Sequence[DialPoint], places: Sequence[float], curves: Sequence[Curve]
+) -> None:
+    """One or two curves over the dial: pages joined, cells a square and rows a diamond."""
+    order = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
+    most = max(of(p) for _, of in curves for p in points) or 1
+    for i, (name, of) in enumerate(curves):
+        pages = [(x, of(p)) for x, p in order if isinstance(p.position, int)]
+        look: dict[str, Any] = {"color": SERIES[i], "linestyle": DASHES[i], "label": name}
+        ax.plot([x for x, _ in pages], [y for _, y in pages], "o", markersize=5.5, **look)
+        for x, p in order:
+            if isinstance(p.position, str):
+                mark, fill = ("s" if p.position == CELLS else "D"), ("full", "none")[i]
+                ax.plot([x], [of(p)], mark, fillstyle=fill, color=SERIES[i], markersize=7.5)
+    for x, p in order:
+        if isinstance(p.position, str):
+            beside = x + (0.55 if p.position == CELLS else -0.55)
+            ax.axvline(beside, color=QUIET, linewidth=0.8, linestyle=":")
+    ax.set_xticks([x for x, _ in order], [str(p.position) for _, p in order], fontsize=9)
+    ax.set_ylim(-0.04 * most, 1.14 * most)
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=most >= 5))
+    ax.yaxis.set_major_formatter(ROUND)
+    lines_across(ax)
+    if len(curves) > 1:
+        ax.legend(loc="best", fontsize=9.5)
+
+
+# -- the context shift ----------------------------------------------------------------------------
+
+
+@house_style()
+def shift_picture(
+    gaps: Sequence[ShiftGap], discard: int | None = None, tolerance: float = TOLERANCE
+) -> Picture:
+    """Largest logit difference of each model, and of the deepest one K and V layer by layer.
+
+    `discard`: the tokens that were forgotten, if the caption is to say it.
+    """
+    if not gaps:
+        raise ValueError("there is nothing to draw: give at least one ShiftGap")
+    deepest = max(gaps, key=lambda gap: gap.num_layers)
+    most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps)
+    low, high = FLOOR * tolerance, 30 * max(most, tolerance)
+    figure, (left, right) = panels(10, 3.7, columns=2, width_ratios=[1, 1.5], sharey=True)
+    for x, gap in enumerate(gaps):
+        _bar(left, x, gap.logits, 0.55, tolerance)
+    left.set_xticks(range(len(gaps)), [counted(gap.num_layers, "layer") for gap in gaps])
+    log_marks(left, low, high, PLAIN)
+    left.set(ylabel="largest difference", title="logits of the next token")
+    plate = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": QUIET}
+    named: dict[str, Any] = {"ha": "center", "fontweight": "bold", "fontsize": 10, "bbox": plate}
+    for layer, pair in enumerate(zip(deepest.keys, deepest.values, strict=True)):
+        for x, name, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
+            _bar(right, x, number, 0.36, tolerance)
+            right.text(x, low * 1.5, name, **named)
+    layers = range(deepest.num_layers)
+    right.set_xticks(layers, [f"layer {layer}" for layer in layers])
+    right.set_title(f"K and V that stayed, in {counted(deepest.num_layers, 'layer')}")
+    for ax in (left, right):
+        ax.minorticks_off()
+        ax.margins(x=0.14)
+        ax.axhline(tolerance, color=INK, linewidth=1.4, linestyle="--")
+    words, where = f"tolerance\n{shown(tolerance)}", right.get_yaxis_transform()
+    right.text(1.015, tolerance, words, va="center", fontsize=9.5, transform=where)
+    return finish(figure, _verdict(gaps, deepest, discard, tolerance))
+
+
+def _bar(ax: Axes, x: float, number: float, width: float, tolerance: float) -> None:
+    """A bar on a log axis, hatched where it is too high, its number on top; a 0 has no bar."""
+    low = FLOOR * tolerance
+    top = max(number, low)
+    look = {"color": BLUE, "edgecolor": BLUE} if number <= tolerance else HATCH | {"edgecolor": RED}
+    ax.bar(x, top - low, width, bottom=low, **look)
+    # a 0 stands above the letter that names its place
+    ax.text(x, top * (1.6 if number else 9), shown(number), ha="center", fontsize=9.5)
+
+
+def _verdict(
+    gaps: Sequence[ShiftGap], deepest: ShiftGap, discard: int | None, tolerance: float
+) -> str:
+    """Who is within the tolerance, who is not, and where the difference begins."""
+    what = "" if discard is None else f" after forgetting {tokens(discard)}"
+    told = []
+    for gap in gaps:
+        same = gap.logits <= tolerance  # how far within is rounding, and differs between machines
+        words = "agree" if same else f"are off by up to {shown(gap.logits)}"
+        told.append(f"in {counted(gap.num_layers, 'layer')} the logits {words}")
+    both = zip(deepest.keys, deepest.values, strict=True)
+    wrong = [i for i, pair in enumerate(both) if max(pair) > tolerance]
+    where = f"K and V differ from layer {wrong[0]} on" if wrong else "K and V agree everywhere"
+    where = f"with {counted(deepest.num_layers, 'layer')}, {where} (tolerance {shown(tolerance)})"
+    return f"A context shift{what} against a fresh run: {', '.join(told)}; {where}."
+
+
+def shown(number: float) -> str:
+    """1.1, 0.04, 5e-07, 0: what is left of a difference in a picture."""
+    return f"{number:.2g}" if number >= 0.01 else f"{number:.0e}" if number else "0"

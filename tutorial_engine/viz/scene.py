@@ -78,17 +78,14 @@ class Scene:
         ]
         place = f"translate({_number(x)},{_number(y)})"
         if self.hint:
-            hint = escape(self.hint)
-            parts.append(f'<text class="te-hint" transform="{place}">{hint}</text>')
+            parts.append(f'<text class="te-hint" transform="{place}">{escape(self.hint)}</text>')
         for name, item in self.items.items():
-            attributes = "".join(
-                f' {key}="{escape(_number(value))}"' for key, value in item.attributes.items()
-            )
+            attributes = "".join([f' {k}="{_number(v)}"' for k, v in item.attributes.items()])
             inside = f">{escape(item.text)}</{item.tag}>" if item.text else "/>"
             element = f'<{item.tag} id="{escape(name)}"{attributes}{inside}'
             if item.tip:
-                tip = f'<use href="#te-cover"/><text>{escape(item.tip)}</text>'
-                tip = f'<g class="te-tip" transform="{place}">{tip}</g>'
+                words = f'<use href="#te-cover"/><text>{escape(item.tip)}</text>'
+                tip = f'<g class="te-tip" transform="{place}">{words}</g>'
                 element = f'<g class="te-hot">{element}{tip}</g>'
             parts.append(element)
         return "".join([*parts, "</svg>"])
@@ -132,7 +129,10 @@ HATCHED = "url(#te-hatch)"
 
 
 def _number(value: Value) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    """An attribute's value: two digits behind the point are enough; words are escaped."""
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return escape(value) if isinstance(value, str) else str(value)
 
 
 @cache

@@ -1,87 +1,17 @@
 """Introduced in notebook 03. What the scheduler explorer shows: a trace and a step, as facts.
 
-Knows events, queues and why somebody waits, and says it in a sentence; draws nothing. Steps are
-counted from 0, as in the trace.
+Knows steps, queues and why somebody waits, and says it in a sentence; draws nothing. A step is
+shown while its forward runs: it is planned, and nothing of it counts yet.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
-from tutorial_engine.trace import events
-from tutorial_engine.trace.events import Trace
-from tutorial_engine.trace.history import EngineState, Replay, replay
+from tutorial_engine.trace.events import Admitted, Finished, Preempted, TokenSampled, Trace
+from tutorial_engine.trace.history import Step, replay
 from tutorial_engine.viz.trace_rows import Life, Rows, Share, rows
-
-POLICIES = {  # name of the scheduler class -> how it is called
-    "Scheduler": "one rule",
-    "PrefillFirst": "prefill first",
-    "StaticBatching": "static batching",
-    "OneByOne": "one by one",
-}
-
-
-class Step(NamedTuple):
-    """One forward. `state` is the engine's while it runs: planned, nothing counted yet.
-
-    `scheduled` in the planned order; `sampled` request -> its new token; `ended` request -> why.
-    """
-
-    number: int
-    state: EngineState
-    scheduled: Mapping[str, events.Scheduled] = {}
-    admitted: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
-    sampled: Mapping[str, int] = {}
-    ended: Mapping[str, str] = {}
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the forward runs."""
-        return sum(len(event.slots) for event in self.scheduled.values())
-
-    def to_run(self, name: str) -> int:
-        """Tokens of a request that are known and not computed when the forward begins."""
-        request = self.state.requests[name]
-        return len(request.token_ids) - request.num_computed_tokens
-
-
-def steps(trace: Trace) -> list[Step]:
-    """All steps that ran to their end."""
-    run, found = Replay(), list[Step]()
-    planned: EngineState | None = None  # the state in which the forward under way runs
-    notes: dict[type[events.Event], dict[str, Any]] = {}
-    for event in trace.events:
-        if isinstance(event, events.StepBegan):
-            planned = None
-            notes.pop(events.Scheduled, None)  # of a step that was broken off; the rest holds
-        elif planned is None and events.Scheduled in notes and isinstance(event, _RESULTS):
-            planned = run.state
-        if isinstance(event, events.RequestEvent):
-            notes.setdefault(type(event), {})[event.request_id] = event
-        run.apply(event)
-        if isinstance(event, events.StepEnded):
-            assert planned is not None, "a step that ended has run something"
-            found.append(_step(len(found), planned, notes))
-            notes = {}
-    return found
-
-
-# no plan goes on after these; what is added within a step are the samples of a prompt that is done
-_RESULTS = (events.Added, events.TokenSampled, events.Finished, events.StepEnded)
-
-
-def _step(number: int, state: EngineState, notes: Mapping[Any, Mapping[str, Any]]) -> Step:
-    return Step(
-        number,
-        state,
-        scheduled=notes[events.Scheduled],
-        admitted=tuple(notes.get(events.Admitted, ())),
-        preempted=tuple(notes.get(events.Preempted, ())),
-        sampled={name: e.token_id for name, e in notes.get(events.TokenSampled, {}).items()},
-        ended={name: e.reason for name, e in notes.get(events.Finished, {}).items()},
-    )
+from tutorial_engine.viz.words import POLICIES, counted, listed, verb
 
 
 @dataclass(frozen=True)
@@ -92,14 +22,14 @@ class SchedulerRun:
     labels: Mapping[int, str]  # token id -> how it is written
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """One for each forward."""
-        return steps(self.trace)
-
-    @cached_property
     def rows(self) -> Rows:
         """What each request did in each step."""
         return rows(self.trace)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """One for each forward."""
+        return self.rows.steps
 
     @cached_property
     def lives(self) -> dict[str, Life]:
@@ -142,14 +72,18 @@ class SchedulerRun:
         """What a step did with a request; None when it was not there."""
         return self.lives[name].shares.get(step)
 
+    def to_run(self, name: str, step: int) -> int:
+        """Tokens of a request that are known and not computed when the forward begins."""
+        request = self.steps[step].planned.requests[name]
+        return len(request.token_ids) - request.num_computed_tokens
+
     def came(self, name: str) -> int:
         """The first step that found it there."""
         return min(self.lives[name].shares, default=self.last + 1)
 
     def first_token(self, name: str) -> int | None:
         """The step that gave it its first token."""
-        got = self.lives[name].token_steps
-        return got[0] if got else None
+        return next(iter(self.lives[name].token_steps), None)
 
     def ttft(self, name: str, step: int) -> int | None:
         """Forwards from its arrival to its first token; None when it has none after the step."""
@@ -158,11 +92,16 @@ class SchedulerRun:
 
     def to_come(self, step: int) -> tuple[str, ...]:
         """Requests that are not there yet while the step runs."""
-        return tuple(name for name in self.lives if name not in self.steps[step].state.requests)
+        return tuple(name for name in self.lives if name not in self.steps[step].planned.requests)
+
+    def ended(self, step: int) -> dict[str, str]:
+        """Requests that ended with the step, or right before it -> why."""
+        ended = self.steps[step].by_request(Finished)
+        return {name: event.reason for name, event in ended.items()}
 
     def over(self, step: int) -> dict[str, str]:
         """Requests that were over before the step -> why."""
-        return {name: why for s in self.steps[:step] for name, why in s.ended.items()}
+        return {name: why for before in range(step) for name, why in self.ended(before).items()}
 
     def doing(self, kind: str, step: int) -> list[str]:
         """The requests that do this in the step, in the order in which they came."""
@@ -172,52 +111,44 @@ class SchedulerRun:
     def why_waiting(self, step: int) -> str:
         """Why nobody else of the queue was admitted; empty when nobody waits."""
         now, policy = self.steps[step], self.trace.settings["policy"]
-        if not now.state.waiting:
+        waiting, running = now.planned.waiting, now.planned.running
+        if not waiting:
             return ""
-        running = now.state.running
-        earlier = [name for name in running if name not in now.admitted]
-        if now.preempted:
+        if now.by_request(Preempted):
             return "a step that preempts admits nobody"
         if policy == "OneByOne":
             return f"one at a time, first {listed(running)}"
-        if policy == "StaticBatching" and earlier:
-            are = "is" if len(running) == 1 else "are"
-            return f"nobody joins before {listed(running)} {are} done"
+        if policy == "StaticBatching" and not now.by_request(Admitted).keys() >= {*running}:
+            return f"nobody joins before {verb(running, 'is', 'are')} done"
         if len(running) >= self.max_num_seqs:
             rows = f"all {self.max_num_seqs} rows are" if self.max_num_seqs > 1 else "the row is"
             return f"{rows} taken (max_num_seqs)"
-        left = self.budget - now.num_tokens
+        left, wanted = self.budget - now.num_tokens, self.to_run(waiting[0], step)
         if not left:
             return "no budget is left"
-        first = now.state.waiting[0]
-        if now.to_run(first) > left:
-            return f"{first} must run its {now.to_run(first)} at once, {left} of the budget is left"
+        if wanted > left:
+            return f"{waiting[0]} must run its {wanted} at once, {left} of the budget is left"
         return "no memory is free"
-
-    def why_stalled(self) -> str:
-        """Why a running request gets nothing. The one rule never does that."""
-        first = self.trace.settings["policy"] == "PrefillFirst"
-        return "this step only prefills" if first else "the policy gave nothing"
 
     def facts(self, step: int) -> list[str]:
         """Who waits and who stalls, and why, and who is done: a sentence each."""
-        now, found = self.steps[step], []
-        waiting, stalled = now.state.waiting, self.doing("stalls", step)
+        found, waiting = [], self.steps[step].planned.waiting
         if waiting:
-            found.append(f"{listed(waiting)} wait{_s(waiting)}: {self.why_waiting(step)}")
-        if stalled:
-            found.append(f"{listed(stalled)} stall{_s(stalled)}: {self.why_stalled()}")
-        ended = list(now.ended)
-        if ended:
-            why = listed(dict.fromkeys(now.ended.values()))
-            found.append(f"{listed(ended)} end{_s(ended)} with this step ({why})")
+            found.append(f"{verb(waiting, 'waits', 'wait')}: {self.why_waiting(step)}")
+        if stalled := self.doing("stalls", step):  # the one rule never does that
+            prefills = self.trace.settings["policy"] == "PrefillFirst"
+            why = "this step only prefills" if prefills else "the policy gave nothing"
+            found.append(f"{verb(stalled, 'stalls', 'stall')}: {why}")
+        if ended := self.ended(step):
+            reasons = listed(dict.fromkeys(ended.values()))
+            found.append(f"{verb(ended, 'ends', 'end')} with this step ({reasons})")
         return found
 
     def ran(self, name: str, step: int) -> str:
         """What a step ran of a request: "B prefill 6 (1 left, no token yet)"."""
-        share, now = self.share(name, step), self.steps[step]
-        assert share is not None and name in now.scheduled, f"step {step} ran nothing of {name}"
-        left = now.to_run(name) - share.num_tokens
+        share = self.share(name, step)
+        assert share is not None and share.num_tokens, f"step {step} ran nothing of {name}"
+        left = self.to_run(name, step) - share.num_tokens
         rest = f" ({left} left, no token yet)" if left else ""
         return f"{name} {share.kind} {share.num_tokens}{rest}"
 
@@ -231,13 +162,13 @@ class SchedulerRun:
         "cached" before the step, "run" in it, "known" and not run, "sampled" by it, or "gone".
         """
         now = self.steps[step]
-        request, event = now.state.requests[name], now.scheduled.get(name)
+        request, event = now.planned.requests[name], now.scheduled.get(name)
         known = len(request.token_ids)
         if name in self.over(step):
             return ["gone"] * known
         done, count = request.num_computed_tokens, len(event.slots) if event else 0
         kinds = ["cached"] * done + ["run"] * count + ["known"] * (known - done - count)
-        return kinds + ["sampled"] * (name in now.sampled)
+        return kinds + ["sampled"] * (name in now.by_request(TokenSampled))
 
     def caption(self, step: int) -> str:
         """One sentence: who ran what, who waits and why, who is done, and time to first token."""
@@ -245,28 +176,12 @@ class SchedulerRun:
         ran = ", ".join(self.ran(name, step) for name in now.scheduled)
         parts = [
             f"{start}, {self.policy}: one forward runs {now.num_tokens} of {self.budget} budget "
-            f"tokens for {requests(len(now.scheduled))}: {ran}"
+            f"tokens for {counted(len(now.scheduled), 'request')}: {ran}"
         ]
         parts += self.facts(step)
         if self.to_come(step):
             late = [f"{name} (before step {self.came(name)})" for name in self.to_come(step)]
             parts.append(f"still to come: {listed(late)}")
-        times = ((name, self.ttft(name, step)) for name in now.state.requests)
+        times = ((name, self.ttft(name, step)) for name in now.planned.requests)
         said = [f"{name} {'not yet' if n is None else n}" for name, n in times]
         return "; ".join([*parts, f"TTFT in steps: {', '.join(said)}"]) + "."
-
-
-def listed(names: Iterable[str]) -> str:
-    """`A`, `A and B`, `A, B and C`."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def requests(n: int) -> str:
-    """`1 request`, `2 requests`."""
-    return f"{n} request{'s' * (n != 1)}"
-
-
-def _s(names: Sequence[str]) -> str:
-    """The s of the verb: `A waits`, `A and B wait`."""
-    return "s" if len(names) == 1 else ""

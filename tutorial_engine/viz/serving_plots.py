@@ -8,24 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
-from tutorial_engine.viz.itl_plots import itl_over_time
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.speed_plots import MARKS
-from tutorial_engine.viz.style import (
-    DASHES,
-    INK,
-    RULE,
-    SERIES,
-    finish,
-    house_style,
-    new_figure,
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.viz.charts import (
+    MARKS,
+    ROUND,
+    dial_axis,
+    line_look,
+    lines_across,
+    no_axis,
+    panels,
+    titled,
 )
-from tutorial_engine.viz.timeline_words import ms
-
-__all__ = ["itl_over_time", "latency_distributions", "sweep", "values_of"]
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.style import INK, QUIET, RULE, SERIES, finish, house_style
+from tutorial_engine.viz.tokens import cut_label
+from tutorial_engine.viz.trace_rows import Life, Rows, rows
+from tutorial_engine.viz.words import ms
 
 # What can be asked of a request, as (title, what it means).
 KINDS = {
@@ -36,19 +37,9 @@ KINDS = {
     "total": ("total", "arrival to end"),
 }
 Line = Sequence[float | None]
-ROUND = FuncFormatter(lambda value, _: f"{value:g}")
 
 
-def values_of(metrics: Sequence[RequestMetrics], kind: str) -> list[float]:
-    """All values of one kind in seconds, without those that never happened."""
-    if kind not in KINDS:
-        raise ValueError(f"there is no {kind!r}, only: {', '.join(KINDS)}")
-    if kind == "itl":
-        return [gap for one in metrics for gap in one.itl]
-    found = [getattr(one, kind) for one in metrics]
-    return [value for value in found if value is not None]
-
-
+@house_style()
 def latency_distributions(
     policies: Mapping[str, Sequence[RequestMetrics]],
     kinds: Sequence[str] = ("ttft", "tpot", "total"),
@@ -60,65 +51,58 @@ def latency_distributions(
     """
     if not policies or not kinds:
         raise ValueError("give at least one policy, {name: [RequestMetrics]}, and one kind")
-    found = {kind: {name: values_of(m, kind) for name, m in policies.items()} for kind in kinds}
-    for kind, strips in found.items():
+    size = (10, 0.92 * len(policies) + 1.65)
+    figure, axes = panels(*size, columns=len(kinds), sharey=True)
+    parts = []
+    for ax, kind in zip(axes, kinds, strict=True):
+        if kind not in KINDS:
+            raise ValueError(f"there is no {kind!r}, only: {', '.join(KINDS)}")
+        short, meaning = KINDS[kind]
+        strips = {name: _milliseconds(metrics, kind) for name, metrics in policies.items()}
         empty = [name for name, values in strips.items() if not values]
         if empty:
-            raise ValueError(f"{empty[0]!r} has no {KINDS[kind][0]}: did its requests run?")
-    with house_style():
-        figure = new_figure(10, 0.92 * len(policies) + 1.65)
-        axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
-        for ax, kind in zip(axes, kinds, strict=True):
-            _strips(ax, found[kind])
-            ax.set_title(f"{KINDS[kind][0]}, ms")
-            ax.set_xlabel(KINDS[kind][1], fontsize=9.5)
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        parts = []
-        for kind, strips in found.items():
-            told = [f"{name} {_p50_p95(values)}" for name, values in strips.items()]
-            parts.append(f"{KINDS[kind][0]} {', '.join(told)}")
-        return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.")
+            raise ValueError(f"{empty[0]!r} has no {short}: did its requests run?")
+        _strips(ax, strips)
+        ax.set_title(f"{short}, ms")
+        ax.set_xlabel(meaning, fontsize=9.5)
+        told = [
+            f"{name} {_digits(percentile(values, 50))} / {_digits(percentile(values, 95))} ms"
+            for name, values in strips.items()
+        ]
+        parts.append(f"{short} {', '.join(told)}")
+    titled(figure, title)
+    return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.")
 
 
-def _p50_p95(values: Sequence[float]) -> str:
-    return f"{ms(percentile(values, 50))[:-3]} / {ms(percentile(values, 95))}"
+def _milliseconds(metrics: Sequence[RequestMetrics], kind: str) -> list[float]:
+    """All values of one kind, without those that never happened."""
+    if kind == "itl":
+        return [1000 * gap for one in metrics for gap in one.itl]
+    found = [getattr(one, kind) for one in metrics]
+    return [1000 * value for value in found if value is not None]
 
 
 def _strips(ax: Axes, strips: Mapping[str, Sequence[float]]) -> None:
     """One panel: a row of dots per policy, so spread that equal ones can be seen."""
-    most = 1000 * max(max(values) for values in strips.values())
+    most = max(max(values) for values in strips.values())
     for y, values in enumerate(strips.values()):
-        look: dict[str, Any] = {"color": SERIES[y % 6], "marker": MARKS[y % 6]}
-        spread = [((7 * i) % 9 - 4) * 0.035 for i in range(len(values))]  # by order, never random
-        many = len(values) > 60
-        ax.scatter(
-            [1000 * v for v in values],
-            [y + s for s in spread],
-            s=10 if many else 20,
-            alpha=0.35 if many else 0.6,
-            linewidths=0,
-            **look,
-        )
-        p50, p95 = (1000 * percentile(values, p) for p in (50, 95))
+        spread = [y + ((7 * i) % 9 - 4) * 0.035 for i in range(len(values))]  # never random
+        dots: dict[str, Any] = {"s": 20, "alpha": 0.6}
+        if len(values) > 60:
+            dots = {"s": 10, "alpha": 0.35}
+        ax.scatter(values, spread, color=SERIES[y % 6], marker=MARKS[y % 6], linewidths=0, **dots)
+        p50, p95 = percentile(values, 50), percentile(values, 95)
         ax.plot([p50, p50], [y - 0.27, y + 0.27], color=INK, linewidth=2.4)
         ax.plot([p95], [y], "D", color="white", markeredgecolor=INK, markersize=7, mew=1.8)
-        middle: dict[str, Any] = {"fontsize": 9, "color": INK}
-        ax.text(p50, y - 0.31, f"p50 {_digits(p50)}", va="bottom", **_side(p50, most), **middle)
-        ax.text(p95, y + 0.31, f"p95 {_digits(p95)}", va="top", **_side(p95, most), **middle)
+        for at, name, up, side in ((p50, "p50", -0.31, "bottom"), (p95, "p95", 0.31, "top")):
+            lean = "left" if at < 0.15 * most else "right" if at > 0.85 * most else "center"
+            ax.text(at, y + up, f"{name} {_digits(at)}", va=side, ha=lean, fontsize=9, color=INK)
+        ax.axhline(y, color=RULE, linewidth=0.8, zorder=0)
     ax.set_yticks(range(len(strips)), list(strips), color=INK)
     ax.set(ylim=(len(strips) - 0.35, -0.65), xlim=(-0.03 * most, 1.08 * most or 1))
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(ROUND)
-    ax.tick_params(left=False)
-    ax.spines["left"].set_visible(False)
-    for y in range(len(strips)):
-        ax.axhline(y, color=RULE, linewidth=0.8, zorder=0)
-
-
-def _side(at: float, most: float) -> dict[str, Any]:
-    """Words near an edge of the panel lean inwards."""
-    return {"ha": "left" if at < 0.15 * most else "right" if at > 0.85 * most else "center"}
+    no_axis(ax, "left")
 
 
 def _digits(value: float) -> str:
@@ -126,9 +110,10 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@house_style()
 def sweep(
     x: Sequence[float],
-    panels: Mapping[str, Line | Mapping[str, Line]],
+    lines: Mapping[str, Line | Mapping[str, Line]],
     xlabel: str,
     ylabel: str,
     title: str = "",
@@ -138,77 +123,114 @@ def sweep(
     A panel is a line, or {name: line}; a line has a number per x, or None where there is none.
     Panels keep their own scale: a virtual clock's seconds are not this machine's.
     """
-    lines = {
-        panel: dict(given) if isinstance(given, Mapping) else {ylabel: given}
-        for panel, given in panels.items()
-    }
-    _check_sweep(x, lines)
-    with house_style():
-        figure = new_figure(5 * max(len(lines), 1.4), 3.9)
-        axes = figure.subplots(1, len(lines), squeeze=False)[0]
-        alone = all(len(named) == 1 for named in lines.values())
-        for place, (ax, (panel, named)) in enumerate(zip(axes, lines.items(), strict=True)):
-            _sweep_panel(ax, x, named, place if alone else 0)
-            ax.set_title(panel)
-            ax.set(xlabel=xlabel, ylabel=ylabel)
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        told = [_told(panel, x, named) for panel, named in lines.items()]
-        what = f"{ylabel}, by {xlabel}" if ylabel else f"By {xlabel}"  # panels of several units
-        return finish(figure, f"{what}: {'; '.join(told)}.")
-
-
-def _sweep_panel(ax: Axes, x: Sequence[float], named: Mapping[str, Line], first: int) -> None:
-    """The lines of one panel, from 0 on; the first has the look of that number."""
-    for i, (name, line) in enumerate(named.items(), first):
-        pairs = [(a, b) for a, b in zip(x, line, strict=True) if b is not None]
-        look: dict[str, Any] = {
-            "color": SERIES[i % 6], "linestyle": DASHES[i % 6], "marker": MARKS[i % 6]
-        }  # fmt: skip
-        ax.plot([a for a, _ in pairs], [b for _, b in pairs], label=name, linewidth=2, **look)
-    _dial(ax, x)
-    most = max(value for line in named.values() for value in line if value is not None)
-    ax.set_ylim(0, 1.12 * most or 1)
-    ax.yaxis.set_major_formatter(ROUND)
-    ax.grid(axis="y", color=RULE, linewidth=0.8)
-    if len(named) > 1:
-        ax.legend(loc="best", fontsize=9.5)
-
-
-def _check_sweep(x: Sequence[float], lines: Mapping[str, Mapping[str, Line]]) -> None:
     if not lines or not x:
         raise ValueError(
             "give at least one x and one panel: {title: line} or {title: {name: line}}"
         )
-    for panel, named in lines.items():
-        for name, line in named.items():
-            if len(line) != len(x) or all(value is None for value in line):
-                raise ValueError(
-                    f"{panel}, {name!r}: give a number (or None) for each of {len(x)} x, and not "
-                    f"only None; got {list(line)}"
-                )
+    shown = {
+        panel: {
+            name: _pairs(f"{panel}, {name!r}", x, line)
+            for name, line in (given if isinstance(given, Mapping) else {ylabel: given}).items()
+        }
+        for panel, given in lines.items()
+    }
+    figure, axes = panels(5 * max(len(shown), 1.4), 3.9, columns=len(shown))
+    alone = all(len(named) == 1 for named in shown.values())
+    told = []
+    for place, (ax, (panel, named)) in enumerate(zip(axes, shown.items(), strict=True)):
         if not named:
             raise ValueError(f"{panel}: give at least one line")
+        for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
+            ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **line_look(i))
+        dial_axis(ax, x, 8, xlabel)
+        most = max(value for pairs in named.values() for _, value in pairs)
+        ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
+        ax.yaxis.set_major_formatter(ROUND)
+        lines_across(ax)
+        if len(named) > 1:
+            ax.legend(loc="best", fontsize=9.5)
+        ways = [f"{name} " * (len(named) > 1) + _way(pairs) for name, pairs in named.items()]
+        told.append(f"{panel} {', '.join(ways)}")
+    titled(figure, title)
+    what = f"{ylabel}, by {xlabel}" if ylabel else f"By {xlabel}"  # panels of several units
+    return finish(figure, f"{what}: {'; '.join(told)}.")
 
 
-def _dial(ax: Axes, x: Sequence[float]) -> None:
-    """The x axis: logarithmic where the values grow by factors; every value that fits is named."""
-    values = sorted(set(x))
-    if values[0] > 0 and values[-1] / values[0] >= 8 and len(values) > 2:
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_locator(NullLocator())
-    thin = [v for i, v in enumerate(reversed(values)) if i % -(-len(values) // 8) == 0]
-    ax.set_xticks(thin, [f"{v:g}" for v in thin])
+def _pairs(name: str, x: Sequence[float], line: Line) -> list[tuple[float, float]]:
+    """The points of a line that are there. ValueError where there is none."""
+    pairs = [(a, b) for a, b in zip(x, line, strict=False) if b is not None]
+    if len(line) != len(x) or not pairs:
+        raise ValueError(
+            f"{name}: give a number (or None) for each of {len(x)} x, and not only None; got "
+            f"{list(line)}"
+        )
+    return pairs
 
 
-def _told(panel: str, x: Sequence[float], named: Mapping[str, Line]) -> str:
-    """A panel in words: where each line begins and ends."""
-    parts = []
-    for name, line in named.items():
-        pairs = [(a, b) for a, b in zip(x, line, strict=True) if b is not None]
-        (x0, first), (x1, last) = pairs[0], pairs[-1]
-        way = f"{_digits(last)} at {x1:g}"
-        if len(pairs) > 1:
-            way = f"from {_digits(first)} at {x0:g} to {way}"
-        parts.append(f"{name} {way}" if len(named) > 1 else way)
-    return f"{panel} {', '.join(parts)}"
+def _way(pairs: Sequence[tuple[float, float]]) -> str:
+    """Where a line begins and ends."""
+    (x0, first), (x1, last) = pairs[0], pairs[-1]
+    begins = f"from {_digits(first)} at {x0:g} to " if len(pairs) > 1 else ""
+    return f"{begins}{_digits(last)} at {x1:g}"
+
+
+@house_style()
+def itl_over_time(
+    traces: Mapping[str, Trace], request_id: str, newcomer: str | None = None
+) -> Picture:
+    """Inter-token latency of a request over time, a line per run; marked: a long prompt's arrival.
+
+    `newcomer` is the id of the long prompt (else: the longest of the others that came after its
+    first token). ValueError where a trace lacks one of them, or the request has no two tokens.
+    """
+    if not traces:
+        raise ValueError("give at least one trace: {name: trace, ...}")
+    figure, (ax,) = panels(10, 4)
+    parts, arrivals, top = [], [], 0.0
+    for i, (name, trace) in enumerate(traces.items()):
+        run = rows(trace)
+        life = run.life(request_id)
+        gaps = [1000 * gap for gap in life.metrics.itl]
+        if not gaps:
+            raise ValueError(f"{name}: request {request_id!r} has fewer than two tokens: no gap")
+        late = _newcomer(name, run, life, newcomer)
+        times = [1000 * (when - run.start) for when in life.token_times[1:]]
+        ax.plot(times, gaps, markersize=5.5, label=name, drawstyle="steps-pre", **line_look(i))
+        top = max(top, *gaps)
+        arrivals.append(round(1000 * (late.arrival - run.start), 3))
+        ttft = late.metrics.ttft
+        its = "no token" if ttft is None else f"its first token after {ms(ttft)}"
+        middle = ms(percentile(life.metrics.itl, 50))
+        longest = ms(max(life.metrics.itl))
+        parts.append(f"“{name}” {longest} (p50 {middle}), {_name(late)} has {its}")
+    for when in set(arrivals):
+        ax.axvline(when, color=INK, linestyle=(0, (4, 2)), linewidth=1.3)
+    words = f"{_name(late)} comes, prompt of {late.num_prompt_tokens}"
+    at = (min(arrivals), 1.17 * top)
+    ax.annotate(words, at, (6, 0), textcoords="offset points", va="top")
+    ax.set(
+        xlim=(0, None), ylim=(0, 1.2 * top), xlabel="time, ms", ylabel="gap before the token, ms"
+    )
+    ax.set_title(f"Inter-token latency of {_name(life)}")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    ax.grid(axis="y", color=QUIET, alpha=0.2)
+    return finish(
+        figure,
+        f"{_name(late)} comes with a prompt of {late.num_prompt_tokens} tokens while "
+        f"{_name(life)} decodes; longest gap between two tokens of {_name(life)}: "
+        f"{'; '.join(parts)}.",
+    )
+
+
+def _name(life: Life) -> str:
+    return cut_label(life.request_id, 16)
+
+
+def _newcomer(name: str, run: Rows, life: Life, wanted: str | None) -> Life:
+    """Who came with the long prompt."""
+    if wanted is not None:
+        return run.life(wanted)
+    others = [o for o in run.lives if o is not life and o.arrival >= life.token_times[0]]
+    if not others:
+        raise ValueError(f"{name}: nobody came after the first token of {life.request_id!r}")
+    return max(others, key=lambda other: other.num_prompt_tokens)

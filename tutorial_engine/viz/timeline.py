@@ -6,29 +6,31 @@ Time runs right; the caption is computed from the same rows that are drawn.
 from collections.abc import Mapping
 
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import cut_to, text_width
-from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.style import INK, QUIET
-from tutorial_engine.viz.timeline_parts import (
-    TALL,
+from tutorial_engine.viz.lanes import (
+    TEXT,
     Axis,
     By,
-    draw_budget,
-    draw_rows,
-    legend,
-    make_axis,
+    draw_lanes,
+    lane_height,
+    lane_legend,
     name_width,
-    row_height,
     ruler,
     time_marks,
 )
-from tutorial_engine.viz.timeline_words import ms, rate, run_caption, runs_caption, settings_line
-from tutorial_engine.viz.trace_rows import Rows, rows
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import cut_to, look, patch, text_width
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.style import INK, PAPER, QUIET
+from tutorial_engine.viz.tokens import SPACE, cut_label, visible
+from tutorial_engine.viz.trace_rows import Life, Rows, rows
+from tutorial_engine.viz.words import POLICIES, counted, ms, tokens
 
 WIDE = 1000.0  # pixels, as wide as a notebook shows
 END = 118.0  # right of the last step, for "finished · length"
 COLUMN = 78.0  # the most that a step takes
+TALL = 80.0  # of the budget bars
+FEW = 4  # requests that a caption tells one by one
 
 
 def timeline(
@@ -36,44 +38,32 @@ def timeline(
 ) -> Picture:
     """A row per request, a box per step, and below them how full each step was.
 
-    by="time": a step is as wide as it took on the engine's clock. ValueError when no step of the
+    by="time": a step is as wide as it took on the engine's clock. Step s of request r (counted from
+    0) is the item `box.r.s`, its part of the budget `budget.r.s`. ValueError when no step of the
     trace ran to its end.
-    """
-    run = rows(trace)
-    return timeline_scene(run, title, by).picture(run_caption(run), zoom=1.1)
-
-
-def timeline_scene(run: Rows, title: str, by: By = "step", cursor: int | None = None) -> Scene:
-    """The same as a Scene of named items, for explorers; `cursor` is the step to frame.
-
-    What step s did with request r (counted from 0) is `box.r.s`, its part of the budget
-    `budget.r.s`.
     """
     if by not in ("step", "time"):
         raise ValueError(f'by is "step" or "time", got {by!r}')
-    left = name_width([run])
-    right = WIDE - END
+    run = rows(trace)
+    left, right = name_width([run]), WIDE - END
     if by == "step":
         right = min(right, left + COLUMN * max(len(run.steps), 7))
-    axis = make_axis(run, left, right, by, run.start, run.end - run.start)
+    axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
     scene = Scene(right + END, 0)
-    _head(scene, title, settings_line(run))
-    top = 16 + legend(scene, 10, 64, [run], by)
-    tall = row_height(len(run.lives))
+    top = _head(scene, title, [run], by, _settings(run)) + 16
+    tall = lane_height(len(run.lives))
     bottom = top + tall * len(run.lives)
     base = bottom + 48 + TALL
     if by == "time":
-        time_marks(scene, axis, run.start, run.end - run.start, base + 6, top)
-    draw_rows(scene, run, axis, top, tall)
+        time_marks(scene, axis, base + 6, top)
+    draw_lanes(scene, run, axis, top, tall)
     ruler(scene, run, axis, bottom)
-    scene.text("budget.title", 10, base - TALL / 2 + 4, "tokens", 11, fill=QUIET)
-    scene.text("budget.more", 10, base - TALL / 2 + 18, "run", 11, fill=QUIET)
-    draw_budget(scene, run, axis, base)
+    for i, words in enumerate(("tokens", "run")):
+        scene.text(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT, **FAINT)
+    _draw_budget(scene, run, axis, base)
     scene.height = base + (26 if by == "time" else 10)
-    if cursor is not None:
-        _cursor(scene, axis, cursor, top, base)
     scene.tip_at = (8, scene.height + 14)
-    return scene
+    return scene.picture(_caption(run), zoom=1.1)
 
 
 def timelines(
@@ -90,45 +80,149 @@ def timelines(
     left, right = name_width(every), WIDE - END
     longest = max(run.end - run.start for run in every)
     scene = Scene(WIDE, 0)
-    _head(scene, title, settings_line(every[0], policy=False))
-    top = y = 20 + legend(scene, 10, 64, every, "time")
-    places = []
-    for run in every:
-        tall = min(24.0, row_height(len(run.lives)))
-        places.append((y, y + 20, tall))
-        y += 20 + tall * len(run.lives) + 16
-    first = every[0]
-    axis = make_axis(first, left, right, "time", first.start, longest)
-    time_marks(scene, axis, first.start, longest, y - 8, top + 2)
-    for i, (name, run) in enumerate(runs.items()):
-        title_y, first_row, tall = places[i]
-        axis = make_axis(run, left, right, "time", run.start, longest)
-        _panel(scene, f"{i}.", name, run, title_y)
-        x, low = axis.at(run.end), first_row + tall * len(run.lives) + 3
-        high = first_row - 3
-        scene.add(f"{i}.end", "line", x1=x, x2=x, y1=high, y2=low, stroke=INK, stroke_width=2)
-        draw_rows(scene, run, axis, first_row, tall, f"{i}.")
-    scene.height = y + 14
-    return scene.picture(runs_caption(runs), zoom=1.1)  # four panels would weigh too much
+    top = y = _head(scene, title, every, "time", _settings(every[0], policy=False)) + 20
+    talls = [min(24.0, lane_height(len(run.lives))) for run in every]
+    scene.height = top + sum(36 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
+    axis = Axis.of(every[0], left, right, "time", every[0].start, longest)
+    time_marks(scene, axis, scene.height - 8, top + 2)
+    for i, ((name, run), tall) in enumerate(zip(runs.items(), talls, strict=True)):
+        axis = Axis.of(run, left, right, "time", run.start, longest)
+        shown = cut_to(name, 420, 13, True, keep=True)
+        told = f"{ms(run.end - run.start)} · {_rate(run):.0f} tok/s · {len(run.steps)} steps"
+        at = 24 + text_width(shown, 13, True)
+        scene.rect(f"{i}.paper", (8, y - 2, at - 6 + text_width(told, 12), 20), PAPER)
+        scene.text(f"{i}.title", 10, y + 13, shown, 13, **BOLD)
+        scene.text(f"{i}.reached", at, y + 13, told, 12)
+        x, first = axis.at(run.end), y + 20
+        y = first + tall * len(run.lives) + 16
+        ends = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
+        scene.add(f"{i}.end", "line", stroke=INK, stroke_width=2, **ends)
+        draw_lanes(scene, run, axis, first, tall, f"{i}.")
+    scene.height += 14
+    return scene.picture(_comparison(runs), zoom=1.1)  # four panels would weigh too much
 
 
-def _panel(scene: Scene, prefix: str, name: str, run: Rows, y: float) -> None:
-    """The title of one run, with what it reached."""
-    shown = cut_to(name, 420, 13, True, keep=True)
-    reached = f"{ms(run.end - run.start)} · {rate(run):.0f} tok/s · {len(run.steps)} steps"
-    wide = text_width(shown, 13, True) + 14 + text_width(reached, 12)
-    scene.rect(f"{prefix}paper", (8, y - 2, wide + 8, 20), "#ffffff")
-    scene.text(f"{prefix}title", 10, y + 13, shown, 13, font_weight="bold")
-    scene.text(f"{prefix}reached", 24 + text_width(shown, 13, True), y + 13, reached, 12)
-
-
-def _head(scene: Scene, title: str, settings: str) -> None:
+def _head(scene: Scene, title: str, runs: list[Rows], by: By, settings: str) -> float:
+    """Title, settings and legend → where the last line is."""
     wide = scene.width - 20
-    scene.text("title", 10, 22, cut_to(title, wide, 16, True, keep=True), 16, font_weight="bold")
-    scene.text("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5, fill=QUIET)
+    scene.text("title", 10, 22, cut_to(title, wide, 16, True, keep=True), 16, **BOLD)
+    scene.text("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5, **FAINT)
+    return lane_legend(scene, 10, 64, runs, by)
 
 
-def _cursor(scene: Scene, axis: Axis, step: int, top: float, base: float) -> None:
-    x0, x1 = axis.span(step)
-    box = (x0 - 1, top - 3, x1 - x0 + 2, base - top + 6)
-    scene.rect("cursor", box, "none", stroke=INK, stroke_width=2.2, rx=4, pointer_events="none")
+def _draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
+    """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
+    most, limit = max(step.num_tokens for step in run.steps), _budget(run)
+    near = limit is not None and limit <= 5 * most
+    top = float(max(limit, most)) if limit is not None and near else 1.15 * most
+    line = base - TALL * limit / top if limit is not None and near else base - TALL
+    ends = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
+    scene.add("budget.zero", "line", y1=base, y2=base, stroke=QUIET, **ends)
+    if near:
+        dashed = {"stroke": INK, "stroke_dasharray": "5 3"}
+        scene.add("budget.limit", "line", y1=line, y2=line, **dashed, **ends)
+    for step in run.steps:
+        x0, x1 = axis.span(step.number)
+        gap, y = min(1.5, (x1 - x0) / 8), base
+        for r, life in enumerate(run.lives):
+            if step.number not in life.ran:
+                continue
+            count = life.ran[step.number].num_tokens
+            high = TALL * count / top
+            y -= high
+            tip = f"step {step.number}: {life.request_id} runs {count} of {step.num_tokens}"
+            box = (x0 + gap, y, max(x1 - x0 - 2 * gap, 0.5), high)
+            patch(scene, f"budget.{r}.{step.number}", box, look(r), tip)
+        words, middle = str(step.num_tokens), (x0 + x1) / 2
+        if text_width(words, TEXT) + 4 <= x1 - x0:  # may lie on the line of the budget
+            halo = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
+            scene.text(f"total.{step.number}", middle, y - 4, words, TEXT, **CENTRE, **halo)
+    if limit is not None:
+        for i, words in enumerate(
+            [f"budget {limit}"] if near else [f"budget {limit},", "far above"]
+        ):
+            scene.text(f"budget.words.{i}", axis.right + 6, line + 4 + 13 * i, words, TEXT)
+
+
+# -- in words -------------------------------------------------------------------------------------
+
+
+def _settings(run: Rows, policy: bool = True) -> str:
+    """The engine's limits, and what its clock asks, as far as the trace knows them."""
+    get, parts = run.settings.get, []
+    if policy and "policy" in run.settings:
+        parts.append(POLICIES.get(str(get("policy")), str(get("policy"))))
+    if _budget(run) is not None:
+        parts.append(f"budget {tokens(_budget(run) or 0)} a step")
+    if "max_num_seqs" in run.settings:
+        parts.append(f"at most {get('max_num_seqs')} run at once")
+    if get("enable_chunked_prefill") is False:
+        parts.append("no chunked prefill")
+    if get("long_prefill_token_threshold"):
+        parts.append(f"chunks of at most {get('long_prefill_token_threshold')}")
+    fixed, each = get("seconds_per_forward"), get("seconds_per_token")
+    if isinstance(fixed, float | int) and isinstance(each, float | int):
+        parts.append(f"virtual clock: {ms(fixed)} a forward + {ms(each)} a token")
+    return " · ".join(parts)
+
+
+def _budget(run: Rows) -> int | None:
+    """max_num_batched_tokens, if the trace says it."""
+    found = run.settings.get("max_num_batched_tokens")
+    return found if isinstance(found, int) else None
+
+
+def _rate(run: Rows) -> float:
+    """Output tokens per second, from the first arrival to the last step's end."""
+    return run.num_output_tokens / (run.end - run.start) if run.end > run.start else 0.0
+
+
+def _caption(run: Rows) -> str:
+    """How much ran in how many steps, how full they were, and who ended when."""
+    lives, limit = run.lives, _budget(run)
+    of = "" if limit is None else f" of {limit}"
+    said = (
+        f"{counted(len(run.steps), 'step')} ran {tokens(run.num_tokens)} of "
+        f"{counted(len(lives), 'request')} in {ms(run.end - run.start)}, "
+        f"{run.num_tokens / len(run.steps):.1f}{of} a step on average"
+    )
+    over = [life for life in lives if life.end_step is not None]
+    if len(lives) <= FEW:
+        said += "".join(f"; {_told(life)}" for life in lives)
+    elif over:
+        first, last = (
+            most(over, key=lambda one: (one.finished, one.end_step)) for most in (min, max)
+        )
+        said += f"; the first to end is {_told(first)}; the last is {_told(last)}"
+    shares = [share for life in lives for share in life.shares.values()]
+    lost = sum(share.kind == "preempted" for share in shares)
+    if lost:
+        again = sum(share.num_again for share in shares)
+        said += f"; {lost} preempted, {tokens(again)} computed again"
+    return said + "."
+
+
+def plain(request_id: str) -> str:
+    """An id inside a sentence: at most 24 letters, line breaks and the like made visible."""
+    return cut_label(visible(request_id).replace(SPACE, " "), 24)
+
+
+def _told(life: Life) -> str:
+    """One request: its first token and its end, by step."""
+    name = plain(life.request_id)
+    name = f"“{name}”" if len(name) > 2 else name
+    first = f"first token in step {life.token_steps[0]}" if life.token_steps else "no token"
+    if life.end_step is None:
+        return f"{name}: {first}, not over"
+    end = f"finished ({life.reason})" if life.ending.startswith("finished") else life.ending
+    return f"{name}: {first}, {end} {'in' if life.end_step_ran else 'before'} step {life.end_step}"
+
+
+def _comparison(runs: Mapping[str, Rows]) -> str:
+    """Which of several runs ends first, and by what factor the others are slower."""
+    best, *others = sorted((run.end - run.start, name) for name, run in runs.items())
+    parts = [f"“{best[1]}” ends first, after {ms(best[0])} ({_rate(runs[best[1]]):.0f} tok/s)"]
+    for span, name in others:
+        times = "as long" if span == best[0] else f"{span / best[0]:.2f} times as long"
+        parts.append(f"“{name}” takes {ms(span)}, {times}")
+    return "; ".join(parts) + "."

@@ -6,6 +6,7 @@ Knows tokenizers; knows no picture.
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
 
 from tokenizers import Tokenizer
@@ -49,6 +50,20 @@ def token_label(tokenizer: Tokenizer, token_id: int) -> str:
 def token_labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """`token_label` of each."""
     return [token_label(tokenizer, i) for i in ids]
+
+
+def token_names(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[int, str]:
+    """Token id -> its label; `<id 7>` for one that the tokenizer does not have.
+
+    A checkpoint may have more rows than its tokenizer has tokens.
+    """
+    found = {}
+    for token in set(ids):
+        try:
+            found[token] = token_label(tokenizer, token)
+        except ValueError:
+            found[token] = f"<id {token}>"
+    return found
 
 
 def cut_label(label: str, most: int = 10) -> str:

@@ -3,24 +3,16 @@
 Knows events and counts; draws nothing. All pictures of a run start here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Setting, Trace
+from tutorial_engine.trace.history import Step, history
 
 ENDS = {"abort": "aborted", "error": "error"}  # reason -> word; the others "finished · reason"
-
-
-class Step(NamedTuple):
-    """A step that ran to its end: its number, its times in seconds, the tokens of its forward."""
-
-    number: int
-    began: float
-    ended: float
-    num_tokens: int
 
 
 class Share(NamedTuple):
@@ -46,7 +38,6 @@ class Life:
     request_id: str
     num_prompt_tokens: int
     arrival: float
-    added: float
     shares: dict[int, Share] = field(default_factory=dict)
     token_times: list[float] = field(default_factory=list)
     token_steps: list[int] = field(default_factory=list)
@@ -54,9 +45,7 @@ class Life:
     finished: float | None = None
     end_step: int | None = None
     reason: str | None = None
-    detail: int | str | None = None
-    is_running: bool = False
-    num_computed: int = 0  # the most that ever were
+    num_computed: int = 0  # the most tokens that ever were
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -119,85 +108,47 @@ class Rows(NamedTuple):
 
 def rows(trace: Trace) -> Rows:
     """Read a trace. ValueError when no step of it ran to its end: there is nothing to draw."""
-    reader = _Reader()
-    for event in trace.events:
-        reader.read(event)
-    if not reader.steps:
+    steps, lives, now = tuple(history(trace)), list[Life](), dict[str, Life]()
+    if not steps:
         raise ValueError(
             "the trace has no finished step: run the engine before you draw what it did"
         )
-    return Rows(trace.settings, tuple(reader.steps), tuple(reader.lives))
+    for step in steps:
+        _note(step.planning, lives, now)
+        preempted = step.by_request(events.Preempted)
+        for name in (*step.before.waiting, *step.before.running):
+            now[name].shares[step.number] = _share(step, now[name], name in preempted)
+        _note(step.results, lives, now)
+    _note(trace.events[sum(len(step.events) for step in steps) :], lives, now)
+    return Rows(trace.settings, steps, tuple(lives))
 
 
-class _Reader:
-    """Takes the events one by one. An id may come again when its request is over."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.lives: list[Life] = []
-        self._now: dict[str, Life] = {}  # id -> the one that has it now
-        self._began = 0.0
-        self._present: list[Life] = []  # when the step began
-        self._planned: dict[str, events.Scheduled] = {}
-        self._preempted: set[str] = set()
-
-    def read(self, event: events.Event) -> None:
-        """One event more."""
+def _note(found: Iterable[events.Event], lives: list[Life], now: dict[str, Life]) -> None:
+    """Who came, got tokens and ended. An id may come again: `now` has the life that it means."""
+    for event in found:
         match event:
-            case events.StepBegan(time=time):
-                self._began, self._planned = time, {}
-                self._present = [life for life in self.lives if life.reason is None]
-            case events.StepEnded():
-                self._step(event)
-            case events.Added():
-                prompt = len(event.prompt_token_ids)
-                life = Life(event.request_id, prompt, event.arrival, event.time)
-                self._now[event.request_id] = life
-                self.lives.append(life)
-            case events.RequestEvent():
-                self._one(event, self._now[event.request_id])
-
-    def _one(self, event: events.RequestEvent, life: Life) -> None:
-        match event:
-            case events.Admitted():
-                life.is_running = True
-            case events.Scheduled():
-                self._planned[event.request_id] = event
-                if life.first_scheduled is None:
-                    life.first_scheduled = event.time
-            case events.Preempted():
-                life.is_running = False
-                self._preempted.add(event.request_id)
-            case events.TokenSampled():
-                life.token_times.append(event.time)
-                life.token_steps.append(event.step)
-            case events.Finished():
-                life.finished, life.end_step = event.time, event.step
-                life.reason, life.detail = event.reason, event.detail
-
-    def _step(self, event: events.StepEnded) -> None:
-        """The step counts now: give each request that was there its share."""
-        self.steps.append(Step(event.step, self._began, event.time, event.num_tokens))
-        for life in self._present:
-            planned = self._planned.get(life.request_id)
-            if planned is not None:
-                life.shares[event.step] = _share(life, planned)
-                end = planned.first_position + len(planned.slots)
-                life.num_computed = max(life.num_computed, end)
-            elif life.request_id in self._preempted:
-                life.shares[event.step] = Share("preempted")
-            else:
-                life.shares[event.step] = Share("stalls" if life.is_running else "waits")
-        self._preempted.clear()
+            case events.Added(request_id=name, prompt_token_ids=prompt):
+                now[name] = Life(name, len(prompt), event.arrival)
+                lives.append(now[name])
+            case events.Scheduled(request_id=name):
+                if now[name].first_scheduled is None:
+                    now[name].first_scheduled = event.time
+            case events.TokenSampled(request_id=name):
+                now[name].token_times.append(event.time)
+                now[name].token_steps.append(event.step)
+            case events.Finished(request_id=name):
+                life = now[name]
+                life.finished, life.end_step, life.reason = event.time, event.step, event.reason
 
 
-def _share(life: Life, planned: events.Scheduled) -> Share:
-    first, num_tokens = planned.first_position, len(planned.slots)
-    kind = "decode" if first >= life.num_prompt_tokens else "prefill"
+def _share(step: Step, life: Life, was_preempted: bool) -> Share:
+    """What the step did with a request that was there when it began."""
+    event = step.scheduled.get(life.request_id)
+    if event is None:
+        stalls = life.request_id in step.planned.running
+        return Share("preempted" if was_preempted else "stalls" if stalls else "waits")
+    first, num_tokens = event.first_position, len(event.slots)
     again = max(0, min(life.num_computed - first, num_tokens))
+    life.num_computed = max(life.num_computed, first + num_tokens)
+    kind = "decode" if first >= life.num_prompt_tokens else "prefill"
     return Share("recompute" if again else kind, num_tokens, first, again)
-
-
-def metrics_of(trace: Trace) -> dict[str, RequestMetrics]:
-    """The times of every request of a trace, by id; equal to what the engine itself reports."""
-    return {life.request_id: life.metrics for life in rows(trace).lives}

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What each rank does: the whole engine, on its share of the model.
+"""Introduced in notebook 04. What each rank does: the whole engine, on its part of the model.
 
 Every rank has its own scheduler, which sees the same requests and the same tokens and so decides
 the same; only the sums in the model go from rank to rank. Knows engine and pages from outside, and
@@ -17,21 +17,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.model_runner import ModelRunner, Outcome
-from tutorial_engine.engine.prompts import Prompt, prompt_token_ids
-from tutorial_engine.engine.request import RequestOutput
-from tutorial_engine.engine.scheduler import ScheduledRequest
-from tutorial_engine.lab.engine_paths import ForcedSampler
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.checkpoint import resolve_checkpoint
+from tutorial_engine.engine.intake import Prompt, prompt_token_ids
+from tutorial_engine.engine.request import ScheduledRequest
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.lab.ledger import ForcedSampler
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (
-    Fault,
     ParallelError,
     RankGroup,
     Traffic,
@@ -46,8 +42,8 @@ PROMPTS = (
     "Tom and Mia went to the park.",
     "One day a little dog",
 )
-TIMES = ("time", "arrival")  # of events: each rank has its own clock
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TIMES = ("time", "arrival")  # of events: each rank has its own clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,7 @@ class Job:
     """What all ranks are told to do: these prompts through an engine on pages, or ValueError.
 
     `forced` tokens per prompt are said in place of the sampled ones. `timeout_s` is for what ranks
-    do together. `compare`: rank 0 runs all of it once more, alone. `fault` lets a rank go wrong.
+    do together. `compare`: rank 0 runs all of it once more, alone.
     """
 
     prompts: Sequence[Prompt] = PROMPTS
@@ -68,7 +64,6 @@ class Job:
     device: str = "cpu"
     timeout_s: float = 20.0
     compare: bool = True
-    fault: Fault | None = None
 
     def __post_init__(self) -> None:
         at_least_one("block_size", self.block_size)
@@ -78,20 +73,6 @@ class Job:
             raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
-        if self.fault is not None and self.fault.kind not in ("kill", "hang"):
-            raise ValueError(f"a fault is 'kill' or 'hang', got {self.fault.kind!r}")
-
-    def to_json(self) -> str:
-        """All of it, for a file."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Job":
-        """What to_json wrote."""
-        raw = json.loads(text)
-        raw["params"] = SamplingParams(**raw["params"])
-        raw["fault"] = None if raw["fault"] is None else Fault(*raw["fault"])
-        return cls(**raw)
 
 
 class RankRunner(ModelRunner):
@@ -106,91 +87,46 @@ class RankRunner(ModelRunner):
         self.logits: dict[str, list[Tensor]] = {}  # request_id -> [V] of each of its tokens
 
     @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Outcome:
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
         """As ModelRunner.run; ParallelError for any fault."""
         try:
-            outcome = self._run(scheduled)
+            output = self.run_once(scheduled)
         except ParallelError:
             raise
         except Exception as fault:
             told = f"{type(fault).__name__}: {fault}"
             raise ParallelError(f"a forward failed, and cannot be run again ({told})") from fault
-        for share, row in zip(outcome.ready, outcome.logits, strict=True):
-            self.logits.setdefault(share.request.request_id, []).append(row.cpu())
-        return outcome
+        for one, row in zip(output.ready, output.logits, strict=True):
+            self.logits.setdefault(one.request.request_id, []).append(row.cpu())
+        return output
 
 
 class Served(NamedTuple):
-    """What one engine did: outputs, logits [tokens, V] of each, its events and its bytes."""
+    """What one engine did: tokens, text, logits [tokens, V] of each prompt; events and counts."""
 
-    outputs: list[RequestOutput]
+    token_ids: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
     logits: list[Tensor]
     trace: Trace
     kv_bytes: int
-    num_slots: int
     num_forwards: int
     num_tokens: int
-
-
-def serve(
-    model: Qwen3ForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[SamplingParams],
-    job: Job,
-    tokenizer: Tokenizer | None = None,
-) -> Served:
-    """All prompts through one engine on pages, with a pool that has room for all of them."""
-    longest = [len(ids) + own.max_tokens for ids, own in zip(prompts, params, strict=True)]
-    memory = PagedKVCache.from_config(
-        model.config,
-        block_size=job.block_size,
-        num_blocks=sum(-(-length // job.block_size) for length in longest),
-        dtype=model.dtype,
-        device=model.device,
-    )
-    recorder = Recorder()
-    config = EngineConfig(max_model_len=None, max_num_batched_tokens=job.max_num_batched_tokens)
-    engine = LLMEngine(model, tokenizer, config, memory=memory, trace=recorder)
-    runner = engine.model_runner = RankRunner(model, memory.storage)
-    for i, (ids, own) in enumerate(zip(prompts, params, strict=True)):
-        sampler = None if job.forced is None else ForcedSampler(own, job.forced[i])
-        engine.add_request(ids, own, str(i), sampler=sampler)
-    outputs = sorted(engine.run(), key=lambda output: int(output.request_id))
-    engine.check_integrity()
-    if failed := [output.error for output in outputs if output.error is not None]:
-        raise ParallelError(f"a request failed: {failed[0]}")
-    logits = [torch.stack(runner.logits[output.request_id]) for output in outputs]
-    return Served(
-        outputs, logits, recorder.trace(), memory.storage.num_bytes,
-        memory.storage.num_slots, runner.num_forwards, runner.num_tokens,
-    )  # fmt: skip
-
-
-def shared_seeds(params: SamplingParams, count: int, group: RankGroup) -> list[SamplingParams]:
-    """The params of `count` requests, the same on all ranks.
-
-    Without a seed, each rank would draw tokens of its own; so rank 0 draws the seeds for all.
-    """
-    if params.temperature == 0 or params.seed is not None:
-        return [params] * count
-    drawn = group.gather([secrets.randbits(62) for _ in range(count)])
-    return [replace(params, seed=seed) for seed in drawn[0]]
 
 
 def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     """This rank's part of a job → what came of it (with no comparison but on rank 0), and logits.
 
-    Every rank reads the whole checkpoint and keeps its share of it.
+    Every rank reads the whole checkpoint and keeps its part of it.
     """
     start, before = time.monotonic(), group.traffic
     whole = load_model(job.checkpoint, group.device, DTYPES[job.dtype], prepack=False)
-    tokenizer = _tokenizer(job.checkpoint)
+    has_tokenizer = (resolve_checkpoint(job.checkpoint) / "tokenizer.json").is_file()
+    tokenizer = load_tokenizer(job.checkpoint) if has_tokenizer else None
     prompts = prompt_token_ids(job.prompts, tokenizer)
     params = shared_seeds(job.params, len(prompts), group)
     model = shard(whole, group.rank, group.size, group.all_reduce)
     itemsize, num_alone = model.dtype.itemsize, whole.num_parameters()
     replicated, sizes = replicated_parameters(whole), asdict(whole.config)
-    kv_alone = KVCacheSpec.from_model(whole.config, whole.dtype).bytes_per_token
     compare = job.compare and group.rank == 0
     if not compare:
         del whole
@@ -207,13 +143,13 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
         sizes={k: v for k, v in sizes.items() if isinstance(v, int)},
         block_size=job.block_size,
         prompt_token_ids=tuple(tuple(ids) for ids in prompts),
-        token_ids=_token_ids(served),
-        texts=tuple(output.outputs[0].text for output in served.outputs),
+        token_ids=served.token_ids,
+        texts=served.texts,
         weight_bytes=weights,
         weight_bytes_alone=num_alone * itemsize,
         replicated_bytes=replicated * itemsize,
         kv_bytes=kv,
-        kv_bytes_alone=kv_alone * served.num_slots,
+        kv_bytes_alone=sum(kv),  # every K/V head is on one rank
         num_forwards=served.num_forwards,
         num_tokens=served.num_tokens,
         traffic=traffic,
@@ -228,10 +164,60 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     return report, served.logits
 
 
+def serve(
+    model: Qwen3ForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    job: Job,
+    tokenizer: Tokenizer | None = None,
+) -> Served:
+    """All prompts through one engine on pages, with a pool that has room for all of them."""
+    longest = [len(ids) + own.max_tokens for ids, own in zip(prompts, params, strict=True)]
+    recorder = Recorder()
+    memory = PagedKVCache.from_config(
+        model.config,
+        block_size=job.block_size,
+        num_blocks=sum(-(-length // job.block_size) for length in longest),
+        dtype=model.dtype,
+        device=model.device,
+        trace=recorder,
+    )
+    runner = RankRunner(model, memory.storage)
+    config = EngineConfig(max_model_len=None, max_num_batched_tokens=job.max_num_batched_tokens)
+    engine = LLMEngine(model, tokenizer, config, memory=memory, runner=runner)
+    for i, (ids, own) in enumerate(zip(prompts, params, strict=True)):
+        sampler = None if job.forced is None else ForcedSampler(own, job.forced[i])
+        engine.add_request(ids, own, str(i), sampler=sampler)
+    outputs = sorted(engine.run(), key=lambda output: int(output.request_id))
+    engine.check_integrity()
+    if failed := [output.error for output in outputs if output.error is not None]:
+        raise ParallelError(f"a request failed: {failed[0]}")
+    return Served(
+        tuple(output.outputs[0].token_ids for output in outputs),
+        tuple(output.outputs[0].text for output in outputs),
+        [torch.stack(runner.logits[output.request_id]) for output in outputs],
+        recorder.trace(),
+        memory.storage.num_bytes,
+        runner.num_forwards,
+        runner.num_tokens,
+    )
+
+
+def shared_seeds(params: SamplingParams, count: int, group: RankGroup) -> list[SamplingParams]:
+    """The params of `count` requests, the same on all ranks.
+
+    Without a seed, each rank would draw tokens of its own; so rank 0 draws the seeds for all.
+    """
+    if params.temperature == 0 or params.seed is not None:
+        return [params] * count
+    drawn = group.gather([secrets.randbits(62) for _ in range(count)])
+    return [replace(params, seed=seed) for seed in drawn[0]]
+
+
 def _against(report: ParallelReport, served: Served, alone: Served) -> ParallelReport:
     """The report, with what one rank gave: compared as long as both had the same tokens before."""
     differences, largest = [], []
-    pairs = zip(_token_ids(served), _token_ids(alone), served.logits, alone.logits, strict=True)
+    pairs = zip(served.token_ids, alone.token_ids, served.logits, alone.logits, strict=True)
     for ours, theirs, got, want in pairs:
         same = next(
             (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(want)
@@ -243,18 +229,8 @@ def _against(report: ParallelReport, served: Served, alone: Served) -> ParallelR
         report,
         max_difference=float(torch.stack(differences).max()),  # NaN, if there is one
         largest_logit=float(torch.stack(largest).max()),
-        tokens_alone=_token_ids(alone),
+        tokens_alone=alone.token_ids,
     )
-
-
-def _token_ids(served: Served) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(output.outputs[0].token_ids) for output in served.outputs)
-
-
-def _tokenizer(checkpoint: str) -> Tokenizer | None:
-    """The checkpoint's, if it has one; token ids can be run without."""
-    there = (resolve_checkpoint(checkpoint) / "tokenizer.json").is_file()
-    return load_tokenizer(checkpoint) if there else None
 
 
 def _digest_of_logits(logits: Sequence[Tensor]) -> int:

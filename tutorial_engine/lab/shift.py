@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -42,17 +43,19 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
             f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
             "leave at least 1 before the last"
         )
-    cache = _cells(model, len(token_ids))
-    prefill(model, cache, [token_ids[:-1]])
-    cache.seq_rm(0, 0, discard)
-    cache.seq_add(0, discard, -1, -discard)
-    shifted = decode(model, cache, token_ids[-1:])  # turns the keys before anything reads them
-    other = _cells(model, kept + 1)
-    prefill(model, other, [token_ids[discard:-1]])
-    fresh = decode(model, other, token_ids[-1:])
+    cache, one = _cells(model, len(token_ids)), Request("A", token_ids[:-1])
+    prefill(model, cache, [one])
+    cache.seq_rm("A", 0, discard)
+    cache.seq_add("A", discard, -1, -discard)
+    one.token_ids, one.num_computed_tokens = list(token_ids[discard:]), kept
+    shifted = decode(model, cache, [one])  # turns the keys before anything reads them
+    other, two = _cells(model, kept + 1), Request("A", token_ids[discard:-1])
+    prefill(model, other, [two])
+    two.token_ids.append(token_ids[-1])
+    fresh = decode(model, other, [two])
     gaps: list[tuple[float, float]] = []
     for layer in range(model.config.num_hidden_layers):
-        pairs = zip(_shelves(cache, layer, kept), _shelves(other, layer, kept), strict=True)
+        pairs = zip(_kv(cache, layer, kept), _kv(other, layer, kept), strict=True)
         k, v = (float((ours - theirs).abs().max()) for ours, theirs in pairs)
         gaps.append((k, v))
     keys, values = zip(*gaps, strict=True)
@@ -75,7 +78,7 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
         tie_word_embeddings=False,
         eos_token_ids=(0,),
     )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).draw_weights()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -87,13 +90,12 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
     return model.requires_grad_(False).eval()
 
 
-def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellSequences:
-    return CellSequences.from_config(
-        model.config, num_cells, dtype=model.dtype, device=model.device
-    )
+def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellKVCache:
+    return CellKVCache.from_config(model.config, num_cells, dtype=model.dtype, device=model.device)
 
 
-def _shelves(cache: CellSequences, layer: int, n: int) -> tuple[Tensor, Tensor]:
+def _kv(cache: CellKVCache, layer: int, n: int) -> tuple[Tensor, Tensor]:
     """K and V [n, H_kv, D] of the first n tokens, as numbers that can be compared."""
-    k, v = cache.storage.read(layer, cache.slots(0, n))
+    cells = torch.tensor(cache.describe("A").slots[:n], device=cache.storage.device)
+    k, v = cache.storage.read(layer, cells)
     return k.float(), v.float()

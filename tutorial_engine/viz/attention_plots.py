@@ -1,0 +1,265 @@
+"""Introduced in notebook 01. Masks, RoPE, heads, training and cost: numbers in, Picture out.
+
+Every caption is computed from the same numbers that are drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullFormatter
+from torch import Tensor
+
+from tutorial_engine.viz.charts import HATCH, MIDDLE, panels
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.style import (
+    BLUE,
+    DASHES,
+    GREEN,
+    INK,
+    MAGNITUDE,
+    ORANGE,
+    PLAIN,
+    QUIET,
+    RED,
+    RULE,
+    SERIES,
+    finish,
+    house_style,
+)
+
+INDUCTION = 0.4  # from this score on a head counts as an induction head
+MARKS = ("o", "o", "x", "s", "^", "+")  # open ones: lines that lie on each other can be seen
+
+
+@house_style()
+def mask_picture(masks: Mapping[str, Tensor]) -> Picture:
+    """Bool masks [q, kv] side by side, all with square cells of one size: row = query."""
+    wide = sum(mask.shape[1] + 2.2 for mask in masks.values())
+    tall = max(mask.shape[0] for mask in masks.values())
+    figure, (ax,) = panels(0.38 * wide + 0.4, 0.38 * tall + 1.7)
+    left, parts = 0.0, []
+    for title, mask in masks.items():
+        _cells(ax, mask, left)
+        ax.text(left - 0.5, -1.5, title, fontweight="bold", fontsize=11)
+        left += mask.shape[1] + 2.2
+        parts.append(f"{title}: {int(mask.sum())} of {mask.numel()} pairs")
+    ax.set(xlim=(-1.9, left - 2.2), ylim=(tall + 0.6, -2.2), aspect="equal")
+    ax.axis("off")
+    rule = "Blue with ✓: may attend, because key_pos ≤ query_pos. "
+    return finish(figure, rule + "; ".join(parts) + ".")
+
+
+def _cells(ax: Axes, mask: Tensor, left: float) -> None:
+    """One mask from x = left on, with the positions of its queries and keys."""
+    q_len, kv_len = mask.shape
+    quiet: dict[str, Any] = {"color": QUIET, "fontsize": 9, **MIDDLE}
+    for (row, column), allowed in np.ndenumerate(mask.numpy()):
+        look = {"facecolor": "#bcd7ea", "edgecolor": BLUE} if allowed else HATCH | {"ec": RULE}
+        ax.add_patch(Rectangle((left + column - 0.46, row - 0.46), 0.92, 0.92, linewidth=1, **look))
+        if allowed:
+            ax.text(left + column, row, "✓", color=INK, **MIDDLE)
+    for column in range(kv_len):
+        ax.text(left + column, -0.8, str(column), **quiet)
+    for row in range(q_len):
+        ax.text(left - 0.8, row, str(kv_len - q_len + row), **quiet)
+    ax.text(left - 1.35, (q_len - 1) / 2, "query", rotation=90, **quiet)
+    ax.text(left + (kv_len - 1) / 2, q_len - 0.1, "key", **quiet)
+
+
+@house_style()
+def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Picture:
+    """Attention weights [layers, heads, n, n] as small maps; induction heads are framed.
+
+    `scores` [layers, heads] is the induction score of each head.
+    """
+    layers, heads = scores.shape
+    figure, grid = panels(1.5 * heads, 1.55 * layers + 0.8, layers, heads)
+    for i, ax in enumerate(grid):
+        layer, head = divmod(i, heads)
+        score = float(scores[layer, head])
+        ax.imshow(_seen(weights[layer, head]), cmap=MAGNITUDE, vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(f"L{layer} H{head}  {score:.2f}", fontsize=9)
+        strong = score > INDUCTION
+        ax.spines[:].set(visible=True, edgecolor=RED if strong else RULE, linewidth=3 * strong + 1)
+    best = divmod(int(scores.argmax()), heads)
+    return finish(
+        figure,
+        f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
+        "column = key, bright = 1, white = forbidden); above each map its induction score. "
+        f"Framed: the {int((scores > INDUCTION).sum())} heads that score above {INDUCTION:.2f}; "
+        f"the best is layer {best[0]}, head {best[1]} with {scores.max():.2f}.",
+    )
+
+
+def _seen(weights: Tensor) -> np.ndarray:
+    """Weights [n, n] with the forbidden future left blank: zero and forbidden are two things."""
+    future = torch.ones_like(weights, dtype=torch.bool).triu(1)
+    return weights.masked_fill(future, float("nan")).numpy()
+
+
+@house_style()
+def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Picture:
+    """One head's weights [n, n] with its tokens on both axes; the last query is framed."""
+    n = len(labels)
+    size = max(4.5, 0.27 * n + 1.6)
+    figure, (ax,) = panels(size + 1, size)
+    image = ax.imshow(_seen(weights), cmap=MAGNITUDE, vmin=0, vmax=1)
+    ax.set_xticks(range(n), labels, rotation=90, fontsize=9)
+    ax.set_yticks(range(n), labels, fontsize=9)
+    ax.set(xlabel="key", ylabel="query", title=title)
+    frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
+    ax.add_patch(frame)
+    figure.colorbar(image, ax=ax, label="weight (white = forbidden)", shrink=0.7)
+    best = int(weights[-1].argmax())
+    return finish(
+        figure,
+        f"Framed: query {n - 1} “{labels[-1]}” gives {weights[-1, best]:.2f} of its attention "
+        f"to key {best} “{labels[best]}”.",
+    )
+
+
+@house_style()
+def variance_picture(
+    head_dims: Sequence[int], raw: Sequence[float], scaled: Sequence[float]
+) -> Picture:
+    """Measured variance of q · k for random vectors, before and after division by √head_dim."""
+    figure, (ax,) = panels(8, 3.6)
+    ax.plot(head_dims, raw, "o-", color=RED, label="q · k")
+    ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √head_dim")
+    ax.set(xscale="log", yscale="log", xlabel="head_dim", ylabel="variance of the scores")
+    ax.set_xticks(head_dims, [str(d) for d in head_dims])
+    ax.yaxis.set_major_formatter(PLAIN)
+    ax.minorticks_off()
+    ax.legend()
+    return finish(
+        figure,
+        f"From head_dim {head_dims[0]} to {head_dims[-1]} the variance of the raw scores grows "
+        f"from {raw[0]:.0f} to {raw[-1]:.0f}; divided by √head_dim it stays between "
+        f"{min(scaled):.2f} and {max(scaled):.2f}.",
+    )
+
+
+@house_style()
+def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:
+    """Loss and induction score of the tiny model's training, from its curve.json."""
+    series = {key: [point[key] for point in curve] for key in curve[0]}
+    steps, induction, random = series["step"], series["induction"], "loss on repeated random tokens"
+    figure, (ax,) = panels(8, 3.8)
+    lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories")
+    lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
+    ax.set(xlabel="training step", ylabel="loss (nats per token)", ylim=(0, 7))
+    right = ax.twinx()
+    best = "best induction score"
+    lines += right.plot(steps, induction, "-.", color=GREEN, linewidth=2.2, label=best)
+    right.set(ylim=(0, 1.05), ylabel="induction score")
+    right.spines["right"].set_visible(True)
+    ax.legend(handles=lines, loc="center right")
+    span = min(2, len(curve) - 1)  # the steepest stretch of two intervals
+    rises = [induction[i + span] - induction[i] for i in range(len(curve) - span)]
+    before = rises.index(max(rises))
+    after = before + span
+    return finish(
+        figure,
+        f"Between step {steps[before]} and step {steps[after]} the best head's induction "
+        f"score goes from {induction[before]:.2f} to {induction[after]:.2f}; "
+        f"the loss on repeated random tokens ends at {series['repeat_loss'][-1]:.2f}, "
+        f"on stories at {series['text_loss'][-1]:.2f}.",
+    )
+
+
+@house_style()
+def cost_picture(tokens_run: Sequence[int], prompt_tokens: int) -> Picture:
+    """Tokens that went through the model at each step of generation by recomputing everything."""
+    steps = range(1, len(tokens_run) + 1)
+    needed = [prompt_tokens] + [1] * (len(tokens_run) - 1)
+    total, again = sum(tokens_run), sum(tokens_run) - sum(needed)
+    figure, (ax,) = panels(8, 3.4)
+    ax.bar(steps, tokens_run, edgecolor=RED, label="run again", **HATCH)
+    ax.bar(steps, needed, color=BLUE, edgecolor=BLUE, label="not seen before")
+    ax.set(xlabel="step", ylabel="tokens run")
+    ax.legend(loc="upper left")
+    return finish(
+        figure,
+        f"{len(tokens_run)} new tokens cost {total} token runs, of which {again} "
+        f"({100 * again / total:.0f} %) repeat work already done.",
+    )
+
+
+@house_style()
+def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
+    """The hands of a few pairs (rows: fast to slow) at some positions (columns)."""
+    pairs = [0, len(inv_freq) // 4, len(inv_freq) // 2, len(inv_freq) - 1]
+    columns = len(positions)
+    size = (0.92 * columns + 1.4, 1.05 * len(pairs) + 0.9)
+    figure, grid = panels(*size, len(pairs), columns)
+    for i, ax in enumerate(grid):
+        row, column = divmod(i, columns)
+        frequency = float(inv_freq[pairs[row]])
+        _clock(ax, frequency * positions[column], SERIES[row])
+        if row == 0:
+            ax.set_title(f"pos. {positions[column]}", fontsize=9, loc="center")
+        if column == 0:
+            words = f"pair {pairs[row]}\n{frequency:.4g} rad\na position"
+            ax.set_ylabel(words, fontsize=9, rotation=0, ha="right", va="center")
+    slow, fast = float(inv_freq[-1]), float(inv_freq[0])
+    turns = positions[-1] / (2 * np.pi)
+    return finish(
+        figure,
+        f"One step turns pair 0 by {fast:.0f} rad, pair {pairs[-1]} by {slow:.5f} rad: "
+        f"at position {positions[-1]} they have gone round {fast * turns:.2f} and "
+        f"{slow * turns:.4f} times.",
+    )
+
+
+def _clock(ax: Axes, angle: float, color: str) -> None:
+    turn = np.linspace(0, 2 * np.pi, 90)
+    ax.plot(np.cos(turn), np.sin(turn), color=RULE)
+    ax.plot([0, 1], [0, 0], color=RULE, linewidth=1, linestyle=":")
+    ax.plot([0, np.cos(angle)], [0, np.sin(angle)], color=color, linewidth=2.2)
+    ax.plot([np.cos(angle)], [np.sin(angle)], "o", color=color, markersize=4)
+    ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+
+@house_style()
+def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
+    """Score against distance n − m; one line for each place m where the pair was put."""
+    figure, (ax,) = panels(8, 3.6)
+    for i, (name, curve) in enumerate(curves.items()):
+        look: dict[str, Any] = {"linewidth": 5, "alpha": 0.4}
+        if i:  # marks, at other places than the others', so that none hides another
+            look = {"linestyle": "none", "marker": MARKS[i], "markevery": (2 * i, 6)}
+        ax.plot(distances, curve, color=SERIES[i], label=name, **look)
+    ax.axhline(0, color=RULE, linewidth=1)
+    ax.set(xlabel="distance m − n (query position − key position)", ylabel="score q · k")
+    ax.legend()
+    stacked = np.array(list(curves.values()))
+    spread = float((stacked.max(0) - stacked.min(0)).max())
+    verdict = "lie on each other" if spread < 1e-2 else "DIFFER"
+    return finish(
+        figure,
+        f"The same query and key, put at {len(curves)} different places: the {len(curves)} "
+        f"curves {verdict}, so only the distance counts.",
+    )
+
+
+@house_style()
+def dtype_picture(positions: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Picture:
+    """Worst angle error in radians against position, for frequencies kept in several dtypes."""
+    figure, (ax,) = panels(8, 3.6)
+    for i, (name, error) in enumerate(errors.items()):
+        ax.plot(positions, error, label=name, color=SERIES[i], linestyle=DASHES[i], linewidth=2)
+    ax.axhline(np.pi, color=QUIET, linewidth=1, label="π: opposite direction")
+    ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad)")
+    ax.yaxis.set_major_formatter(PLAIN)
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.legend(loc="center right", fontsize=9)
+    last = ", ".join(f"{name} {error[-1]:.1g}" for name, error in errors.items())
+    return finish(
+        figure, f"Error of the worst pair at position {positions[-1]}, in radians: {last}."
+    )

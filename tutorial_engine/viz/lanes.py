@@ -1,0 +1,224 @@
+"""Introduced in notebook 03. The lanes of a timeline: a row per request, a box per step of it.
+
+Knows rows of a trace and pixels; writes no sentences.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, inside, legend, legend_width
+from tutorial_engine.viz.request_look import (
+    Box,
+    Look,
+    chip,
+    cut_to,
+    look,
+    nice_step,
+    text_width,
+    tint,
+)
+from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.style import PAPER, QUIET, RULE
+from tutorial_engine.viz.trace_rows import Life, Rows
+
+By = Literal["step", "time"]
+NAME = 110.0  # the most that a name takes
+TEXT = 11.0
+GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")
+WORDS = {
+    "waits": "waits: in the queue",
+    "prefill": "prefill n: n tokens of its prompt",
+    "decode": "decode 1: its newest token",
+    "recompute": "recompute n: again, after preemption",
+    "stalls": "stalls: admitted, but no tokens in this step",
+    "preempted": "preempted",
+}
+SAMPLES = {"prefill": "n", "recompute": "n", "decode": "1"}
+
+
+class Axis(NamedTuple):
+    """Where time lies, in pixels from left to right.
+
+    by="step": all steps are equally wide; by="time": `seconds` from `start` on fill the width.
+    """
+
+    left: float
+    right: float
+    by: By
+    start: float
+    seconds: float
+    spans: Mapping[int, tuple[float, float]]  # step number -> left, right
+
+    @classmethod
+    def of(
+        cls, run: Rows, left: float, right: float, by: By, start: float, seconds: float
+    ) -> "Axis":
+        """The axis of a run."""
+        axis = cls(left, right, by, start, seconds or 1.0, {})
+        each = (right - left) / len(run.steps)
+        spans = {
+            step.number: (axis.at(step.began), axis.at(step.ended))
+            if by == "time"
+            else (left + i * each, left + (i + 1) * each)
+            for i, step in enumerate(run.steps)
+        }
+        return axis._replace(spans=spans)
+
+    def at(self, when: float) -> float:
+        """Where that second lies; by time only."""
+        return self.left + (self.right - self.left) * (when - self.start) / self.seconds
+
+    def span(self, step: int) -> tuple[float, float]:
+        """Where a step begins and ends; one that did not run is at the right end."""
+        return self.spans.get(step, (self.right, self.right))
+
+
+def name_width(runs: Iterable[Rows]) -> float:
+    """Pixels for the longest name, with its swatch."""
+    names = [cut_to(life.request_id, NAME, 13, True) for run in runs for life in run.lives]
+    return max(60.0, 42 + max(text_width(name, 13, True) for name in names))
+
+
+def lane_height(count: int) -> float:
+    """Pixels for a request: fewer where there are many."""
+    return 34.0 if count <= 6 else 26.0 if count <= 12 else 18.0
+
+
+def draw_lanes(
+    scene: Scene,
+    run: Rows,
+    axis: Axis,
+    top: float,
+    tall: float,
+    prefix: str = "",
+    looks: Sequence[int] | None = None,
+) -> None:
+    """All requests: who it is, what each step did with it, how it ended.
+
+    `looks[r]` is the place that gives row r its colour: r, unless told.
+    """
+    for r, life in enumerate(run.lives):
+        one = look(r if looks is None else looks[r])
+        name, y = f"{prefix}{r}", top + r * tall
+        chip(scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), one)
+        for kind, x0, x1 in _idle(life, run, axis):
+            _pill(scene, kind, f"idle.{name}.{x0:.1f}", (x0, y, x1 - x0, tall))
+        for number, share in life.shares.items():
+            if share.kind not in ("waits", "stalls"):
+                words = f"{share.kind} {share.num_tokens}" if share.num_tokens else share.kind
+                tip = f"step {number}, {life.request_id}: {words}"
+                x0, x1 = axis.span(number)
+                gap, high = min(1.5, (x1 - x0) / 8), 3.0 if tall > 20 else 1.5
+                box = (x0 + gap, y + high, max(x1 - x0 - 2 * gap, 0.5), tall - 2 * high)
+                _box(scene, f"box.{name}.{number}", share.kind, box, one, words, tip)
+        if life.ending:
+            edge = axis.span(life.end_step or 0)[1 if life.end_step_ran else 0]
+            if axis.by == "time":
+                edge = axis.at(life.finished or 0.0)
+            x = max([edge, *(axis.span(number)[1] for number in life.ran)]) + 5
+            paper = (x - 2, y + tall / 2 - 8, text_width(life.ending, TEXT) + 4, 16.0)
+            scene.rect(f"end.{name}.paper", paper, PAPER)  # no line runs through the words
+            scene.text(f"end.{name}", x, y + tall / 2 + 4, life.ending, TEXT, **FAINT)
+
+
+def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
+    """Stretches in which it waits or stalls, as (kind, left, right); neighbours are one."""
+    kinds = [(s.number, life.shares[s.number].kind) for s in run.steps if s.number in life.shares]
+    found = []
+    for kind, group in groupby(kinds, key=lambda pair: pair[1]):
+        numbers = [number for number, _ in group]
+        if kind in ("waits", "stalls"):
+            found.append((kind, axis.span(numbers[0])[0], axis.span(numbers[-1])[1]))
+    if axis.by == "time":  # from its arrival on, not only from the next step on
+        begins, first = axis.at(life.arrival), life.first_scheduled
+        over = run.end if life.finished is None else life.finished
+        ends = axis.at(over if first is None else first)
+        found = [one for one in found if one[0] == "stalls" or one[1] >= ends]
+        if ends - begins > 0.5:
+            found.append(("waits", begins, ends))
+    return found
+
+
+def _pill(scene: Scene, kind: str, name: str, box: Box) -> None:
+    """Nothing runs: grey in the queue, a dashed edge where it stalls."""
+    x, y, w, h = box
+    high = min(14.0, h - 4)
+    place = (x + min(2.0, w / 8), y + (h - high) / 2, max(w - 4, 0.75 * w), high)
+    dashed = {"stroke": QUIET, "stroke_dasharray": "3 2"}
+    fill, edge = (PAPER, dashed) if kind == "stalls" else ("#e9edf0", {})
+    scene.rect(name, place, fill, kind, rx=min(7.0, w / 3), **edge)
+    if text_width(kind, 10) + 10 <= w and h >= 14:
+        inside(scene, f"{name}.word", box, kind, 10, **FAINT)
+
+
+def _box(
+    scene: Scene, name: str, kind: str, box: Box, one: Look, words: str, tip: str = ""
+) -> None:
+    """A box with its words, or as much of them as fits: the last of them, or nothing."""
+    _, _, w, h = box
+    style = {"rx": min(4.0, w / 4), "stroke": one.colour, "stroke_width": 1.2 if w > 8 else 0.6}
+    if kind == "recompute":
+        style["stroke_dasharray"] = "4 2"
+    fill = {"decode": one.dark, "preempted": HATCHED}.get(kind, one.light)
+    scene.rect(name, box, fill, tip, **style)
+    tries = [(words, 2), *((word, 4) for word in words.split()[1:])]  # pixels beside them
+    fits = [word for word, more in tries if text_width(word, TEXT) + more <= w]
+    if fits and h >= 12:
+        inside(scene, f"{name}.word", box, fits[0], TEXT)
+
+
+def lane_legend(scene: Scene, x: float, y: float, runs: Iterable[Rows], by: By) -> float:
+    """What the shapes that occur mean, in as many lines as it takes → where the last one is.
+
+    In grey: a box in a row has the row's colour.
+    """
+    lives = [life for run in runs for life in run.lives]
+    seen = {share.kind for life in lives for share in life.shares.values()}
+    if by == "time" and any(life.arrival < (life.first_scheduled or 0.0) for life in lives):
+        seen.add("waits")
+    line: dict[str, Mark] = {}
+    for kind, words in WORDS.items():
+        if kind not in seen:
+            continue
+        if line and x + legend_width([*line, words], 26) - 16 > scene.width - 8:
+            legend(scene, x, y, line, 26)
+            line, y = {}, y + 20
+        line[words] = partial(_sample, scene, kind)
+    legend(scene, x, y, line, 26)
+    return y
+
+
+def _sample(scene: Scene, kind: str, name: str, box: Box) -> None:
+    x, y, w, h = box
+    if kind in ("waits", "stalls"):
+        _pill(scene, kind, name, (x, y - 2, w, h + 4))
+    else:
+        _box(scene, name, kind, box, GREY, SAMPLES.get(kind, ""))
+
+
+def ruler(scene: Scene, run: Rows, axis: Axis, y: float) -> None:
+    """The steps' numbers below the lanes, as many as fit."""
+    right, last = -9.0, run.steps[-1].number
+    room = (axis.right - axis.left) / len(run.steps)
+    each = max(1, math.ceil(nice_step((text_width(str(last), TEXT) + 6) / room, 1) - 1e-6))
+    for step in run.steps:
+        words, middle = str(step.number), sum(axis.span(step.number)) / 2
+        half = text_width(words, TEXT) / 2 + 2.5
+        wanted = axis.by == "time" or step.number % each == 0
+        if wanted and middle - half >= right:
+            scene.text(f"step.{step.number}", middle, y + 14, words, TEXT, **CENTRE, **FAINT)
+            right = middle + half
+    scene.text("step", axis.left - 8, y + 14, "step", TEXT, **RIGHT, **FAINT)
+
+
+def time_marks(scene: Scene, axis: Axis, y: float, top: float) -> None:
+    """Milliseconds along the axis, with a thin line up to `top` at each."""
+    each = nice_step(axis.seconds * 1000, 10)
+    for i in range(int(axis.seconds * 1000 / each + 1e-6) + 1):
+        x = axis.at(axis.start + i * each / 1000)
+        scene.add(f"ms.{i}.line", "line", x1=x, x2=x, y1=top, y2=y, stroke=RULE, stroke_width=1)
+        scene.text(f"ms.{i}", x, y + 13, f"{i * each:g}", TEXT, **CENTRE, **FAINT)
+    scene.text("ms", axis.right + 22, y + 13, "ms", TEXT, **FAINT)
