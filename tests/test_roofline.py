@@ -36,16 +36,20 @@ CONFIGS = {
 config_of = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
+def batch_of(cache: GrowingKVCache, ids: Sequence[int], computed: int = 0) -> Batch:
+    allocation = cache.allocate("it", ids, computed, len(ids) - computed)
+    assert allocation is not None
+    return Batch.from_allocations([ids[computed:]], [allocation], ["it"])
+
+
 def counted_flops(config: ModelConfig, context: int, new: int, logits: int) -> int:
     """What PyTorch itself counts while the plain model runs with the textbook attention."""
     model, cache = Qwen3ForCausalLM(config).draw_weights(), GrowingKVCache()
     attention = NaiveAttention(cache=cache)
     with torch.inference_mode():
         if context:
-            batch = cache.batch([[1] * context])
-            model(batch, attention)
-            cache.commit(batch)
-        batch = cache.batch([[2] * new])
+            model(batch_of(cache, [1] * context), attention)
+        batch = batch_of(cache, [1] * context + [2] * new, context)
         with FlopCounterMode(display=False) as counter:
             model.compute_logits(model(batch, attention)[-logits:])
     return counter.get_total_flops()
