@@ -8,12 +8,12 @@ import pytest
 from engines import one_thread
 from explorers import check_places, turn
 from tokenizers import Tokenizer
-from tutorial_engine.lab.pool import CELLS, ROWS, moments
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
 from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
@@ -105,10 +105,10 @@ def test_the_engine_runs_once_at_each_position_and_only_on_demand(
 def test_the_pool_is_that_of_the_trace(explorer: DialExplorer, position: Any, step: int) -> None:
     turn(explorer, step, block_size=position)
     point, shown = explorer.point, explorer.shown.items
-    moment = moments(point.trace)[step]
+    moment = list(snapshots(point.trace))[step]
     for slot in range(128):
         who = list(moment.tokens.get(slot, ()))
-        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.held else PAPER
+        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.owners else PAPER
         assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
 
 
@@ -119,7 +119,7 @@ def test_the_chart_is_as_high_as_slots_are_used_and_reserved(
     turn(explorer, block_size=position)
     shown = explorer.shown.items
     whole = float(shown["chart.pool"].attributes["height"])
-    for step, moment in enumerate(explorer.point.moments):
+    for step, moment in enumerate(explorer.point.snapshots):
         u = moment.usage
         used = float(shown[f"chart.{step}.used"].attributes["height"])
         assert used == pytest.approx(whole * u.used / 128)
@@ -158,7 +158,7 @@ def test_words_neither_overlap_nor_are_cut(explorer: DialExplorer, position: Any
 def test_caption_has_the_numbers_of_this_step_and_of_the_run(explorer: DialExplorer) -> None:
     turn(explorer, 7, block_size=4)
     point = explorer.point
-    moment = point.moments[7]
+    moment = point.snapshots[7]
     u, running = moment.usage, len(moment.running)
     several = sum(len(who) > 1 for who in moment.tokens.values())
     assert several > 0 and explorer.shown_caption == (
