@@ -18,7 +18,7 @@ from tutorial_engine.cache.cell_cache import CellSequences
 from tutorial_engine.engine.runner import prefill
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import cell_steps
-from tutorial_engine.viz.cell_scene import MAX_CELLS, cells_scene, cells_view, heat_scale
+from tutorial_engine.viz.cell_view import MAX_CELLS, cells_scene, cells_view, heat_scale
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,

@@ -21,7 +21,7 @@ from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.dial_plots import dial
 from tutorial_engine.viz.memory_plots import layer_factor, slots_at, waste_over_time
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import MAX_SLOTS
+from tutorial_engine.viz.pool_view import MAX_SLOTS
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import PAPER
