@@ -230,7 +230,7 @@ print("C takes (step, block):", taken)
 # right:
 
 # %% tags=["figure-pages"]
-from tutorial_engine.viz.block_scene import block_view
+from tutorial_engine.viz.block_view import block_view
 
 block_view(on_pages.trace.trace(), step=2, labels=labels)
 
