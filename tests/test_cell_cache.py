@@ -232,7 +232,7 @@ def test_angles_of_another_head_size_are_refused() -> None:
 
 
 def test_no_memory_is_an_error_with_the_bytes() -> None:
-    with pytest.raises(ValueError, match=r"no memory for 10{15} cells \(\d[\d,]+ bytes\)"):
+    with pytest.raises(ValueError, match=r"no memory for 1(,000){5} slots of \d[\d,]+ bytes"):
         CellSequences.from_config(MODEL.config, 10**15)
 
 

@@ -13,12 +13,11 @@ import torch
 from engines import one_thread, random_model
 from matplotlib.colors import to_hex
 from traces import NASTY, check_words, items, words
-
 from tutorial_engine.cache.cell_cache import CellSequences
+
 from tutorial_engine.engine.runner import prefill
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import cell_steps
-from tutorial_engine.viz.cell_scene import MAX_CELLS, cells_scene, cells_view, heat_scale
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,
@@ -28,6 +27,7 @@ from tutorial_engine.viz.cell_steps import (
     signed,
     take_snapshot,
 )
+from tutorial_engine.viz.cell_view import MAX_CELLS, cells_scene, cells_view, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, tint
 from tutorial_engine.viz.scene import HATCHED

@@ -12,16 +12,16 @@ import torch
 from engines import one_thread
 from PIL import Image
 from traces import NASTY, SVG, check_words, items, plot_words, renamed
+from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory, memory_over_time, moments
+from tutorial_engine.viz.dial_plots import dial
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.lab.dial import DialPoint, Measured, sharing, turn
-from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory, memory_over_time, moments
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.dial_plots import dial
 from tutorial_engine.viz.memory_plots import layer_factor, slots_at, waste_over_time
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import MAX_SLOTS
+from tutorial_engine.viz.pool_view import MAX_SLOTS
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import PAPER

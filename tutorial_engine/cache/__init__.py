@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. KV caches: one storage addressed by slot, maps from positions to it.
+"""Introduced in notebook 02. KV caches: one storage addressed by slot, and three maps to slots.
 
 Rows (`StaticKVCache`) and their naive twin are of notebook 02, pages (`PagedKVCache`) and cells
 (`CellKVCache`) of notebook 04; all answer one protocol, `KVCacheManager`. It knows sequences by an

@@ -63,11 +63,7 @@ class CellKVCache:
     ) -> "CellKVCache":
         """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, dtype, tp_size)
-        try:
-            storage = KVStorage(spec, num_cells, device, slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            needed = spec.bytes_per_token * num_cells
-            raise ValueError(f"no memory for {num_cells} cells ({needed:,} bytes)") from error
+        storage = KVStorage(spec, num_cells, device, slots_first)
         return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
 
     @property

@@ -7,7 +7,7 @@ queue, no budget and no model. The sequence itself owns its length: memory is to
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.model.attention import KVCache
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.trace.events import Recorder, Setting
 
@@ -26,8 +26,8 @@ class KVCacheManager(Protocol):
     """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout."""
 
     @property
-    def storage(self) -> KVStorage:
-        """The tensors that the slots are in."""
+    def storage(self) -> KVCache:
+        """Who is asked for keys and values: the tensors that the slots are in."""
         ...
 
     @property

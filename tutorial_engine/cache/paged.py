@@ -95,13 +95,7 @@ class PagedKVCache:
             raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
         at_least_one("num_blocks", num_blocks)
         at_least_one("block_size", block_size)
-        try:
-            storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            needed = spec.bytes_per_token * num_blocks * block_size
-            raise ValueError(
-                f"no memory for {num_blocks} blocks of {block_size} tokens ({needed:,} bytes)"
-            ) from error
+        storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
         return cls(
             storage,
             block_size,

@@ -46,13 +46,7 @@ class StaticKVCache:
         """A cache that fits the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, config.dtype, config.tp_size)
         rows, max_len = config.max_seqs, config.length_for(model)
-        try:
-            storage = KVStorage(spec, rows * max_len, config.device, config.slots_first)
-        except RuntimeError as error:  # PyTorch's allocator
-            raise ValueError(
-                f"no memory for {rows} rows of {max_len} tokens ({config.num_bytes(model):,} "
-                "bytes): lower the number of sequences (max_seqs, max_num_seqs) or the length"
-            ) from error
+        storage = KVStorage(spec, rows * max_len, config.device, config.slots_first)
         return cls(storage, rows, max_len, trace)
 
     @property

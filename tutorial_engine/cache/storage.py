@@ -22,6 +22,7 @@ class KVStorage:
 
     `k[layer]` is [H_kv, slots, D], or [slots, H_kv, D] with slots_first; `v` likewise with its own
     D. Slots that were never written hold whatever was in the memory, and must never be read.
+    ValueError, with the bytes, when there is no memory for them.
     """
 
     def __init__(
@@ -35,11 +36,18 @@ class KVStorage:
         self.spec, self.num_slots, self.slots_first = spec, num_slots, slots_first
         self._slot_axis = 0 if slots_first else 1  # of one layer's tensor
         axes = (num_slots, spec.num_kv_heads) if slots_first else (spec.num_kv_heads, num_slots)
-        with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
-            self.k, self.v = (
-                torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
-                for dim in (spec.k_head_dim, spec.v_head_dim)
-            )
+        try:
+            with torch.inference_mode(False):  # wherever it is made, it can be written anywhere
+                self.k, self.v = (
+                    torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
+                    for dim in (spec.k_head_dim, spec.v_head_dim)
+                )
+        except RuntimeError as error:  # PyTorch's allocator
+            raise ValueError(
+                f"no memory for {num_slots:,} slots of {spec.bytes_per_token:,} bytes "
+                f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "
+                "(max_seqs, max_num_seqs), blocks or cells, or a shorter max_len"
+            ) from error
         # indexing a tensor makes a new view each time; a step needs every layer's
         self._k_of, self._v_of = list(self.k), list(self.v)
         self._scratch = [self.k.new_empty(0), self.v.new_empty(0)]
@@ -51,8 +59,22 @@ class KVStorage:
         return self.spec.bytes_per_token * self.num_slots
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k [T, H_kv, D] and v [T, H_kv, D_v] into the slots slot_mapping [T] of a layer."""
-        self._check(layer, slot_mapping, k, v)
+        """Put k [T, H_kv, D] and v [T, H_kv, D_v] into the slots slot_mapping [T] of a layer.
+
+        ValueError, and nothing written, for another layer, shape or dtype.
+        """
+        spec, tokens = self.spec, slot_mapping.numel()
+        if not 0 <= layer < spec.num_layers:
+            raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
+        want_k = (tokens, spec.num_kv_heads, spec.k_head_dim)
+        want_v = (tokens, spec.num_kv_heads, spec.v_head_dim)
+        if k.shape != want_k or v.shape != want_v:
+            raise ValueError(
+                f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
+                f"k {list(k.shape)} and v {list(v.shape)}"
+            )
+        if k.dtype != spec.dtype or v.dtype != spec.dtype:
+            raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
         if not self.slots_first:
             k, v = k.transpose(0, 1), v.transpose(0, 1)
         self._k_of[layer].index_copy_(self._slot_axis, slot_mapping, k)
@@ -60,7 +82,8 @@ class KVStorage:
 
     def scatter(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """As write, for padded batches: a token whose slot is −1 is left out."""
-        self._check(layer, slot_mapping, k, v)
+        if not len(k) == len(v) == len(slot_mapping):
+            raise ValueError(f"{len(slot_mapping)} slots for {len(k)} keys and {len(v)} values")
         real = slot_mapping >= 0
         self.write(layer, slot_mapping[real], k[real], v[real])
 
@@ -125,20 +148,6 @@ class KVStorage:
         # slots first: [L, rows, n, H_kv, D]; heads first: [L, H_kv, rows, n, D]
         first, second = (2, 3) if self.slots_first else (1, 2)
         return k.transpose(first, second), v.transpose(first, second)
-
-    def _check(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        spec, tokens = self.spec, slot_mapping.numel()
-        if not 0 <= layer < spec.num_layers:
-            raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
-        want_k = (tokens, spec.num_kv_heads, spec.k_head_dim)
-        want_v = (tokens, spec.num_kv_heads, spec.v_head_dim)
-        if k.shape != want_k or v.shape != want_v:
-            raise ValueError(
-                f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
-                f"k {list(k.shape)} and v {list(v.shape)}"
-            )
-        if k.dtype != spec.dtype or v.dtype != spec.dtype:
-            raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
 
 
 class SlotNumbers:

@@ -58,9 +58,7 @@ class BlockExplorer(Explorer):
             {
                 "block_size": number("block size", block_size, 1, MAX_SIZE),
                 "num_blocks": number("blocks", num_blocks, 1, MAX_BLOCKS),
-                "prefix_caching": choice(
-                    "prefix caching", [ON, OFF], ON if prefix_caching else OFF
-                ),
+                "prefix_caching": choice("prefix caching", [ON, OFF], caching),
                 "n": number("n", n, 1, MAX_SAMPLES),
                 "budget": number("token budget", budget, 1, MAX_BUDGET),
                 "arrivals": choice("arrivals", [ALL_AT_ONCE, ONE_BY_ONE], arrivals),

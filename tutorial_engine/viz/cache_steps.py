@@ -3,8 +3,10 @@
 Knows prefill, decode and a static cache, and says in a sentence what a step did; draws nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -12,11 +14,11 @@ from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
-from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz.tokens import token_names
+from tutorial_engine.viz.words import percent, tokens
 
 BEST = 6  # tokens of the next-token distribution that are kept
 Best = tuple[tuple[int, float], ...]  # (token id, probability), likeliest first
@@ -45,18 +47,18 @@ class CacheStep:
 
 
 class _WatchedCache(StaticKVCache):
-    """A static cache that notes the batch of every forward, and what its shelves hold after it."""
+    """A static cache that notes the lengths of K and V that it holds after every forward."""
 
-    def __init__(self, storage: KVStorage, num_rows: int, max_len: int) -> None:
-        super().__init__(storage, num_rows, max_len)
-        self.seen: list[tuple[Batch, Tensor, Tensor]] = []
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__(*sizes)
+        self.seen: list[tuple[Tensor, Tensor]] = []  # of K and of V, [layers, H_kv, n]
 
-    def commit(self, batch: Batch) -> None:
-        super().commit(batch)
-        layers, slots = range(self.storage.spec.num_layers), batch.context_slots[0]
-        shelves = [self.storage.read(layer, slots) for layer in layers]  # [n, H_kv, D] each
-        k, v = (torch.stack(x).float().norm(dim=-1).mT.cpu() for x in zip(*shelves, strict=True))
-        self.seen.append((batch, k, v))  # [layers, H_kv, n]
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        super().commit(seq_id, token_ids, num_computed)
+        slots = torch.tensor(self.describe(seq_id).slots[:num_computed], device=self.storage.device)
+        layers = [self.storage.read(i, slots) for i in range(self.storage.spec.num_layers)]
+        k, v = (torch.stack(x).float().norm(dim=-1).mT.cpu() for x in zip(*layers, strict=True))
+        self.seen.append((k, v))
 
 
 @torch.inference_mode()
@@ -70,24 +72,26 @@ def record_steps(
     config = CacheConfig(max_len=max_len, dtype=model.dtype, device=model.device)
     cache = _WatchedCache.from_config(model.config, config)
     assert isinstance(cache, _WatchedCache), "from_config makes its own class"
-    logits = [prefill(model, cache, [ids], chunk_size=chunk or None)]
+    request = Request("A", ids)
+    logits = [prefill(model, cache, [request], chunk_size=chunk or None)]
     chunks = len(cache.seen)
     while len(logits) < new_tokens:
         token = int(logits[-1].argmax())
         if token in model.config.eos_token_ids:
             break
-        logits.append(decode(model, cache, [token]))
+        request.token_ids.append(token)
+        logits.append(decode(model, cache, [request]))
     best: list[Best] = [()] * (chunks - 1)
     for row in logits:
         p, order = row[0].float().softmax(-1).sort(descending=True, stable=True)
         best.append(tuple(zip(order[:BEST].tolist(), p[:BEST].tolist(), strict=True)))
-    steps = []
-    for i, (batch, keys, values) in enumerate(cache.seen):
-        assert batch.slot_mapping is not None, "a static cache addresses its batches"
-        numbers = (batch.input_ids, batch.positions, batch.slot_mapping)
-        run, positions, slots = (tuple(x.tolist()) for x in numbers)
-        kind = "prefill" if i < chunks else "decode"
-        steps.append(CacheStep(kind, run, positions, slots, keys, values, best[i]))
+    slots, steps, start = cache.describe("A").slots, list[CacheStep](), 0
+    for i, (keys, values) in enumerate(cache.seen):
+        end = keys.shape[-1]
+        run, kind = tuple(request.token_ids[start:end]), "prefill" if i < chunks else "decode"
+        positions = tuple(range(start, end))
+        steps.append(CacheStep(kind, run, positions, slots[start:end], keys, values, best[i]))
+        start = end
     return steps
 
 
@@ -170,23 +174,6 @@ def record_run(
         )
     num_slots = min(-(-need // 4) * 4, room)
     steps = record_steps(model, ids, new_tokens, chunk, num_slots)
-    named = {token for s in steps for token in (*s.ids, *(i for i, _ in s.best))}
-    labels = {}
-    for token in named:
-        try:
-            labels[token] = token_label(tokenizer, token)
-        except ValueError:  # a checkpoint may have more rows than its tokenizer has tokens
-            labels[token] = f"<id {token}>"
-    return CacheRun(steps, num_slots, KVCacheSpec.from_model(model.config, model.dtype), labels)
-
-
-def percent(p: float) -> str:
-    """A probability as whole per cents; what is nearly 0 or 1 reads the same on every machine."""
-    if p < 0.005:
-        return "< 1 %"
-    return "> 99 %" if p >= 0.995 else f"{100 * p:.0f} %"
-
-
-def tokens(n: int) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{n} token{'s' * (n != 1)}"
+    ran = {token for step in steps for token in step.ids}
+    named = token_names(tokenizer, ran | {token for step in steps for token, _ in step.best})
+    return CacheRun(steps, num_slots, KVCacheSpec.from_model(model.config, model.dtype), named)

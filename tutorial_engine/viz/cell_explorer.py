@@ -1,18 +1,18 @@
-"""Introduced in notebook 04. The cells explorer: change the table by hand, see every layer's shelf.
+"""Introduced in notebook 04. The cells explorer: change the table by hand, see K and V.
 
 Runs the real model over real cells; each operation is a step that can be looked at again.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.cell_cache import CellSequences
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import prefill
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.cell_scene import MAX_CELLS, Scale, cells_scene, heat_scale
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,
@@ -20,10 +20,11 @@ from tutorial_engine.viz.cell_steps import (
     find_changes,
     take_snapshot,
 )
-from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.cell_view import MAX_CELLS, Scale, cells_scene, heat_scale
+from tutorial_engine.viz.explorer import Explorer, button, number, text
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.tokens import token_label, visible
+from tutorial_engine.viz.tokens import token_names, visible
 
 MAX_POS, MAX_SEQ = 999, 5  # larger numbers would not fit into the table; looks differ up to here
 
@@ -96,6 +97,7 @@ class CellExplorer(Explorer):
 
     title = "Cells explorer"
     zoom = 1.0
+    stands = "last"  # the newest operation
 
     def __init__(
         self,
@@ -114,13 +116,13 @@ class CellExplorer(Explorer):
         self.script = story(text, count) if script is None else list(script)
         self.steps: list[CellStep] = []
         self._wanted: Operation | None = None
-        super().__init__(_knobs(" Ella"))
-        self.buttons = {name: self._button(name, what) for name, (_, what) in OPERATIONS.items()}
-        self.buttons[AGAIN] = self._button(AGAIN, "the recorded beginning, without what you did")
-        row = widgets.HBox(list(self.buttons.values()))
-        row.layout = widgets.Layout(flex_flow="row wrap")
-        title, knobs, *rest = self.view.children
-        self.view.children = (title, knobs, row, *rest)
+        tips = {AGAIN: "the recorded beginning, without what you did"}
+        for name, (reads, what) in OPERATIONS.items():
+            tips[name] = f"{what} ({', '.join(reads)})" if reads else what
+        buttons = {
+            name: button(name, tip, partial(self._press, name)) for name, tip in tips.items()
+        }
+        super().__init__(_knobs(" Ella"), buttons)
 
     def do(self, operation: str, **knobs: Any) -> Picture:
         """Press a button from code; knobs that are not named are as in Operation.
@@ -139,26 +141,17 @@ class CellExplorer(Explorer):
             raise ValueError(self.error)
         return self.picture()
 
-    def rerun(self) -> None:
+    def rerun(self) -> int:
         """Do the operation whose button was pressed, if one was; knobs alone change nothing."""
         wanted, self._wanted = self._wanted, None
         if not self.steps:
             self._start()
         elif wanted is not None:
             self._apply(wanted)
-
-    @property
-    def num_steps(self) -> int:
-        """The empty cells, and one step an operation."""
         return len(self.steps)
 
-    @property
-    def start_step(self) -> int:
-        """The newest operation."""
-        return self.num_steps - 1
-
     def scene(self, step: int) -> Scene:
-        """Table and shelves after the step's operation, with what it changed outlined."""
+        """Table, K and V after the step's operation, with what it changed outlined."""
         one = self.steps[step]
         title = f"step {step} of {self.num_steps - 1} · {one.done}"
         return cells_scene(one.cells, one.changes, title, self._scale, self._num_texts)
@@ -180,17 +173,9 @@ class CellExplorer(Explorer):
             self._wanted = Operation(name, **used)
         self._rerun()
 
-    def _button(self, name: str, what: str) -> widgets.Button:
-        knobs = OPERATIONS[name][0] if name in OPERATIONS else ()
-        reads = f" ({', '.join(knobs)})" if knobs else ""
-        button = widgets.Button(description=name, tooltip=f"{what}{reads}")
-        button.layout = widgets.Layout(width="auto")
-        button.on_click(lambda _: self._press(name))
-        return button
-
     def _start(self) -> None:
         """New cells, and the script's operations."""
-        self.cache = CellSequences.from_config(
+        self.cache = CellKVCache.from_config(
             self.model.config, self.num_cells, dtype=self.model.dtype, device=self.model.device
         )
         self.labels: dict[int, str] = {}
@@ -226,9 +211,13 @@ class CellExplorer(Explorer):
             raise ValueError("there is no text: type some, with a blank before a new word")
         if self.cache.table.next_pos(operation.seq) + len(ids) - 1 > MAX_POS:
             raise ValueError(f"positions end at {MAX_POS} here")
-        prefill(self.model, self.cache, [ids], [operation.seq])
+        start = self.cache.table.next_pos(operation.seq)  # what is before it has run, or is gone
+        request = Request(operation.seq, [0] * start + ids)  # type: ignore[arg-type]  # by number
+        request.num_computed_tokens = start
+        prefill(self.model, self.cache, [request])
         new = self.cache.table.cells_of(operation.seq)[-len(ids) :]
-        self.labels |= {cell: self._label(i) for cell, i in zip(new, ids, strict=True)}
+        names = token_names(self.tokenizer, ids)
+        self.labels |= {cell: names[i] for cell, i in zip(new, ids, strict=True)}
 
     def _add(self, operation: Operation) -> None:
         if self.cache.table.next_pos(operation.seq) - 1 + operation.delta > MAX_POS:
@@ -238,12 +227,6 @@ class CellExplorer(Explorer):
     def _unshare(self, operation: Operation) -> None:
         for old, new in self.cache.seq_unshare(operation.seq, operation.p0, operation.p1):
             self.labels[new] = self.labels[old]
-
-    def _label(self, token_id: int) -> str:
-        try:
-            return token_label(self.tokenizer, token_id)
-        except ValueError:  # a checkpoint may have more rows than its tokenizer has tokens
-            return f"<id {token_id}>"
 
     def _note(self, done: str) -> None:
         """Write down what the cells hold now, as the history's newest step."""
@@ -256,24 +239,13 @@ class CellExplorer(Explorer):
         self._num_texts = max(len(moment.seq_ids) for moment in moments)
 
 
-def _knobs(text: str) -> dict[str, widgets.Widget]:
+def _knobs(words: str) -> dict[str, Any]:
     """What the operations read: numbers that fit the table, and a text."""
-
-    def number(name: str, value: int, least: int, most: int) -> widgets.BoundedIntText:
-        return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), "110px")
-
-    words = widgets.Text(text, description="text", continuous_update=False)
     return {
-        "text": _laid(words, "240px"),
-        "seq": number("seq", 0, 0, MAX_SEQ),
-        "dst": number("dst", 1, 0, MAX_SEQ),
-        "p0": number("p0", 0, -1, MAX_POS),
-        "p1": number("p1", -1, -1, MAX_POS),
-        "delta": number("delta", -1, -MAX_POS, MAX_POS),
+        "text": text("text", words, "240px"),
+        "seq": number("seq", 0, 0, MAX_SEQ, "110px"),
+        "dst": number("dst", 1, 0, MAX_SEQ, "110px"),
+        "p0": number("p0", 0, -1, MAX_POS, "110px"),
+        "p1": number("p1", -1, -1, MAX_POS, "110px"),
+        "delta": number("delta", -1, -MAX_POS, MAX_POS, "110px"),
     }
-
-
-def _laid(box: Any, width: str) -> Any:
-    box.layout = widgets.Layout(width=width, margin="2px 12px 2px 0")
-    box.style.description_width = "initial"
-    return box

@@ -1,20 +1,19 @@
 """Introduced in notebook 04. Cells at one moment, written down: what there is to see and to say.
 
-Reads a CellSequences and keeps a small frozen copy, so that a moment can be shown again later.
+Reads a CellKVCache and keeps a small frozen copy, so that a moment can be shown again later.
 Knows the table and the shelves; draws nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.cell_cache import CellSequences
-from tutorial_engine.viz.cache_steps import tokens
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.viz.tokens import visible
-from tutorial_engine.viz.words import listed
+from tutorial_engine.viz.words import numbered, signed, tokens
 
 MAX_VALUES = 8  # of the head_dim numbers of a key or value: more would not be readable
 
@@ -73,7 +72,7 @@ class CellsSnapshot:
 
 
 def take_snapshot(
-    cache: CellSequences,
+    cache: CellKVCache,
     labels: Mapping[int, str] | None = None,
     before: CellsSnapshot | None = None,
     kv_head: int = 0,
@@ -103,7 +102,7 @@ def take_snapshot(
     return CellsSnapshot(tuple(rows), table.head, heat, kv_head, storage.spec.k_head_dim)
 
 
-def _heat(cache: CellSequences, kv_head: int) -> Tensor:
+def _heat(cache: CellKVCache, kv_head: int) -> Tensor:
     """[layers, 2, cells, n]: n numbers of each K and V; pairs that RoPE turns stay together."""
     spec, everything = cache.storage.spec, slice(0, cache.storage.num_slots)
     n = min(MAX_VALUES, spec.k_head_dim, spec.v_head_dim)
@@ -141,19 +140,6 @@ def find_changes(before: CellsSnapshot, now: CellsSnapshot) -> Changes:
         if old[:3] != row[:3]:
             table.append(cell)
     return Changes(tuple(written), tuple(turned), tuple(table))
-
-
-# ---- words
-
-
-def numbered(numbers: Iterable[int], what: str) -> str:
-    """`cell 4`, `cells 0 and 1`, `cells 0 to 4`, `cells 1, 3 and 6`."""
-    found = sorted(numbers)
-    if len(found) == 1:
-        return f"{what} {found[0]}"
-    if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
-        return f"{what}s {found[0]} to {found[-1]}"
-    return f"{what}s {listed(map(str, found))}"
 
 
 def describe(
@@ -240,8 +226,3 @@ def _told_written(now: CellsSnapshot, written: Sequence[int]) -> list[str]:
             f"{what} of {whose}, {numbered(places, 'position')}, went to {where} {everywhere}"
         )
     return said
-
-
-def signed(number: int) -> str:
-    """+2, 0 or −2."""
-    return f"+{number}" if number > 0 else str(number).replace("-", "−")

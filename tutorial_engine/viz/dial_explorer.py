@@ -4,7 +4,6 @@ At each position the real engine runs all requests over the same slots; what was
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import ipywidgets as widgets
 from tokenizers import Tokenizer
@@ -16,23 +15,24 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.pool_scene import (
+from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, RIGHT, WIDTH, Sheet
+from tutorial_engine.viz.pool_view import (
     MAX_SLOTS,
     USED,
-    WIDTH,
     draw_key,
     draw_names,
     draw_pool,
     looks_of,
     strip_height,
 )
-from tutorial_engine.viz.scene import HATCHED, Scene
-from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.style import QUIET
+from tutorial_engine.viz.words import counted
 
 MAX_PROMPTS, MAX_NEW, MAX_ROW = 12, 64, 128
 GAP = 0.02  # virtual seconds from one request to the next: about two steps
 SIDE, CHART, TALL = 560.0, 500.0, 118.0  # where the table begins; width and height of the chart
-BOLD: dict[str, Any] = {"font_weight": "bold"}
+NAMES, LINE = 124.0, 17.0  # of the table: width of the facts' names, height of a line
 FACTS = {  # line of the table -> what it says of a point
     "slots of a unit": lambda p: str(p.pool.unit),
     "waste, mean": lambda p: f"{p.mean_waste:.1f}",
@@ -57,6 +57,7 @@ class DialExplorer(Explorer):
 
     title = "Block-size dial"
     zoom = 1.0
+    stands = "same"  # so that positions are compared at the same step
 
     def __init__(
         self,
@@ -96,50 +97,40 @@ class DialExplorer(Explorer):
         )
         super().__init__({"block_size": slider})
 
-    def rerun(self) -> None:
+    def rerun(self) -> int:
         """Run the engine at this position, unless it was here before."""
         position = self.value("block_size")
         if position not in self.points:
             self.points[position] = self.dial.at(position)
         self.point = self.points[position]
         self.looks = looks_of([self.point])
-
-    @property
-    def num_steps(self) -> int:
-        """One step a forward."""
         return self.point.num_steps
-
-    @property
-    def start_step(self) -> int:
-        """Where it stood, or the last step: so that positions are compared at the same step."""
-        return self.step
 
     def scene(self, step: int) -> Scene:
         """The pool on top; slots over time and the table of counts below it."""
-        point, moment = self.point, self.point.snapshots[step]
-        strip = strip_height(point.pool, 64)
-        below = 64 + strip
-        height = below + max(TALL + 58, 30 + 17 * len(FACTS))
-        scene = Scene(WIDTH, height + 22, tip_at=(10, height + 12))
-        scene.hint = "hover over a slot to read whose it is"
-        head = f"step {step} of 0–{self.num_steps - 1} · {point.name}"
-        scene.text("title", 10, 22, head, 15, **BOLD)
-        draw_key(scene, 22)
-        draw_names(scene, self.looks, 48, set(moment.entries))
-        draw_pool(scene, point.name, moment, self.looks, 64, 64)
-        self._chart(scene, step, below)
-        self._table(scene, below)
-        return scene
+        point, now = self.point, self.point.snapshots[step]
+        below = 64 + strip_height(point.pool, 64)
+        height = below + max(TALL + 58, 30 + LINE * len(FACTS))
+        sheet = Sheet(WIDTH, height + 22, (MARGIN, height + 12))
+        sheet.hint = "hover over a slot to read whose it is"
+        title = f"step {step} of 0–{self.num_steps - 1} · {point.name}"
+        sheet.text("title", MARGIN, 22, title, 15, **BOLD)
+        draw_key(sheet, 22)
+        draw_names(sheet, self.looks, 48, set(now.entries))
+        draw_pool(sheet, point.name, now, self.looks, 64, 64)
+        self._chart(sheet, step, below)
+        self._table(sheet, below)
+        return sheet
 
     def caption(self, step: int) -> str:
         """Whose slots, now and over the whole run, and whether the tokens are right."""
-        point, moment = self.point, self.point.snapshots[step]
-        usage, count = moment.usage, len(moment.running)
-        shared = sum(len(who) > 1 for who in moment.tokens.values())
+        point, now = self.point, self.point.snapshots[step]
+        usage, running = now.usage, counted(len(now.running), "request")
+        shared = sum(len(who) > 1 for who in now.tokens.values())
         same = "those" if point.tokens_equal else "NOT those"
         return (
-            f"Step {step} of 0–{self.num_steps - 1}, {point.name}: {count} "
-            f"request{'s' * (count != 1)} run, {usage.used} of {point.pool.num_slots} slots have a "
+            f"Step {step} of 0–{self.num_steps - 1}, {point.name}: {running} "
+            f"run, {usage.used} of {point.pool.num_slots} slots have a "
             f"token ({shared} for several requests), {usage.reserved} are reserved without one, "
             f"{usage.free} free. In all steps: waste {point.mean_waste:.1f} (peak "
             f"{point.peak_waste}), at most {point.total_entries} table entries and "
@@ -147,46 +138,49 @@ class DialExplorer(Explorer):
             f"{point.preemptions} preemptions; the tokens are {same} of each request alone."
         )
 
-    def _chart(self, scene: Scene, now: int, top: float) -> None:
+    def _chart(self, sheet: Sheet, now: int, top: float) -> None:
         """Slots by step: used, reserved without a token, free; the cursor at this step."""
         slots, n = self.point.pool.num_slots, self.num_steps
         wide, left, floor = min(CHART / n, 24.0), 46.0, top + 22 + TALL
-        scene.text("chart", 10, top + 12, "slots in each step (grey: with a token)", 12.5, **BOLD)
-        for number in (0, slots):
-            y = floor - TALL * number / slots
-            style: dict[str, Any] = {"text_anchor": "end", "fill": QUIET}
-            scene.text(f"chart.{number}", left - 6, y + 4, str(number), 10, **style)
-        scene.rect("chart.pool", (left, floor - TALL, wide * n, TALL), PAPER, stroke=RULE)
-        for step, moment in enumerate(self.point.snapshots):
-            usage, x = moment.usage, left + wide * step
-            used, held = (TALL * k / slots for k in (usage.used, usage.used + usage.reserved))
+        title = "slots in each step (grey: with a token)"
+        sheet.text("chart", MARGIN, top + 12, title, 12.5, **BOLD)
+        for count in (0, slots):
+            y = floor - TALL * count / slots + 4
+            sheet.note(f"chart.{count}", left - 6, y, str(count), 10, **RIGHT)
+        sheet.cell("chart.pool", (left, floor - TALL, wide * n, TALL), "free", rx=0)
+        for step, snapshot in enumerate(self.point.snapshots):
+            usage, x = snapshot.usage, left + wide * step
+            used, reserved = (TALL * count / slots for count in (usage.used, usage.reserved))
             tip = f"step {step}: {usage.used} used, {usage.reserved} reserved, {usage.free} free"
-            scene.rect(f"chart.{step}.used", (x, floor - used, wide - 1, used), USED, tip)
+            sheet.rect(f"chart.{step}.used", (x, floor - used, wide - 1, used), USED, tip)
             if usage.reserved:
-                box = (x, floor - held, wide - 1, held - used)
-                scene.rect(f"chart.{step}.reserved", box, HATCHED, tip, stroke=QUIET)
+                box = (x, floor - used - reserved, wide - 1, reserved)
+                edge = {"stroke": QUIET, "rx": 0}
+                sheet.cell(f"chart.{step}.reserved", box, "reserved", None, tip, **edge)
         box = (left + wide * now - 1.5, floor - TALL - 3, wide + 2, TALL + 6)
-        scene.rect("cursor", box, "none", rx=2, stroke=INK, stroke_width=2.2, pointer_events="none")
+        sheet.outline("cursor", box, rx=2, stroke_width=2.2)
         x = min(max(left + wide * (now + 0.5), 68.0), left + wide * n)
-        scene.text("chart.now", x, floor + 17, f"step {now}", 11, text_anchor="middle", **BOLD)
+        sheet.text("chart.now", x, floor + 17, f"step {now}", 11, **CENTRE, **BOLD)
 
-    def _table(self, scene: Scene, top: float) -> None:
+    def _table(self, sheet: Sheet, top: float) -> None:
         """The counts of all positions that were visited, in the order of the dial."""
-        scene.text("table", SIDE, top + 12, "whole run, positions visited", 12.5, **BOLD)
+        sheet.text("table", SIDE, top + 12, "whole run, positions visited", 12.5, **BOLD)
         options = [value for _, value in self.parameters["block_size"].options]
         visited = [self.points[value] for value in options if value in self.points]
+        head, first = top + 33, top + 49  # baselines of the positions, and of the first fact
         for line, name in enumerate(FACTS):
-            scene.text(f"fact{line}", SIDE, top + 49 + 17 * line, name, 11, fill=QUIET)
-        pitch = min(52.0, (WIDTH - SIDE - 124) / len(visited))
+            sheet.note(f"fact{line}", SIDE, first + LINE * line, name)
+        pitch = min(52.0, (WIDTH - SIDE - NAMES) / len(visited))
         for i, point in enumerate(visited):
-            x, here = SIDE + 124 + pitch * (i + 1) - 4, point is self.point
-            style: dict[str, Any] = {"text_anchor": "end", **(BOLD if here else {})}
-            if here:
-                box = (x - pitch + 6, top + 20, pitch - 1, 36 + 17.0 * (len(FACTS) - 1))
-                scene.rect("table.here", box, "none", rx=3, stroke=INK, stroke_width=1.6)
-            scene.text(f"head.{i}", x, top + 33, str(point.position), 10.5, **style)
+            x, style = SIDE + NAMES + pitch * (i + 1) - 4, dict(RIGHT)
+            if point is self.point:
+                box = (x - pitch + 6, top + 20, pitch - 1, 36 + LINE * (len(FACTS) - 1))
+                sheet.outline("table.here", box, rx=3, stroke_width=1.6)
+                style |= BOLD
+            sheet.text(f"head.{i}", x, head, str(point.position), 10.5, **style)
             for line, fact in enumerate(FACTS.values()):
-                scene.text(f"fact{line}.{i}", x, top + 49 + 17 * line, fact(point), 10.5, **style)
+                y = first + LINE * line
+                sheet.text(f"fact{line}.{i}", x, y, fact(point), 10.5, **style)
 
 
 def _arrivals(prompts: Sequence[str], new_tokens: int | Sequence[int]) -> list[Arrival]:

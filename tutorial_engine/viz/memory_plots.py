@@ -28,7 +28,7 @@ from tutorial_engine.viz.charts import (
     panels,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_scene import USED
+from tutorial_engine.viz.pool_view import USED
 from tutorial_engine.viz.style import (
     BLUE,
     DASHES,

@@ -1,0 +1,346 @@
+"""All explorers: what is shown, saved and stepped through, whatever they show; nothing breaks it."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+from engines import one_thread
+from explorers import (
+    Text,
+    caption_of,
+    check_places,
+    inside,
+    message_of,
+    seen,
+    svg_of,
+    tags,
+    turn,
+)
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
+from tutorial_engine.viz.block_explorer import BlockExplorer
+from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
+from tutorial_engine.viz.dial_explorer import DialExplorer
+from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.recorded import LATE_LONG
+from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
+from tutorial_engine.viz.style import new_figure
+
+PROMPT = "Anna had a red kite. Ben had a hat. Anna"
+NASTY = [
+    "<script>a</script>",
+    "<s><think>hm",
+    "<img src=x>",
+    "\"d\" 's' &amp; ]]>",
+    "$x$ 😀 naïve",
+    "</svg><b>",
+    "\n\t ",
+]
+Make = Callable[[Qwen3ForCausalLM, Tokenizer, str], Explorer]
+
+
+def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
+    script = [Operation(APPEND, 0, text=prompt), Operation("seq_cp", 0, 1), Operation("seq_rm", 0)]
+    return CellExplorer(model, tokenizer, num_cells=16, script=script)
+
+
+MAKE: dict[str, Make] = {
+    "attention": AttentionExplorer,
+    "rope": lambda *_: RopeExplorer(),
+    "cache": lambda m, t, p: CacheExplorer(m, t, p, new_tokens=4),
+    "scheduler": lambda m, t, p: SchedulerExplorer(m, t, [p, "One day"], new_tokens=3),
+    "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
+    "cells": cells,
+    "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
+}
+MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
+# the largest that each can show -> two of its steps, and the most bytes of SVG
+LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
+    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (54, 55), 470_000),
+    "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
+    "cache": (lambda m, t, _: CacheExplorer(m, t, cut(t, 24)), (1, 2), 200_000),
+    "scheduler": (
+        lambda m, t, _: turn(
+            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6), arrivals=LATE_LONG
+        ),
+        (7, 8),
+        250_000,
+    ),
+    "blocks": (
+        lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
+        (3, 4),
+        270_000,
+    ),
+    "cells": (
+        lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
+        (5, 6),
+        250_000,
+    ),
+    "dial": (
+        lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
+        (7, 8),
+        350_000,
+    ),
+}
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "attention": [{"layer": 99}, {"prompt": ""}, {"prompt": "Ben had a hat.", "step": 999}],
+    "rope": [{"m": 1000}, {"pair": -1}],
+    "cache": [{"layer": 4}, {"head": 2}, {"chunk": -1}, {"prompt": ""}, {"prompt": "Anna " * 40}],
+    "scheduler": [{"policy": "prefill first"}, {"policy": "best effort"}, {"max_num_seqs": 7}],
+    "blocks": [{"num_blocks": 2}, {"n": 4}, {"block_size": 17}, {"prefix_caching": "maybe"}],
+    "cells": [{"seq": 9}, {"p0": 1000}],
+    "dial": [{"block_size": 3}, {"block_size": "pages"}],
+}
+
+
+def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
+    """A prompt of so many tokens."""
+    return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def shared(
+    request: pytest.FixtureRequest, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> tuple[str, Explorer]:
+    return request.param, MAKE[request.param](model, tokenizer, PROMPT)
+
+
+@pytest.fixture
+def explorer(shared: tuple[str, Explorer]) -> Explorer:
+    return turn(shared[1], 0)
+
+
+# -- shown and stepped ----------------------------------------------------------------------------
+
+
+def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: Explorer) -> None:
+    data, metadata = turn(explorer, 2)._repr_mimebundle_()
+    assert data.keys() == {WIDGET_VIEW, "image/png", "text/plain"}
+    assert data[WIDGET_VIEW]["model_id"] == explorer.view.model_id
+    assert data["text/plain"] == explorer.caption(2) == caption_of(explorer)
+    assert metadata["image/png"]["alt"] == data["text/plain"]
+    png = base64.b64decode(data["image/png"])
+    assert png == explorer.picture().png and len(png) < 100_000
+
+
+def test_every_step_has_its_own_picture_and_caption(explorer: Explorer) -> None:
+    pictures, captions, heights = set(), set(), set()
+    steps = range(explorer.num_steps)
+    for step in steps:
+        turn(explorer, step)
+        assert caption_of(explorer) == explorer.shown_caption == explorer.caption(step)
+        assert svg_of(explorer) == explorer.scene(step).svg() == explorer.shown.svg()
+        pictures.add(svg_of(explorer))
+        captions.add(caption_of(explorer))
+        heights.add(explorer.shown.height)
+    assert len(pictures) == len(captions) == len(steps)
+    assert len(heights) == 1, "nothing jumps"
+
+
+def test_no_word_is_tiny_cut_off_or_over_another(
+    explorer: Explorer, shared: tuple[str, Explorer]
+) -> None:
+    for step in range(explorer.num_steps):
+        check_places(turn(explorer, step).shown, 8 if shared[0] == "attention" else 9)
+
+
+def test_buttons_step_and_stop_at_both_ends(explorer: Explorer) -> None:
+    last = explorer.num_steps - 1
+    explorer.back.click()
+    assert explorer.step == 0
+    explorer.forward.click()
+    assert explorer.step == 1 and caption_of(explorer) == explorer.caption(1)
+    explorer.back.click()
+    assert explorer.step == 0 and caption_of(explorer) == explorer.caption(0)
+    turn(explorer, last).forward.click()
+    assert explorer.step == last
+
+
+def test_play_and_slider_run_over_the_same_steps(explorer: Explorer) -> None:
+    last = explorer.num_steps - 1
+    assert explorer.play.min == explorer.slider.min == 0
+    assert explorer.play.max == explorer.slider.max == last
+    assert explorer.play.repeat is False
+    assert turn(explorer, last + 100).step == last
+
+
+def test_all_controls_are_stock_ones_and_shown(explorer: Explorer) -> None:
+    shown = inside(explorer.view)
+    assert all(type(w).__module__.startswith("ipywidgets.") for w in shown)
+    assert not any(isinstance(w, widgets.Output) for w in shown)
+    wanted = [explorer.play, explorer.slider, explorer.back, explorer.forward]
+    assert all(any(w is other for other in shown) for w in wanted)
+    assert all(w in shown and w.description for w in explorer.parameters.values())
+    assert all(w in shown and w.tooltip for w in explorer.buttons.values())
+
+
+def test_moving_the_slider_makes_no_matplotlib_figure(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a figure was made")
+
+    monkeypatch.setattr(Figure, "__init__", refuse)
+    with pytest.raises(AssertionError, match="a figure was made"):
+        new_figure(1, 1)  # the trap is armed
+    for step in range(3):
+        assert caption_of(turn(explorer, step)) == explorer.caption(step)
+
+
+# -- set from code --------------------------------------------------------------------------------
+
+
+def test_set_returns_the_picture_that_is_shown(explorer: Explorer) -> None:
+    picture = explorer.set(step=2)
+    assert explorer.step == 2 and picture == explorer.picture()
+    assert picture.caption == caption_of(explorer)
+
+
+def test_a_refused_set_leaves_all_as_it_was(
+    explorer: Explorer, shared: tuple[str, Explorer]
+) -> None:
+    before = seen(turn(explorer, 1))
+    steps = [{"step": step} for step in (-1, explorer.num_steps, 1000)]
+    for knobs in [*REFUSED[shared[0]], *steps, {"colour": "red"}]:
+        with pytest.raises(Exception, match=r"empty|holds|room|refuses|cannot|outside|knob|valid"):
+            explorer.set(**knobs)
+        assert seen(explorer) == before and not message_of(explorer)
+
+
+def test_unknown_knob_is_refused_by_name(explorer: Explorer) -> None:
+    with pytest.raises(ValueError, match=r"no knob.*colour.*this explorer has") as error:
+        explorer.set(colour="red")
+    assert all(name in str(error.value) for name in explorer.parameters)
+
+
+# -- any text, any size ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", NASTY)
+@pytest.mark.parametrize("name", [name for name in MAKE if name != "rope"])
+def test_markup_in_a_prompt_is_shown_literally(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, prompt: str
+) -> None:
+    known = set[str]()
+    for words in (PROMPT, prompt):
+        explorer = MAKE[name](model, tokenizer, words)
+        for step in range(explorer.num_steps):
+            turn(explorer, step)
+            if words == PROMPT:
+                known |= tags(explorer)
+                continue
+            assert tags(explorer) <= known
+            caption = Text(explorer._caption_html.value)
+            assert (caption.words, caption.tags) == (explorer.caption(step), ["div"])
+    check_places(explorer.shown, 8 if name == "attention" else 9)
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_no_step_takes_longer_than_a_slider_may(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
+) -> None:
+    make, steps, most = LARGEST[name]
+    explorer, spent = make(model, tokenizer, PROMPT), []
+    for step in (*steps, *steps, *steps):
+        began = time.process_time()  # of our own: the machine may be busy with others
+        turn(explorer, step)
+        spent.append(time.process_time() - began)
+    assert min(spent[1:]) < 0.1 and len(svg_of(explorer).encode()) < most
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_pictures_are_the_same_every_time(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
+) -> None:
+    one, other = (MAKE[name](model, tokenizer, PROMPT).set(step=2) for _ in range(2))
+    assert one == other
+
+
+# -- the machinery --------------------------------------------------------------------------------
+
+
+class Toy(Explorer):
+    """Draws a number; refuses odd ones with the words that it is given."""
+
+    def __init__(self, complaint: str) -> None:
+        self.complaint, self.draws = complaint, 0
+        super().__init__({"number": widgets.IntText(2), "steps": widgets.IntText(4)})
+
+    def rerun(self) -> int:
+        if self.value("number") % 2:
+            raise ValueError(self.complaint)
+        return self.value("steps")
+
+    def scene(self, step: int) -> Scene:
+        self.draws += 1
+        scene = Scene(100, 30)
+        scene.text("n", 4, 20, f"{self.value('number')} at {step}")
+        return scene
+
+    def caption(self, step: int) -> str:
+        return f"{self.value('number')} at {step} of {self.num_steps}."
+
+
+@pytest.mark.parametrize(("stands", "at"), [("first", 0), ("same", 1), ("last", 1)])
+def test_new_number_of_steps_draws_once(
+    monkeypatch: pytest.MonkeyPatch, stands: str, at: int
+) -> None:
+    monkeypatch.setattr(Toy, "stands", stands)
+    toy = turn(Toy("odd"), 3)
+    before = toy.draws
+    turn(toy, steps=2)  # fewer: the slider has to move, too
+    assert toy.draws == before + 1
+    assert (toy.step, toy.slider.max, toy.play.max) == (at, 1, 1)
+    assert caption_of(toy) == f"2 at {at} of 2."
+    assert turn(toy, steps=9).step == {"first": 0, "same": 1, "last": 8}[stands]
+
+
+@pytest.mark.parametrize("words", NASTY)
+def test_complaint_is_shown_literally_and_the_picture_stays(words: str) -> None:
+    toy = Toy(words)
+    before = svg_of(toy), caption_of(toy)
+    turn(toy, number=3)
+    message = Text(toy._message_html.value)
+    assert message.words.startswith(words) and message.tags == ["div"]
+    assert (svg_of(toy), caption_of(toy)) == before
+    turn(toy, number=4)
+    assert not message_of(toy) and caption_of(toy) == "4 at 0 of 4."
+
+
+@pytest.mark.parametrize("words", NASTY)
+def test_any_caption_and_title_are_shown_literally(words: str) -> None:
+    class Named(Toy):
+        title = words
+
+        def caption(self, step: int) -> str:
+            return words
+
+    toy = Named("odd")
+    title, caption = Text(toy.view.children[0].value), Text(toy._caption_html.value)
+    assert (title.words, title.tags) == (words, ["b"])
+    assert (caption.words, caption.tags) == (words, ["div"])
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    class Broken(Toy):
+        def rerun(self) -> int:
+            raise RuntimeError("a bug in the engine")
+
+    with pytest.raises(RuntimeError, match="a bug in the engine"):
+        Broken("")
