@@ -20,17 +20,17 @@ from traces import (
     story,
     words,
 )
+from tutorial_engine.engine.step_plan import StepPlan
+from tutorial_engine.viz.timeline_parts import TALL, By
 
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.engine.step_plan import StepPlan
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.timeline import timeline, timeline_scene, timelines
-from tutorial_engine.viz.timeline_parts import TALL, By
 from tutorial_engine.viz.trace_rows import rows
 
 BYS: list[By] = ["step", "time"]
@@ -207,7 +207,8 @@ def test_metrics_read_from_the_trace_are_the_engines_own(policy: str) -> None:
     for rate in (0.0, 40.0):
         trace, outputs = served(policy, 6, rate, 5)
         assert {life.request_id: life.metrics for life in rows(trace).lives} == {
-            one.request_id: one.metrics for one in outputs}
+            one.request_id: one.metrics for one in outputs
+        }
 
 
 def test_decode_begins_where_the_prompt_ends() -> None:
