@@ -11,7 +11,7 @@ from traces import (
     POLICIES,
     STORY,
     SVG,
-    Planned,
+    Plan,
     check_words,
     items,
     played,
@@ -20,17 +20,16 @@ from traces import (
     story,
     words,
 )
-from tutorial_engine.engine.step_plan import StepPlan
-from tutorial_engine.viz.timeline_parts import TALL, By
 
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.viz.lanes import By
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
-from tutorial_engine.viz.timeline import timeline, timeline_scene, timelines
+from tutorial_engine.viz.timeline import TALL, timeline, timeline_scene, timelines
 from tutorial_engine.viz.trace_rows import rows
 
 BYS: list[By] = ["step", "time"]
@@ -223,8 +222,8 @@ def test_decode_begins_where_the_prompt_ends() -> None:
 
 
 def test_an_id_that_comes_again_is_another_row() -> None:
-    again = Planned({"A": (0, 3)}, sampled="A", finished="A", added={"A": 3})
-    one = Planned({"A": (0, 6)}, sampled="A", finished="A", added={"A": 6})
+    again = Plan({"A": (0, 3)}, sampled="A", finished="A", added={"A": 3})
+    one = Plan({"A": (0, 6)}, sampled="A", finished="A", added={"A": 6})
     picture = timeline(played([one, again]))
     assert {"box.0.0", "box.1.1"} <= items(picture).keys()
     assert "2 requests" in picture.caption and rows(played([one, again])).life("A").arrival > 0
@@ -381,7 +380,7 @@ def test_what_cannot_be_drawn_is_refused_in_words() -> None:
 class Overdrawn(Scheduler):
     """Gives each request the whole budget."""
 
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
