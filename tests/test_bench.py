@@ -89,24 +89,20 @@ def test_figures_are_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert check["failed"] == {}
         assert set(check["tokens_equal"].values()) == {3}
         assert max(check["logit_difference"].values()) < 1e-3
-    table = capsys.readouterr().out
-    assert machine["processor"] in table and "context 24: prefill" in table
-    assert "transformers static" in table and "floor of decode" in table
-
-
-def test_floors_come_from_the_same_runs_roofline(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    assert command.main([*QUICK, "--lengths", "16", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    (limits,), config = figures["rooflines"], ModelConfig.from_pretrained(TINY)
-    prefill, decode = figures["floors"]
-    assert prefill["seconds"] == forward_flops(config, 16) / limits["peak_flops"]
-    assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
-    assert decode["with_cache"] == forward_bytes(config, 1, 16) / limits["bandwidth"]
+    config = ModelConfig.from_pretrained(TINY)
+    for i, limits in enumerate(figures["rooflines"]):  # of the same runs, one for each length
+        prefill, decode = figures["floors"][2 * i : 2 * i + 2]
+        n = limits["context"]
+        assert prefill["seconds"] == forward_flops(config, n) / limits["peak_flops"]
+        assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
+        assert decode["with_cache"] == forward_bytes(config, 1, n) / limits["bandwidth"]
     for row, floor in zip(figures["rows"], figures["floors"], strict=True):
         assert (row["phase"], row["context"]) == (floor["phase"], floor["context"])
         for name, times in floor["times"].items():
             assert times == pytest.approx(row["seconds"][name] / floor["seconds"])
+    table = capsys.readouterr().out
+    assert machine["processor"] in table and "context 24: prefill" in table
+    assert "transformers static" in table and "floor of decode" in table
 
 
 def test_without_llama_cpp_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
