@@ -9,7 +9,9 @@ from engines import one_thread
 from test_parallel import in_threads
 from traces import check_words, items
 
-from tutorial_engine.parallel.ranks import Job, ParallelReport, Traffic
+from tutorial_engine.parallel.job import Job
+from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.tensor_parallel import Traffic
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.parallel_plots import ranks_picture
 from tutorial_engine.viz.picture import Picture
