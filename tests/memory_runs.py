@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import torch
+from engines import poison
 from workloads import (
     LIMITS,
     POOL_SIZE,
@@ -24,9 +24,11 @@ from workloads import (
     small_model,
 )
 
+from tutorial_engine.cache.cell_table import SeqId
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.trace.events import (
     Admitted,
     BlockCopied,
@@ -133,57 +135,63 @@ def random_workload(draw: random.Random, memory: str | None = None) -> MemoryWor
 # -- memory whose unwritten slots show ------------------------------------------------------------
 
 
-def poison_all(storage: KVStorage) -> None:
-    """NaN in every slot."""
-    for shelf in (storage.k, storage.v):
-        shelf.fill_(float("nan"))
+def nan_where(memory: PagedKVCache | CellKVCache, units: Sequence[int]) -> None:
+    """NaN in these blocks, or cells."""
+    num_units = memory.storage.num_slots // getattr(memory, "block_size", 1)
+    for tensor in memory.storage.by_rows(num_units):  # [layers, units, H_kv, slots of one, D]
+        tensor[:, list(units)] = float("nan")
 
 
-def poison_pages(memory: PagedKVCache) -> None:
+def poison_pages(memory: PagedKVCache) -> PagedKVCache:
     """NaN everywhere; and again in a block that is taken, or that is free and cannot be found."""
-    poison_all(memory.storage)
-    shelves, blocks = memory.pages(), memory.blocks
+    poison(memory)
+    blocks = memory.blocks
     claim, release = blocks._claim, blocks._release
-
-    def poisoned(block: int) -> None:
-        for shelf in shelves:  # [layers, blocks, H_kv, block_size, D]
-            shelf[:, block] = float("nan")
 
     def claimed() -> tuple[int, bool]:
         block, evicted = claim()
-        poisoned(block)
+        nan_where(memory, [block])
         return block, evicted
 
     def released(block: int) -> None:
         release(block)
         if blocks.blocks[block].ref_cnt == 0 and blocks.blocks[block].hash is None:
-            poisoned(block)
+            nan_where(memory, [block])
 
     blocks._claim, blocks._release = claimed, released  # type: ignore[method-assign]
+    return memory
 
 
-def poison_cells(memory: CellKVCache) -> None:
+def poison_cells(memory: CellKVCache) -> CellKVCache:
     """NaN everywhere; and again in a cell that is taken, or that is empty again."""
-    storage, table = memory.storage, memory.table
-    poison_all(storage)
+    poison(memory)
+    table = memory.table
     drop, place = table._drop, table.place
-    axis = 1 if storage.slots_first else 2  # of the cells, in [layers, ...]
 
-    def poisoned(cells: Sequence[int]) -> None:
-        if cells:
-            for shelf in (storage.k, storage.v):
-                shelf.index_fill_(axis, torch.tensor(cells), float("nan"))
-
-    def dropped(seq_id: int, cells: Sequence[int]) -> list[int]:
+    def dropped(seq_id: SeqId, cells: Sequence[int]) -> list[int]:
         freed = drop(seq_id, cells)
-        poisoned(freed)
+        nan_where(memory, freed)
         return freed
 
-    def placed(cells: Sequence[int], seq_id: int, positions: Sequence[int]) -> None:
+    def placed(cells: Sequence[int], seq_id: SeqId, positions: Sequence[int]) -> None:
         place(cells, seq_id, positions)
-        poisoned(cells)
+        nan_where(memory, cells)
 
     table._drop, table.place = dropped, placed  # type: ignore[method-assign]
+    return memory
+
+
+def check_empty(memory: KVCacheManager) -> None:
+    """Nothing is anybody's."""
+    memory.check_integrity()
+    if isinstance(memory, PagedKVCache):
+        assert not memory.blocks.tables and not memory._found, "something is left over"
+        assert memory.blocks.num_free == memory.blocks.num_blocks, "blocks leaked"
+    elif isinstance(memory, CellKVCache):
+        assert memory.table.num_used == 0, "cells leaked"
+        assert not memory._shared and not memory._numbers, "something is left over"
+    else:
+        assert isinstance(memory, StaticKVCache) and memory.num_free_rows == memory.num_rows
 
 
 class MemoryParty(Party):
@@ -194,38 +202,33 @@ class MemoryParty(Party):
     def make_memory(self) -> PagedKVCache | CellKVCache:
         """As Party.make_memory."""
         workload, config = self.workload, small_model().config
-        self.hit_tokens = 0
         if workload.memory == "cells":
-            cells = CellKVCache.from_config(
-                config, workload.num_blocks, slots_first=workload.slots_first, trace=self.recorder
+            return poison_cells(
+                CellKVCache.from_config(
+                    config,
+                    workload.num_blocks,
+                    slots_first=workload.slots_first,
+                    trace=self.recorder,
+                )
             )
-            poison_cells(cells)
-            return cells
-        pages = PagedKVCache.from_config(
-            config,
-            block_size=workload.size,
-            num_blocks=workload.num_blocks,
-            slots_first=workload.slots_first,
-            prefix_caching=workload.prefix_caching,
-            trace=self.recorder,
+        return poison_pages(
+            PagedKVCache.from_config(
+                config,
+                block_size=workload.size,
+                num_blocks=workload.num_blocks,
+                slots_first=workload.slots_first,
+                prefix_caching=workload.prefix_caching,
+                trace=self.recorder,
+            )
         )
-        poison_pages(pages)
-        return pages
 
     def look(self) -> None:
         """As Party.look; and who holds what is as a replay has it, wherever one looks."""
         super().look()
-        if self.workload.memory == "cells":
-            self.look_at_cells()
-        else:
-            self.look_at_blocks()
-
-    def look_at_cells(self) -> None:
-        """The tables of requests are compared already: there is nothing else in the cells."""
-        tables = [request.table for request in self.replay.state.requests.values()]
-        assert self.memory.table.num_used == len({cell for table in tables for cell in table})
-
-    def look_at_blocks(self) -> None:
+        if self.workload.memory == "cells":  # the tables are compared: there is nothing else
+            tables = [request.table for request in self.replay.state.requests.values()]
+            assert self.memory.table.num_used == len({cell for table in tables for cell in table})
+            return
         there, told = self.memory.blocks, self.replay
         for number, block in enumerate(there.blocks):
             assert block.ref_cnt == told.ref_cnts.get(number, 0), f"block {number}: {block}"
@@ -236,14 +239,7 @@ class MemoryParty(Party):
 
     def check_memory(self) -> None:
         """As Party.check_memory: every block, every cell is free."""
-        if self.workload.memory == "cells":
-            assert self.memory.table.num_used == 0, "cells leaked"
-            assert not self.memory._seq_ids and not self.memory._forks, "something is left over"
-            return
-        blocks = self.memory.blocks
-        assert not blocks.tables, "something is left over"
-        assert blocks.num_free == blocks.num_blocks == self.workload.num_blocks, "blocks leaked"
-        blocks.check_integrity()
+        check_empty(self.memory)
 
     def count(self) -> Counter[str]:
         """As Party.count, and what pages and cells were for."""

@@ -259,9 +259,9 @@ def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
 
 def test_chunks_make_more_prefill_steps(cache: Locator) -> None:
     caption = cache.locator(".te-caption")
-    fill(cache, "chunk", 4)
+    fill(cache, "prefill chunk", 4)
     expect(caption).to_contain_text("Step 0 of 10")  # 4 + 4 + 2 tokens, 7 decodes
-    fill(cache, "chunk", 0)
+    fill(cache, "prefill chunk", 0)
     expect(caption).to_contain_text("Step 0 of 8")
     press(cache, "▶")
     expect(caption).to_contain_text("Step 1 of 8")

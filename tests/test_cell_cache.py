@@ -42,7 +42,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 from tutorial_engine.trace.events import Preempted, Recorder
-from tutorial_engine.trace.history import EngineState
+from tutorial_engine.trace.events import EngineState
 
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 MODEL = random_model(seed=1)

@@ -135,16 +135,8 @@ def test_tied_file_may_hold_an_equal_head_but_no_other(make_checkpoint: MakeChec
 )
 def test_missing_tensor_is_named(make_checkpoint: MakeCheckpoint, name: str) -> None:
     folder = make_checkpoint(attention_bias=True)
-    logits_of(folder)
     edit_tensors(folder, lambda t: t.pop(name))
     refuse(folder, f"1 missing: {name}")
-
-
-def test_extra_tensor_is_named(make_checkpoint: MakeCheckpoint) -> None:
-    folder = edit_tensors(
-        make_checkpoint(), lambda t: t.update({"model.layers.3.mlp.rotor": torch.zeros(2)})
-    )
-    refuse(folder, r"1 not known: model\.layers\.3\.mlp\.rotor")
 
 
 def test_bias_that_the_config_does_not_announce_is_named(make_checkpoint: MakeCheckpoint) -> None:
@@ -182,7 +174,6 @@ def test_all_problems_are_told_at_once(make_checkpoint: MakeCheckpoint) -> None:
 
 def test_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
     folder = make_checkpoint(max_shard_size="20KB")
-    logits_of(folder)
     lost = sorted(folder.glob("model-*.safetensors"))[1]
     lost.unlink()
     refuse(folder, lost.name)
@@ -191,7 +182,6 @@ def test_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
 @pytest.mark.parametrize("keep", [0, 5, 200, -1])
 def test_truncated_file_is_named(make_checkpoint: MakeCheckpoint, keep: int) -> None:
     folder = make_checkpoint()
-    logits_of(folder)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     refuse(folder, r"model\.safetensors.*damaged")
@@ -227,53 +217,30 @@ def test_pickles_are_never_opened(make_checkpoint: MakeCheckpoint) -> None:
     ("damage", "named"),
     [
         (lambda f: (f / "config.json").unlink(), r"no config\.json"),
-        (lambda f: (f / "config.json").write_text("{,"), r"config\.json is not valid JSON"),
         (lambda f: edit_config(f, model_type="llama"), "unsupported architecture.*llama"),
-        (
-            lambda f: edit_config(f, architectures=["Qwen3MoeForCausalLM"]),
-            "unsupported architecture.*Qwen3MoeForCausalLM",
-        ),
-        (
-            lambda f: edit_config(
-                f, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
-            ),
-            "rope scaling 'yarn'",
-        ),
-        (
-            lambda f: edit_config(
-                f,
-                remove=("rope_parameters",),
-                rope_theta=1e4,
-                rope_scaling={"type": "yarn", "factor": 4.0},
-            ),
-            "rope scaling 'yarn'",
-        ),
-        (lambda f: edit_config(f, use_sliding_window=True), "sliding-window"),
-        (lambda f: edit_config(f, quantization_config={"bits": 4}), "quantization_config"),
-        (lambda f: edit_config(f, head_dim=15), "head_dim.*15"),
-        (lambda f: edit_config(f, num_key_value_heads=3), r"num_key_value_heads \(3\)"),
-        (lambda f: edit_config(f, remove=("hidden_size",)), "no 'hidden_size'"),
         (lambda f: edit_config(f, num_hidden_layers=4), r"11 missing: model\.layers\.3\."),
         (lambda f: edit_config(f, num_hidden_layers=2), r"11 not known: model\.layers\.2\."),
     ],
 )
-def test_unfit_config_is_refused_before_a_weight_is_read(
+def test_config_that_does_not_fit_the_files_is_refused(
     make_checkpoint: MakeCheckpoint, damage: Callable[[Path], Any], named: str
 ) -> None:
-    folder, good = make_checkpoint(), make_checkpoint()
+    folder = make_checkpoint()
     damage(folder)
     refuse(folder, named)
-    assert logits_of(good).isfinite().all()
 
 
-def test_float16_on_the_cpu_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match=r"float16.*bfloat16 or float32"):
-        load_model(checkpoint, dtype=torch.float16)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float32"])
-def test_other_dtypes_are_refused(checkpoint: Path, dtype: Any) -> None:
-    with pytest.raises(ValueError, match=f"dtype {dtype} is not supported"):
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        (torch.float16, "float16.*bfloat16 or float32"),
+        (torch.float64, "dtype torch.float64 is not supported"),
+        (torch.int8, "dtype torch.int8 is not supported"),
+        ("float32", "dtype float32 is not supported"),
+    ],
+)
+def test_other_dtypes_are_refused(checkpoint: Path, dtype: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         load_model(checkpoint, dtype=dtype)
 
 
@@ -283,17 +250,11 @@ def test_unknown_folder_is_named(name: str) -> None:
         load_model(name)
 
 
-def test_unreachable_hub_id_is_named() -> None:
+def test_hub_id_out_of_reach_and_file_for_a_folder_are_named(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=r"'nobody/has-this' from the hub.*checkpoint\.TINY"):
         load_model("nobody/has-this")
-
-
-def test_file_instead_of_a_folder_is_named(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json' is a file"):
         load_model(checkpoint / "config.json")
-
-
-def test_folder_may_be_text_or_path(checkpoint: Path) -> None:
     assert resolve_checkpoint(str(checkpoint)) == resolve_checkpoint(checkpoint) == checkpoint
 
 
@@ -303,13 +264,10 @@ def test_tokenizer_gives_any_text_back(checkpoint: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_missing_tokenizer_is_named(make_checkpoint: MakeCheckpoint) -> None:
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        load_tokenizer(make_checkpoint())
-
-
-def test_broken_tokenizer_is_named(make_checkpoint: MakeCheckpoint) -> None:
+def test_missing_and_broken_tokenizers_are_named(make_checkpoint: MakeCheckpoint) -> None:
     folder = make_checkpoint()
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        load_tokenizer(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         load_tokenizer(folder)

@@ -12,11 +12,17 @@ from tutorial_engine.engine.clock import VirtualClock, WallClock
 
 def test_a_virtual_forward_costs_its_price_and_its_tokens() -> None:
     clock = VirtualClock(per_forward=0.5, per_token=0.25)
-    assert clock.now() == 0.0
-    clock.forward_done(3)
-    assert clock.now() == 1.25
-    clock.forward_done(1)
-    assert clock.now() == 2.0
+    assert clock.prices == {"seconds_per_forward": 0.5, "seconds_per_token": 0.25}
+    times = [clock.now()]
+    for tokens in (3, 1):
+        clock.forward_done(tokens)
+        time.sleep(0.002)  # it stands still between forwards
+        times.append(clock.now())
+    assert times == [0.0, 1.25, 2.0]
+    for prices in ((0.0, 0.5), (0.5, 0.0)):
+        cheap = VirtualClock(*prices)
+        cheap.forward_done(1)
+        assert cheap.now() == 0.5
 
 
 @given(st.lists(st.integers(1, 500), max_size=20))
@@ -30,37 +36,17 @@ def test_virtual_times_are_the_same_each_time(tokens: list[int]) -> None:
     assert times[0] == times[1] == pytest.approx(0.010 * len(tokens) + 0.001 * sum(tokens))
 
 
-def test_virtual_time_stands_still_between_forwards() -> None:
-    clock = VirtualClock()
-    clock.forward_done(1)
-    before = clock.now()
-    time.sleep(0.002)
-    assert clock.now() == before
-
-
 def test_waiting_moves_virtual_time_forwards_only() -> None:
     clock = VirtualClock()
-    clock.wait_until(7.0)
-    assert clock.now() == 7.0
-    clock.wait_until(3.0)
-    assert clock.now() == 7.0
-
-
-def test_prices_are_named_for_captions() -> None:
-    assert VirtualClock(0.5, 0.25).prices == {"seconds_per_forward": 0.5, "seconds_per_token": 0.25}
+    for then in (7.0, 3.0):
+        clock.wait_until(then)
+        assert clock.now() == 7.0
 
 
 @pytest.mark.parametrize(("forward", "token"), [(-0.1, 1), (1, -0.1), (0, 0), (math.nan, 1)])
 def test_prices_that_are_none_are_refused(forward: float, token: float) -> None:
     with pytest.raises(ValueError, match=f"per_forward={forward}, per_token={token}"):
         VirtualClock(forward, token)
-
-
-def test_one_of_the_prices_may_be_nothing() -> None:
-    for prices in ((0.0, 0.5), (0.5, 0.0)):
-        clock = VirtualClock(*prices)
-        clock.forward_done(1)
-        assert clock.now() == 0.5
 
 
 def test_wall_time_passes_by_itself_and_forwards_cost_nothing_more() -> None:
@@ -72,15 +58,14 @@ def test_wall_time_passes_by_itself_and_forwards_cost_nothing_more() -> None:
     assert 0.01 <= passed <= time.perf_counter() - outside + 0.001
 
 
-def test_a_wall_clock_waits_until_then_and_not_for_what_is_past() -> None:
+def test_a_wall_clock_waits_until_then_and_not_for_what_is_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = WallClock()
     start = clock.now()
     clock.wait_until(start + 0.02)
     assert clock.now() - start >= 0.0199
     asleep: list[float] = []
-    sleep, time.sleep = time.sleep, asleep.append
-    try:
-        clock.wait_until(start)
-    finally:
-        time.sleep = sleep
+    monkeypatch.setattr(time, "sleep", asleep.append)
+    clock.wait_until(start)
     assert asleep in ([], [0.0])

@@ -12,13 +12,17 @@ import torch
 from engines import one_thread
 from PIL import Image
 from traces import NASTY, SVG, check_words, items, plot_words, renamed
+from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory, memory_over_time, moments
+from tutorial_engine.viz.dial_plots import dial
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.lab.dial import DialPoint, Measured, sharing, turn
-from tutorial_engine.lab.pool import CELLS, ROWS, PoolHistory, memory_over_time, moments
+<<<<<<< HEAD
+from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory, snapshots
+=======
+>>>>>>> main
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.dial_plots import dial
 from tutorial_engine.viz.memory_plots import layer_factor, slots_at, waste_over_time
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.pool_view import MAX_SLOTS
@@ -113,7 +117,7 @@ def test_caption_has_the_mean_and_the_peak_of_each_run() -> None:
     parts = []
     for name, run in three().items():
         trace = run if isinstance(run, Trace) else next(p.trace for p in points() if p is run)
-        idle = [usage.reserved for usage in memory_over_time(trace)]
+        idle = [one.usage.reserved for one in snapshots(trace)]
         mean = sum(idle) / len(idle)
         parts.append(f"{name} {mean:.1f} of 128 on average (peak {max(idle)}) in {len(idle)} steps")
         assert f"{name}: waste {mean:.1f}, peak {max(idle)}" in plot_words(drawn("waste"))
@@ -133,12 +137,12 @@ def test_reserved_is_hatched_and_no_colour_stands_alone() -> None:
 @pytest.mark.parametrize("position", [CELLS, 1, 4, 16, ROWS])
 def test_each_slot_looks_like_what_is_in_it(position: object, step: int) -> None:
     point = at(position)
-    moment = point.moments[step]
+    moment = point.snapshots[step]
     found = items(slots_at({"it": point}, step))
     for slot in range(128):
         own, who = found[f"it.slot{slot}"], list(moment.tokens.get(slot, ()))
         looks = [look(point.names.index(name)) for name in who]
-        want = PAPER if slot not in moment.held else looks[0].dark if who else HATCHED
+        want = PAPER if slot not in moment.owners else looks[0].dark if who else HATCHED
         assert own.attrib["fill"] == want
         shared = found.get(f"it.slot{slot}.shared")
         assert (shared is not None) == (len(who) > 1)
@@ -148,7 +152,7 @@ def test_each_slot_looks_like_what_is_in_it(position: object, step: int) -> None
 
 @pytest.mark.parametrize("position", [CELLS, 4, ROWS])
 def test_thick_frames_are_around_what_the_step_writes(position: object) -> None:
-    moment = at(position).moments[6]
+    moment = at(position).snapshots[6]
     found = items(slots_at({"it": at(position)}, 6))
 
     def inside(outer: ET.Element, inner: ET.Element) -> bool:
@@ -165,7 +169,7 @@ def test_thick_frames_are_around_what_the_step_writes(position: object) -> None:
 def test_every_request_that_holds_slots_is_named_in_the_pool_and_above_it() -> None:
     for position in (CELLS, 4, 16, ROWS):
         point = at(position)
-        moment, found = point.moments[6], items(slots_at({"it": point}, 6))
+        moment, found = point.snapshots[6], items(slots_at({"it": point}, 6))
         named = {e.text for name, e in found.items() if name.startswith("it.who")}
         above = {e.text for name, e in found.items() if re.fullmatch(r"name\.\w", name)}
         letters = {name for words in named if words for name in words.split("+")}
@@ -173,8 +177,8 @@ def test_every_request_that_holds_slots_is_named_in_the_pool_and_above_it() -> N
 
 
 def test_a_title_counts_its_pool() -> None:
-    usage = at(4).moments[9].usage
-    shared = sum(len(who) > 1 for who in at(4).moments[9].tokens.values())
+    usage = at(4).snapshots[9].usage
+    shared = sum(len(who) > 1 for who in at(4).snapshots[9].tokens.values())
     assert shared, "or the words would not be there"
     assert items(drawn("slots of one"))["pages.title"].text == (
         f"pages: 32 blocks of 4 slots · {usage.used} used ({shared} shared) · {usage.reserved} "
@@ -185,7 +189,7 @@ def test_a_title_counts_its_pool() -> None:
 def test_caption_has_each_pool_in_it() -> None:
     told = []
     for name, point in (("rows", at(ROWS)), ("pages", at(4)), ("cells", at(CELLS))):
-        moment = point.moments[6]
+        moment = point.snapshots[6]
         u, n = moment.usage, len(moment.running)
         told.append(
             f"{name} run {n} request{'s' * (n != 1)} in {u.used + u.reserved} of 128 slots, "
@@ -195,15 +199,15 @@ def test_caption_has_each_pool_in_it() -> None:
 
 
 def test_hovering_tells_the_slot_its_block_and_its_tokens() -> None:
-    moment = at(4).moments[6]
+    moment = at(4).snapshots[6]
     svg = slots_at({"it": at(4)}, 6).svg
     slot, who = next((s, w) for s, w in moment.tokens.items() if len(w) > 1)
     parts = " = ".join(f"token {position} of {name}" for name, position in who.items())
     where = f"slot {slot} = block {slot // 4}, place {slot % 4}"
     assert f"{where}: K and V of {parts}" in svg
-    idle = next(s for s in sorted(moment.held) if s not in moment.tokens)
+    idle = next(s for s in sorted(moment.owners) if s not in moment.tokens)
     assert f"slot {idle} = block {idle // 4}, place {idle % 4}: reserved for" in svg
-    free = next(s for s in range(128) if s not in at(4).moments[1].held)
+    free = next(s for s in range(128) if s not in at(4).snapshots[1].owners)
     early = slots_at({"it": at(4)}, 1).svg
     assert f"slot {free} = block {free // 4}, place {free % 4}: free" in early
 
@@ -221,7 +225,7 @@ def test_ids_of_any_kind_are_written_literally() -> None:
 def test_every_view_of_a_request_has_its_colour() -> None:
     """By the order of coming, also where somebody came who has nothing here yet."""
     names = at(ROWS).names
-    late = [name for name in at(ROWS).moments[6].entries if names.index(name) != 0]
+    late = [name for name in at(ROWS).snapshots[6].entries if names.index(name) != 0]
     found = items(drawn("slots"))
     for name in late:
         assert found[f"name.{name}.swatch"].attrib["fill"] == look(names.index(name)).dark
@@ -305,4 +309,4 @@ def test_the_pool_is_drawn_from_the_trace_alone() -> None:
     """A trace that was saved and loaded gives the same picture as the point it came from."""
     again = Trace.from_json(at(4).trace.to_json())
     assert slots_at({"p": again}, 6) == slots_at({"p": at(4)}, 6)
-    assert tuple(moments(again)) == at(4).moments
+    assert tuple(snapshots(again)) == at(4).snapshots

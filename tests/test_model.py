@@ -18,26 +18,26 @@ from checkpoints import (
 )
 from torch import Tensor
 
+from tutorial_engine.learn.bugs import BUGS_01, Zoo, planted
 from tutorial_engine.model import attention
-from tutorial_engine.model import qwen3 as model
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import RMSNorm, SiluAndMul, can_prepack
-from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3ForCausalLM
-from tutorial_engine.model.rope import apply_rope
+from tutorial_engine.model.layers import RMSNorm, can_prepack
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 LENGTHS = [1, 40, 7, 13]
 BACKENDS = {"naive": NaiveAttention(), "sdpa": SdpaAttention()}
 
 
 class Case(NamedTuple):
-    """A saved checkpoint, prompts of unequal length, and transformers' logits for them."""
+    """A saved checkpoint, prompts of unequal length, and what transformers says of them."""
 
     folder: Path
     sequences: list[list[int]]
     logits: Tensor
+    num_parameters: int
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -61,7 +61,10 @@ def make_case(folder: Path) -> Case:
     reference = load_reference(folder)
     sequences = random_sequences(LENGTHS, reference.config.vocab_size)
     with torch.no_grad():
-        return Case(folder, sequences, reference_logits(reference, sequences))
+        logits = reference_logits(reference, sequences)
+    # logits of many sizes and many winners: a model that says one thing always proves nothing
+    assert logits.std() > 0.5 and logits.argmax(-1).unique().numel() > 10
+    return Case(folder, sequences, logits, reference.num_parameters())
 
 
 @pytest.mark.parametrize("prepack", [True, False])
@@ -69,22 +72,9 @@ def make_case(folder: Path) -> Case:
 def test_logits_equal_transformers(case: Case, backend: str, prepack: bool) -> None:
     ours = load_model(case.folder, prepack=prepack)
     assert ours.lm_head.is_packed == (prepack and can_prepack(ours.device, ours.dtype))
+    assert ours.num_parameters() == case.num_parameters
     logits = our_logits(ours, case.sequences, BACKENDS[backend])
     assert largest_difference(logits, case.logits) <= fp32_tolerance(case.logits)
-
-
-def test_reference_is_worth_comparing_with(case: Case) -> None:
-    # logits of many sizes and many winners: a model that says one thing always proves nothing
-    assert case.logits.std() > 0.5
-    assert case.logits.argmax(-1).unique().numel() > 10
-
-
-def test_shipped_model_equals_transformers() -> None:
-    text = "Once upon a time Anna had a red kite."
-    ids = load_tokenizer(TINY).encode(text).ids
-    theirs = reference_logits(load_reference(TINY), [ids])
-    ours = our_logits(load_model(TINY), [ids])
-    assert largest_difference(ours, theirs) <= fp32_tolerance(theirs)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -133,88 +123,30 @@ def test_bf16_is_as_near_to_the_truth_as_transformers(
     assert rms(ours - theirs) <= 0.03 * rms(truth)
 
 
-def interleaved_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Wrong for these checkpoints: pairs (0, 1), (2, 3), ... instead of (i, i + D / 2)."""
-    even, odd = x[..., ::2], x[..., 1::2]
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+right_norm, right_attention = RMSNorm.forward, attention.naive_attention
+BUGS: Zoo = {
+    **BUGS_01,
+    "no q_norm and k_norm": (
+        RMSNorm,
+        "forward",  # of heads; the layers' own norms see [T, hidden]
+        lambda self, x, *residual: x if x.ndim == 3 else right_norm(self, x, *residual),
+    ),
+    "no scale": (
+        attention,
+        "naive_attention",
+        lambda q, k, v, mask: right_attention(q, k, v, mask, scale=1.0),
+    ),
+}
 
 
-class NormAfterRope:
-    """A stand-in for apply_rope and both norms that does them in the wrong order."""
-
-    def __init__(self) -> None:
-        self.pending: list[RMSNorm] = []
-
-    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        self.pending.append(norm)
-        return x
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return RMSNorm.forward(self.pending.pop(0), apply_rope(x, cos, sin))
-
-
-def plant(bug: str, patch: pytest.MonkeyPatch, ours: Qwen3ForCausalLM) -> None:
-    """Build one well-known mistake into the engine."""
-    right = attention.naive_attention
-    heads = [m for m in ours.modules() if isinstance(m, Qwen3Attention)]
-    if bug == "interleaved RoPE":
-        patch.setattr(model, "apply_rope", interleaved_rope)
-    elif bug == "norm after RoPE":
-        wrong = NormAfterRope()
-        patch.setattr(model, "apply_rope", wrong.rope)
-        for norm in (norm for m in heads for norm in (m.q_norm, m.k_norm)):
-            patch.setattr(norm, "forward", lambda x, norm=norm: wrong.norm(norm, x))
-    elif bug == "no q_norm and k_norm":
-        for norm in (norm for m in heads for norm in (m.q_norm, m.k_norm)):
-            patch.setattr(norm, "forward", lambda x: x)
-    elif bug == "modulo head mapping":
-        patch.setattr(
-            attention,
-            "naive_attention",
-            lambda q, k, v, mask: right(
-                q, *(x.repeat(1, q.shape[1] // x.shape[1], 1) for x in (k, v)), mask
-            ),
-        )
-    elif bug == "no scale":
-        patch.setattr(
-            attention, "naive_attention", lambda q, k, v, mask: right(q, k, v, mask, scale=1.0)
-        )
-    elif bug == "gate and up swapped":
-        swapped = SiluAndMul.forward
-        patch.setattr(
-            SiluAndMul, "forward", lambda self, x: swapped(self, x.roll(x.shape[-1] // 2, -1))
-        )
-    else:
-        assert bug == "nothing", bug
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [
-        "interleaved RoPE",
-        "norm after RoPE",
-        "no q_norm and k_norm",
-        "modulo head mapping",
-        "no scale",
-        "gate and up swapped",
-    ],
-)
-def test_planted_bug_is_caught(
-    default_case: Case, monkeypatch: pytest.MonkeyPatch, bug: str
-) -> None:
-    ours = load_model(default_case.folder)
-    plant(bug, monkeypatch, ours)
-    logits = our_logits(ours, default_case.sequences, BACKENDS["naive"])
-    tolerance = fp32_tolerance(default_case.logits)
-    assert largest_difference(logits, default_case.logits) > 100 * tolerance
-
-
-def test_nothing_planted_is_not_caught(default_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = load_model(default_case.folder)
-    plant("nothing", monkeypatch, ours)
-    logits = our_logits(ours, default_case.sequences, BACKENDS["naive"])
-    assert largest_difference(logits, default_case.logits) <= fp32_tolerance(default_case.logits)
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught_and_without_it_nothing_is(default_case: Case, bug: str) -> None:
+    ours, tolerance = load_model(default_case.folder), fp32_tolerance(default_case.logits)
+    with planted(bug, BUGS):
+        wrong = our_logits(ours, default_case.sequences, BACKENDS["naive"])
+    assert largest_difference(wrong, default_case.logits) > 100 * tolerance
+    right = our_logits(ours, default_case.sequences, BACKENDS["naive"])
+    assert largest_difference(right, default_case.logits) <= tolerance
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values())
@@ -228,29 +160,16 @@ def test_one_sequence_never_touches_another(default_case: Case, backend: Attenti
     assert largest_difference(after[9:18], before[9:18]) > 1
 
 
-def test_later_tokens_change_nothing_before_them(default_case: Case) -> None:
-    ours = load_model(default_case.folder)
-    ids = default_case.sequences[1]
-    short, whole = our_logits(ours, [ids[:11]]), our_logits(ours, [ids])
-    assert largest_difference(short, whole[:11]) <= fp32_tolerance(whole)
-
-
-def test_only_distances_matter(default_case: Case) -> None:
-    ours = load_model(default_case.folder)
-    here, there = (
-        ours.compute_logits(ours(Batch.from_sequences([default_case.sequences[1]], [start])))
-        for start in (0, 100)
-    )
-    assert largest_difference(here, there) <= fp32_tolerance(here)
-
-
-def test_logits_of_chosen_rows_are_those_rows(default_case: Case) -> None:
-    ours = load_model(default_case.folder)
-    batch = Batch.from_sequences(default_case.sequences)
-    hidden = ours(batch)
-    last = list(batch.last_token_indices)
-    chosen, every = ours.compute_logits(hidden[last]), ours.compute_logits(hidden)
-    assert largest_difference(chosen, every[last]) <= fp32_tolerance(every)
+def test_later_tokens_places_and_other_rows_change_nothing(default_case: Case) -> None:
+    ours, ids = load_model(default_case.folder), default_case.sequences[1]
+    whole = our_logits(ours, [ids])
+    hidden = ours(Batch.from_sequences([ids], [100]))
+    for same, rows in (
+        (our_logits(ours, [ids[:11]]), slice(0, 11)),  # no token sees a later one
+        (ours.compute_logits(hidden), slice(None)),  # only distances matter
+        (ours.compute_logits(hidden[[3, 7]]), [3, 7]),
+    ):
+        assert largest_difference(same, whole[rows]) <= fp32_tolerance(whole)
 
 
 @pytest.mark.parametrize("ids", [[5, 300], [5, 10**6], [5, -1, 7]])
@@ -261,22 +180,6 @@ def test_id_outside_the_vocabulary_is_named(checkpoint: Path, ids: list[int]) ->
     with pytest.raises(ValueError, match=rf"token id {ids[1]} is outside.*0\s+to 299"):
         ours(batch)
     assert torch.equal(our_logits(ours, [[5, 7]]), before)
-
-
-@pytest.mark.parametrize(("sequence", "named"), [([], "empty"), ([-4], "-4")])
-def test_model_works_after_a_refused_prompt(
-    checkpoint: Path, sequence: list[int], named: str
-) -> None:
-    ours = load_model(checkpoint)
-    with pytest.raises(ValueError, match=named):
-        our_logits(ours, [sequence])
-    assert our_logits(ours, [[4]]).isfinite().all()
-
-
-def test_parameters_are_counted_as_transformers_counts_them(case: Case) -> None:
-    theirs = load_reference(case.folder).num_parameters()
-    for prepack in (True, False):
-        assert load_model(case.folder, prepack=prepack).num_parameters() == theirs
 
 
 def test_qwen3_06b_has_596_million_parameters() -> None:

@@ -24,7 +24,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 from tutorial_engine.trace.events import BlockCopied, BlockFreed, Recorder
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 CONFIG = random_model(num_hidden_layers=1).config
@@ -463,7 +463,7 @@ def test_samples_forked_from_one_prompt_are_those_of_three_requests(
     ran = engine.model_runner.num_tokens
     assert ran == 11 + 11 + 2 * (1 + 11), "the prompt was run once, and its last token by each"
     trace = recorder.trace()
-    assert [state.unfinished() for state in states(trace)] == live[: trace.num_steps]
+    assert [step.after.unfinished() for step in history(trace)] == live[: trace.num_steps]
     copies = sum(isinstance(event, BlockCopied) for event in trace.events)
     assert copies >= 2 if block_size in (16, 64) else copies <= 3
     assert memory.blocks.num_free == memory.blocks.num_blocks

@@ -53,7 +53,7 @@ from tutorial_engine.parallel.tensor_parallel import (
 )
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Scheduled, StepEnded
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import replay
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
@@ -562,7 +562,7 @@ def test_torchrun_runs_it(tmp_path: Path, model: Qwen3ForCausalLM) -> None:
     run = [e.num_tokens for e in events if isinstance(e, StepEnded)]
     assert (len(run), sum(run)) == (report.num_forwards, report.num_tokens)
     assert sum(len(e.slots) for e in events if isinstance(e, Scheduled)) == report.num_tokens
-    assert not list(states(report.trace))[-1].running
+    assert not replay(report.trace.events).running
 
 
 @pytest.fixture

@@ -62,14 +62,10 @@ def test_score_depends_on_distance() -> None:
     assert (scores[1:] - scores[0]).abs().min() > 0.1
 
 
-def test_position_zero_changes_nothing() -> None:
-    x, _ = two_vectors(32, 0)
-    assert torch.equal(turn(x, 0), x)
-
-
 def test_pairs_are_half_split() -> None:
     x = torch.zeros(8)
     x[1] = 1.0  # the first member of pair 1; its partner is 1 + 8 / 2
+    assert torch.equal(turn(x, 0), x)
     turned = turn(x, 3)
     angle = 3 * 10000 ** (-2 / 8)
     expected = torch.zeros(8)
@@ -92,40 +88,24 @@ def test_equals_transformers(head_dim: int, theta: float) -> None:
     torch.testing.assert_close(apply_rope(k, *angles), theirs[1][0])
 
 
-class Holder(nn.Module):
-    """A model with rotary embedding inside, as the decoder has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.rope = RotaryEmbedding(64, 1e6)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_frequencies_stay_fp32_when_the_model_is_cast(dtype: torch.dtype) -> None:
-    holder = Holder().to(dtype)
-    assert holder.linear.weight.dtype == dtype
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_frequencies_stay_fp32_on_the_cpu_whatever_the_model_is(
+    dtype: torch.dtype, device: str
+) -> None:
+    with torch.device(device):
+        model = nn.ModuleList([nn.Linear(2, 2), RotaryEmbedding(64, 1e6)]).to(dtype)
+    assert model[0].weight.dtype == dtype and model[0].weight.device.type == device
     # the dtype alone proves nothing: fp32 again after a detour over half precision is as wrong
-    assert holder.rope.inv_freq.dtype == torch.float32
-    assert torch.equal(holder.rope.inv_freq, inverse_frequencies(64, 1e6))
-
-
-def test_frequencies_exist_when_built_under_the_meta_device() -> None:
-    with torch.device("meta"):
-        holder = Holder()
-    assert holder.linear.weight.is_meta
-    assert holder.rope.inv_freq.device.type == "cpu"
-    assert torch.equal(holder.rope.inv_freq, inverse_frequencies(64, 1e6))
+    assert model[1].inv_freq.dtype == torch.float32 and model[1].inv_freq.device.type == "cpu"
+    assert torch.equal(model[1].inv_freq, inverse_frequencies(64, 1e6))
+    assert list(model[1].state_dict()) == []  # no part of a checkpoint
 
 
 def test_half_precision_frequencies_would_be_radians_off() -> None:
     exact = 4001 * inverse_frequencies(64, 10000.0)
     rounded = 4001 * inverse_frequencies(64, 10000.0).half().float()
     assert (exact - rounded).abs().max() > 0.5
-
-
-def test_frequencies_are_not_part_of_a_checkpoint() -> None:
-    assert list(RotaryEmbedding(64, 1e4).state_dict()) == []
 
 
 def test_dtype_is_kept_and_computed_in_fp32() -> None:

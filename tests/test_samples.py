@@ -20,7 +20,6 @@ from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatchi
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.runner import make_runner
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.lab.pool import moments
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
@@ -33,7 +32,8 @@ from tutorial_engine.trace.events import (
     Recorder,
     Trace,
 )
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
+from tutorial_engine.trace.pool import snapshots
 
 PROMPT = random_sequences([11], VOCAB, seed=3)[0]
 OTHERS = random_sequences([7, 9], VOCAB, seed=4)
@@ -108,7 +108,7 @@ def run_and_check(engine: LLMEngine, max_steps: int = 300) -> dict[str, RequestO
         engine.check_integrity()
         live.append(engine.state())
     trace = trace_of(engine)
-    assert [state.unfinished() for state in states(trace)] == live[: trace.num_steps]
+    assert [step.after.unfinished() for step in history(trace)] == live[: trace.num_steps]
     assert Trace.from_json(trace.to_json()) == trace
     assert not engine.requests
     empty(engine.memory)
@@ -406,7 +406,7 @@ def test_a_pool_is_told_as_it_was_before_a_failed_request_gave_back(
     engine.add_request(PROMPT, SamplingParams(), "A", sampler=_Fails(SamplingParams()))
     engine.add_request(OTHERS[0], SamplingParams(max_tokens=2, ignore_eos=True), "B")
     run_and_check(engine)
-    usage = [moment.usage for moment in moments(trace_of(engine))]
+    usage = [one.usage for one in snapshots(trace_of(engine))]
     assert usage[0].used == len(PROMPT) + len(OTHERS[0]) and usage[1].used == len(OTHERS[0]) + 1
     assert all(one.reserved >= 0 and one.free >= 0 for one in usage)
 

@@ -1,23 +1,23 @@
 """What a trace says of a step: the facts of the live engine, and reasons that are the true ones."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 from engines import one_thread, random_model
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import RowManager
-from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Recorder, StepEnded, Trace
-from tutorial_engine.trace.history import EngineState, states
-from tutorial_engine.viz.scheduler_steps import SchedulerRun, listed, steps
+from tutorial_engine.trace.events import Admitted, EngineState, Preempted, Recorder, TokenSampled
+from tutorial_engine.viz.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.words import listed
 
 POLICIES = (Scheduler, PrefillFirst, StaticBatching, OneByOne)
 PROMPTS = {"A": [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "B": [20] * 7, "C": [31, 32, 33]}
@@ -37,17 +37,18 @@ class Live:
         config = EngineConfig(**{"max_model_len": 24, **limits})
         clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
         cache = CacheConfig(max_seqs=config.max_num_seqs, max_len=24)
-        rows = memory.from_config(model.config, cache, recorder) if memory else None
+        rows = (memory or StaticKVCache).from_config(model.config, cache, recorder)
         self.engine = LLMEngine(
             model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
         )
-        self.before: list[EngineState] = []
+        self.planned: list[EngineState] = []  # at the forward
+        self.after: list[EngineState] = []
         self.outputs: dict[str, RequestOutput] = {}
         self.on_forward: Callable[[], None] = lambda: None
         model.register_forward_pre_hook(self._watch)
 
     def _watch(self, *_: Any) -> None:
-        self.before.append(self.engine.state())
+        self.planned.append(self.engine.state())
         self.on_forward()
 
     def add(self, *names: str, num_tokens: int = 4) -> "Live":
@@ -58,7 +59,9 @@ class Live:
 
     def step(self, times: int = 1) -> "Live":
         for _ in range(times):
-            for result in self.engine.step():
+            results, ran = self.engine.step(), len(self.planned) > len(self.after)
+            self.after += [self.engine.state()] * ran
+            for result in results:
                 if result.output is not None:
                     self.outputs[result.request_id] = result.output
         return self
@@ -69,25 +72,35 @@ class Live:
         return self
 
     @property
-    def trace(self) -> Trace:
-        assert self.engine.trace is not None
-        return self.engine.trace.trace()
-
-    @property
     def run(self) -> SchedulerRun:
-        return SchedulerRun(self.trace, {})
+        assert self.engine.trace is not None
+        return SchedulerRun(self.engine.trace.trace(), {})
 
 
 def three(policy: type[Scheduler] = Scheduler, **limits: int) -> Live:
     return Live(policy, **{"max_num_seqs": 3, "max_num_batched_tokens": 8, **limits}).add(*"ABC")
 
 
-class Scarce(RowManager):
+class Scarce(StaticKVCache):
     """Room for 16 tokens of all requests together: somebody has to give way."""
 
-    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
-        held = sum(self.cache.seq_lens)
-        return super().allocate(request, max_new_tokens) if held + max_new_tokens <= 16 else None
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stored: dict[str, int] = {}
+
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        if sum(self.stored.values()) + num_new > 16:
+            return None
+        return super().allocate(seq_id, token_ids, num_computed, num_new)
+
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        self.stored[seq_id] = num_computed
+
+    def free(self, seq_id: str) -> None:
+        super().free(seq_id)
+        self.stored.pop(seq_id, None)
 
 
 # -- states ---------------------------------------------------------------------------------------
@@ -100,30 +113,40 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "budget", "rows", "arrive"), CASES)
-def test_a_step_is_the_live_engine_at_its_forward(
-    policy: type[Scheduler], budget: int, rows: int, arrive: int
-) -> None:
+@cache
+def live_of(policy: type[Scheduler], budget: int, rows: int, arrive: int) -> Live:
     live = Live(policy, max_num_seqs=rows, max_num_batched_tokens=budget)
     for name in "ABC":
         live.add(name).step(arrive)
-    found = steps(live.finish().trace)
-    assert [step.state.unfinished() for step in found] == live.before
-    assert [step.number for step in found] == list(range(len(live.before)))
-    ended = [event for event in live.trace.events if isinstance(event, StepEnded)]
-    assert [step.num_tokens for step in found] == [event.num_tokens for event in ended]
-    for step, after in zip(found, states(live.trace), strict=True):
-        assert step.state.waiting == after.waiting
-        assert tuple(r for r in step.state.running if r not in step.ended) == after.running
-        for name, token in step.sampled.items():
-            assert after.requests[name].token_ids[-1] == token
-        for name, event in step.scheduled.items():
-            done = step.state.requests[name].num_computed_tokens + len(event.slots)
-            assert after.requests[name].num_computed_tokens == done
+    return live.finish()
 
 
-def test_an_engine_that_never_ran_has_no_steps() -> None:
-    assert steps(Live().trace) == steps(three().trace) == []
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_the_live_engine_at_its_forward_and_after_it(case: Any) -> None:
+    live = live_of(*case)
+    found = live.run.steps
+    assert [step.number for step in found] == list(range(len(live.planned)))
+    assert [step.planned.unfinished() for step in found] == live.planned
+    assert [step.after.unfinished() for step in found] == live.after
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ttft_in_steps_is_the_engines_with_a_clock_of_one_second_a_step(case: Any) -> None:
+    live = live_of(*case)
+    run = live.run
+    for name, output in live.outputs.items():
+        first = run.first_token(name)
+        assert first is not None and run.ttft(name, first - 1) is None
+        assert run.ttft(name, first) == run.ttft(name, run.last) == output.metrics.ttft
+        assert run.came(name) == output.metrics.arrival
+        assert run.came(name) == 0 or name in run.to_come(run.came(name) - 1)
+        assert name not in run.to_come(run.came(name))
+
+
+def test_an_engine_that_never_ran_has_nothing_to_show() -> None:
+    for live in (Live(), three()):
+        with pytest.raises(ValueError, match="no finished step"):
+            live.run.steps  # noqa: B018
 
 
 def test_a_step_that_was_broken_off_is_no_step() -> None:
@@ -137,19 +160,19 @@ def test_a_step_that_was_broken_off_is_no_step() -> None:
         live.step()
     live.on_forward = lambda: None
     live.engine.abort("C")
-    del live.before[-1]
-    found = steps(live.finish().trace)
-    assert [step.state.unfinished() for step in found] == live.before
-    assert found[1].ended == {"C": "abort"} and "C" not in found[1].scheduled
-    assert found[1].admitted == ("B",)  # in the plan that was broken off, and it stays
+    del live.planned[-1]
+    run = live.finish().run
+    assert [step.planned.unfinished() for step in run.steps] == live.planned
+    assert run.ended(1) == {"C": "abort"} and "C" not in run.steps[1].scheduled
+    assert list(run.steps[1].by_request(Admitted)) == ["B"]  # in the plan that was broken off
 
 
 def test_an_abort_between_steps_belongs_to_the_next_one() -> None:
     live = three().step(3)
     live.engine.abort("A")
     run = live.finish().run
-    assert run.steps[3].ended == {"A": "abort"}
-    assert "A" not in run.steps[3].state.running and run.share("A", 3) is None
+    assert run.ended(3) == {"A": "abort"}
+    assert "A" not in run.steps[3].planned.running and run.share("A", 3) is None
     assert "A ends with this step (abort)" in run.caption(3)
     assert run.over(4)["A"] == "abort"
 
@@ -157,30 +180,14 @@ def test_an_abort_between_steps_belongs_to_the_next_one() -> None:
 # -- what is counted from it ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "budget", "rows", "arrive"), CASES)
-def test_ttft_in_steps_is_the_engines_with_a_clock_of_one_second_a_step(
-    policy: type[Scheduler], budget: int, rows: int, arrive: int
-) -> None:
-    live = Live(policy, max_num_seqs=rows, max_num_batched_tokens=budget)
-    for name in "ABC":
-        live.add(name).step(arrive)
-    run = live.finish().run
-    for name, output in live.outputs.items():
-        first = run.first_token(name)
-        assert first is not None and run.ttft(name, first - 1) is None
-        assert run.ttft(name, first) == run.ttft(name, run.last) == output.metrics.ttft
-        assert run.came(name) == output.metrics.arrival
-        assert run.came(name) == 0 or name in run.to_come(run.came(name) - 1)
-        assert name not in run.to_come(run.came(name))
-
-
-@pytest.mark.parametrize("budget", [1, 3, 8, 64])
-def test_tokens_are_cached_then_run_then_known_then_sampled(budget: int) -> None:
+@pytest.mark.parametrize("budget", [1, 3, 8, 11, 64])
+def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(budget: int) -> None:
     run = three(max_num_batched_tokens=budget).finish().run
     order = ["cached", "run", "known", "sampled"]
     seen: dict[str, int] = dict.fromkeys("ABC", 0)
     for step in run.steps:
-        for name in step.state.requests:
+        assert not run.doing("stalls", step.number), "the one rule does not do that"
+        for name in step.planned.requests:
             kinds = run.token_kinds(name, step.number)
             if name in run.over(step.number):
                 assert kinds == ["gone"] * len(run.tokens[name])
@@ -188,21 +195,16 @@ def test_tokens_are_cached_then_run_then_known_then_sampled(budget: int) -> None
             assert kinds == sorted(kinds, key=order.index)
             assert kinds.count("cached") == seen[name]
             seen[name] += kinds.count("run")
-            assert kinds.count("sampled") == (name in step.sampled)
+            assert kinds.count("sampled") == (name in step.by_request(TokenSampled))
             yields = "run" in kinds and "known" not in kinds
-            assert (name in step.sampled) == yields
+            assert (name in step.by_request(TokenSampled)) == yields
     assert seen == {name: len(ids) - 1 for name, ids in run.tokens.items()}  # the last never runs
 
 
-def test_what_ran_is_said_with_what_is_left() -> None:
-    run = three().finish().run
-    assert run.ran("A", 0) == "A prefill 8 (2 left, no token yet)"
-    assert run.ran("A", 1) == "A prefill 2" and run.ran("A", 2) == "A decode 1"
-    with pytest.raises(AssertionError, match="step 0 ran nothing of B"):
-        run.ran("B", 0)
-
-
 # -- why somebody waits ---------------------------------------------------------------------------
+
+
+WIDE, MIDDLE = {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 16}
 
 
 @pytest.mark.parametrize(
@@ -214,25 +216,9 @@ def test_what_ran_is_said_with_what_is_left() -> None:
         (Scheduler, {"max_num_seqs": 1}, 1, "the row is taken (max_num_seqs)"),
         (OneByOne, {}, 1, "one at a time, first A"),
         (StaticBatching, {"max_num_seqs": 2}, 1, "nobody joins before A and B are done"),
-        (
-            StaticBatching,
-            {"max_num_seqs": 2, "max_num_batched_tokens": 16},
-            1,
-            "nobody joins before A and B are done",
-        ),
         (StaticBatching, {"max_num_seqs": 2}, 0, "no budget is left"),
-        (
-            StaticBatching,
-            {"max_num_seqs": 2, "max_num_batched_tokens": 64},
-            0,
-            "all 2 rows are taken (max_num_seqs)",
-        ),
-        (
-            PrefillFirst,
-            {"max_num_batched_tokens": 16},
-            0,
-            "B must run its 7 at once, 6 of the budget is left",
-        ),
+        (StaticBatching, {"max_num_seqs": 2, **WIDE}, 0, "all 2 rows are taken (max_num_seqs)"),
+        (PrefillFirst, MIDDLE, 0, "B must run its 7 at once, 6 of the budget is left"),
     ],
 )
 def test_the_reason_is_the_one_that_the_policy_had(
@@ -241,20 +227,23 @@ def test_the_reason_is_the_one_that_the_policy_had(
     run = three(policy, **limits).finish().run
     assert run.why_waiting(step) == why
     if why:
-        waiting = run.steps[step].state.waiting
+        waiting = run.steps[step].planned.waiting
         assert f"{listed(waiting)} wait{'s' * (len(waiting) == 1)}: {why}" in run.caption(step)
 
 
-def test_each_reason_goes_away_with_what_it_blames() -> None:
-    def admitted(step: int, policy: type[Scheduler] = Scheduler, **limits: int) -> tuple[str, ...]:
-        return three(policy, **limits).finish().run.steps[step].admitted
-
-    assert admitted(0) == ("A",) and admitted(0, max_num_batched_tokens=9) == ("A",)
-    assert admitted(0, max_num_batched_tokens=11) == ("A", "B")
-    assert admitted(0, max_num_batched_tokens=64, max_num_seqs=2) == ("A", "B")
-    assert admitted(0, max_num_batched_tokens=64) == ("A", "B", "C")
-    assert admitted(0, PrefillFirst, max_num_batched_tokens=16) == ("A",)
-    assert admitted(0, PrefillFirst, max_num_batched_tokens=17) == ("A", "B")
+@pytest.mark.parametrize(
+    ("policy", "budget", "rows", "admitted"),
+    [
+        *((Scheduler, 8, 3, "A"), (Scheduler, 9, 3, "A"), (Scheduler, 11, 3, "AB")),
+        *((Scheduler, 64, 2, "AB"), (Scheduler, 64, 3, "ABC")),
+        *((PrefillFirst, 16, 3, "A"), (PrefillFirst, 17, 3, "AB")),
+    ],
+)
+def test_each_reason_goes_away_with_what_it_blames(
+    policy: type[Scheduler], budget: int, rows: int, admitted: str
+) -> None:
+    run = three(policy, max_num_batched_tokens=budget, max_num_seqs=rows).finish().run
+    assert "".join(run.steps[0].by_request(Admitted)) == admitted
 
 
 class LastOnly(Scheduler):
@@ -277,20 +266,15 @@ def test_a_stall_is_explained_where_it_is_the_policys() -> None:
     assert run.policy == "LastOnly"
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8, 11, 64])
-def test_under_the_one_rule_nobody_who_runs_ever_stalls(budget: int) -> None:
-    run = three(max_num_batched_tokens=budget).finish().run
-    assert not any(run.doing("stalls", step) for step in range(run.last + 1))
-
-
 def test_who_gives_way_is_said_and_explains_the_queue() -> None:
     live = Live(memory=Scarce, max_num_seqs=3, max_num_batched_tokens=16)
     run = live.add(*"ACB", num_tokens=6).finish().run
-    gave_way = [step for step in run.steps if step.preempted]
-    assert gave_way
-    for step in gave_way:
-        assert run.why_waiting(step.number) == "a step that preempts admits nobody"
-        assert step.state.waiting[0] == step.preempted[-1]
+    gave_way = [(step, [*step.by_request(Preempted)]) for step in run.steps]
+    assert any(who for _, who in gave_way)
+    for step, who in gave_way:
+        if who:
+            assert run.why_waiting(step.number) == "a step that preempts admits nobody"
+            assert step.planned.waiting[0] == who[-1]
     assert "no memory is free" in {run.why_waiting(step) for step in range(run.last)}
 
 
@@ -321,8 +305,3 @@ def test_who_is_still_to_come_is_said() -> None:
     assert "; still to come: B (before step 2) and C (before step 3); " in run.caption(0)
     assert "; still to come: C (before step 3); " in run.caption(2)
     assert "still to come" not in run.caption(3)
-
-
-@pytest.mark.parametrize(("names", "said"), [("A", "A"), ("AB", "A and B"), ("ABC", "A, B and C")])
-def test_names_are_listed_as_in_speech(names: Sequence[str], said: str) -> None:
-    assert listed(names) == said

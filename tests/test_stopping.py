@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,32 +53,23 @@ def byte_letters() -> Iterator[str]:
             spare += 1
 
 
-@pytest.fixture(scope="module")
-def long() -> SamplingParams:
-    return SamplingParams(max_tokens=10_000)
-
-
 # -- tokens and lengths -------------------------------------------------------------------------
 
 
-def test_eos_is_a_stop_without_a_reason(long: SamplingParams) -> None:
-    assert feed(StopChecker(long, [8, 9]), [1, 2, 9, 3]) == (3, Finish("stop", None))
-
-
-def test_stop_id_is_a_stop_and_named() -> None:
-    params = SamplingParams(stop_token_ids=[5, 6])
-    assert feed(StopChecker(params, [9]), [1, 6, 5]) == (2, Finish("stop", 6))
-
-
-def test_eos_comes_before_the_same_stop_id() -> None:
-    assert StopChecker(SamplingParams(stop_token_ids=[9]), [9]).update(9) == Finish("stop", None)
-
-
-def test_ignored_eos_goes_on_unless_it_is_a_stop_id() -> None:
-    ignoring = StopChecker(SamplingParams(ignore_eos=True, max_tokens=3), [9])
-    assert feed(ignoring, [9, 9, 9, 9]) == (3, Finish("length", None))
-    params = SamplingParams(ignore_eos=True, stop_token_ids=[9])
-    assert StopChecker(params, [9]).update(9) == Finish("stop", 9)
+@pytest.mark.parametrize(
+    ("params", "ids", "taken", "finish"),
+    [
+        ({}, [1, 2, 9, 3], 3, Finish("stop", None)),
+        ({"stop_token_ids": [5, 6]}, [1, 6, 5], 2, Finish("stop", 6)),
+        ({"stop_token_ids": [9]}, [9], 1, Finish("stop", None)),  # the EOS comes before
+        ({"ignore_eos": True, "max_tokens": 3}, [9] * 4, 3, Finish("length", None)),
+        ({"ignore_eos": True, "stop_token_ids": [9]}, [9], 1, Finish("stop", 9)),
+    ],
+)
+def test_eos_and_stop_ids_end_it(
+    params: dict[str, Any], ids: list[int], taken: int, finish: Finish
+) -> None:
+    assert feed(StopChecker(SamplingParams(**params), [8, 9]), ids) == (taken, finish)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +82,6 @@ def test_length_is_the_smaller_limit(max_tokens: int, max_new_tokens: int | None
     assert checker.num_tokens == end
 
 
-def test_first_token_can_end_it(tokenizer: Tokenizer) -> None:
-    params = SamplingParams(stop_token_ids=[5], stop=["a"])
-    for token_id, finish in (
-        (EOS, Finish("stop")),
-        (5, Finish("stop", 5)),
-        (tokenizer.token_to_id("a"), Finish("stop", "a")),
-    ):
-        assert StopChecker(params, [EOS], tokenizer).update(token_id) == finish
-
-
 def test_stop_wins_over_length_on_the_last_token(tokenizer: Tokenizer) -> None:
     params = SamplingParams(max_tokens=2, stop_token_ids=[5], stop=["ba"])
     b, a = tokenizer.token_to_id("b"), tokenizer.token_to_id("a")
@@ -110,14 +92,7 @@ def test_stop_wins_over_length_on_the_last_token(tokenizer: Tokenizer) -> None:
         (b, Finish("length")),
     ):
         assert feed(StopChecker(params, [EOS], tokenizer), [b, last]) == (2, finish)
-
-
-def test_nothing_comes_after_the_end() -> None:
-    checker = StopChecker(SamplingParams(max_tokens=1))
-    checker.update(4)
-    with pytest.raises(ValueError, match=r"token 7 comes after the end, .*length"):
-        checker.update(7)
-    assert checker.num_tokens == 1
+        assert last in (a, b) or StopChecker(params, [EOS], tokenizer).update(last) == finish
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
@@ -224,29 +199,21 @@ def test_eos_after_an_open_character_shows_that_it_is_broken(tokenizer: Tokenize
     assert checker.take_text() == "\ufffd" and checker.text == tokenizer.decode(ids)
 
 
-def test_stop_strings_need_a_tokenizer() -> None:
+def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'end',\) need a tokenizer"):
         StopChecker(SamplingParams(stop="end"))
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
+    for limit in (0, -3):
+        with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {limit}"):
+            StopChecker(SamplingParams(), max_new_tokens=limit)
     checker = StopChecker(SamplingParams(max_tokens=2))
+    for token_id in (1.0, "1", None):
+        with pytest.raises(ValueError, match="a token id is an int, got"):
+            checker.update(token_id)  # type: ignore[arg-type]
     assert feed(checker, [1, 2]) == (2, Finish("length"))
-    assert checker.text == checker.take_text() == ""
-
-
-@pytest.mark.parametrize("limit", [0, -3])
-def test_no_room_for_a_token_is_an_error(limit: int) -> None:
-    with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {limit}"):
-        StopChecker(SamplingParams(), max_new_tokens=limit)
-
-
-@pytest.mark.parametrize("token_id", [1.0, "1", None])
-def test_token_that_is_no_int_is_refused(token_id: object) -> None:
-    checker = StopChecker(SamplingParams())
-    with pytest.raises(ValueError, match="a token id is an int, got"):
-        checker.update(token_id)  # type: ignore[arg-type]
-    assert checker.num_tokens == 0
+    assert checker.text == checker.take_text() == "", "without a tokenizer there is no text"
+    with pytest.raises(ValueError, match=r"token 7 comes after the end, .*length"):
+        checker.update(7)
+    assert checker.num_tokens == 2
 
 
 # -- the same by definition: everything decoded and searched again after every token --------------
@@ -302,7 +269,7 @@ STOPS = st.lists(st.text("ab\n é€👩", min_size=1, max_size=4), max_size=3)
 def test_streamed_text_is_the_cut_text_by_definition(tokenizer: Tokenizer) -> None:
     finishes = []
 
-    @settings(max_examples=1500, deadline=None)
+    @settings(max_examples=600, deadline=None)
     @given(LETTERS, STOPS, st.randoms(use_true_random=False), st.booleans(), st.integers(0, 6))
     def one_case(
         text: str, stops: list[str], rng: random.Random, included: bool, least: int
@@ -321,14 +288,14 @@ def test_streamed_text_is_the_cut_text_by_definition(tokenizer: Tokenizer) -> No
     one_case()
     by_string = sum(isinstance(finish.stop_reason, str) for finish in finishes)
     by_length = sum(finish.reason == "length" for finish in finishes)
-    assert by_string > 200 and by_length > 200 and len(finishes) - by_string - by_length > 50
+    assert by_string > 80 and by_length > 80 and len(finishes) - by_string - by_length > 20
 
 
 def test_bytes_that_are_no_text_give_what_decode_gives(tokenizer: Tokenizer) -> None:
     broken = []
     heads = [b"\xe2", b"\x82", b"\xac", b"\xf0", b"\x9f", b"\x91", b"\xa9", b"\xff", b"a", b"\xc3"]
 
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=400, deadline=None)
     @given(st.lists(st.sampled_from(heads), min_size=1, max_size=14), STOPS)
     def one_case(pieces: list[bytes], stops: list[str]) -> None:
         ids = spell(tokenizer, b"".join(pieces))
@@ -336,7 +303,7 @@ def test_bytes_that_are_no_text_give_what_decode_gives(tokenizer: Tokenizer) -> 
         broken.append("\ufffd" in tokenizer.decode(ids))
 
     one_case()
-    assert broken.count(True) > 300
+    assert broken.count(True) > 120
 
 
 @given(ids=st.lists(st.integers(0, 511), min_size=1, max_size=30))
@@ -370,15 +337,10 @@ def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer: Tokenizer) -> No
     ids = tokenizer.encode(text).ids
     watched = Watched(tokenizer)
     detokenizer = Detokenizer(watched)  # type: ignore[arg-type]
+    assert detokenizer.flush() == ""
     assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == text
     assert len(ids) > 1000 and max(watched.sizes) <= 8  # two characters of at most four tokens
     assert len(watched.sizes) <= 2 * len(ids) + 1
-
-
-def test_flush_says_nothing_when_nothing_is_open(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer)
-    assert detokenizer.flush() == ""
-    assert detokenizer.push(tokenizer.token_to_id("a")) == "a" and detokenizer.flush() == ""
 
 
 def test_spaces_survive_a_decoder_that_strips_the_first_one() -> None:

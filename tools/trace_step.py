@@ -75,12 +75,11 @@ class Outline:
             self.hops.append(Hop(depth, *here))
         self.calls[here] += 1
 
-    def __str__(self) -> str:
-        numbers = (
-            f"{len(self.files)} files, {len(self.calls)} functions, {self.calls.total()} calls"
-        )
-        inner = f"(and {len(self.inner)} comprehensions and lambdas in them)"
-        return "\n".join([f"{numbers} {inner}", "", *map(str, self.hops)])
+    def text(self) -> str:
+        """The numbers and the hops, the same with every Python."""
+        calls = self.calls.total()
+        numbers = f"{len(self.files)} files, {len(self.calls)} functions, {calls} calls"
+        return "\n".join([numbers, "", *map(str, self.hops)])
 
 
 def place(frame: FrameType) -> tuple[str, str] | None:
@@ -113,7 +112,9 @@ def decode_step() -> Outline:
 def main() -> None:
     """Print it."""
     with torch.inference_mode():
-        print(decode_step())
+        outline = decode_step()
+    print(outline.text())
+    print(f"\n(and {len(outline.inner)} comprehensions and lambdas in them)")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@
 # %%
 import torch
 
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.source import show_source
-from tutorial_engine.learn.verdict import check_close
-from tutorial_engine.sampling.sampler import SamplingParams
+from tutorial_engine.learn import Predictions, check_close, show_source
+from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.viz.tokens import token_labels
 
 torch.set_grad_enabled(False)
@@ -42,7 +40,7 @@ def count_tokens(use_cache):
     counted.clear()
     options = SamplingParams(max_tokens=24)
     out = generate(model, prompts[:1], options, tokenizer=tokenizer, use_cache=use_cache)[0]
-    return out, list(counted)
+    return out.outputs[0], list(counted)  # a prompt may have several outputs; here it has one
 
 
 slow, without = count_tokens(use_cache=False)
@@ -83,8 +81,7 @@ work_picture(without, with_cache, flops_without, flops_with)
 # and values, and remembers the keys of every layer.
 
 # %%
-from tutorial_engine.model.attention import NoCache, SdpaAttention
-from tutorial_engine.model.batch import Batch
+from tutorial_engine.model import Batch, NoCache, SdpaAttention
 
 
 class Catcher(NoCache):
@@ -163,17 +160,19 @@ check_cache(MyCache)
 
 # %% [markdown]
 # The package has this one too, as the naive twin of the real cache. Its flaw: every step copies all
-# that is there into a new tensor. Bytes copied grow with the *square* of the length.
+# that is there into a new tensor. Bytes copied grow with the *square* of the length. A `Request` has its
+# tokens, `token_ids`, and counts those whose K and V are in the cache, `num_computed_tokens`.
 
 # %%
-from tutorial_engine.cache.rows import GrowingKVCache
-from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.cache import GrowingKVCache
+from tutorial_engine.engine import Request, decode, prefill
 
-growing = GrowingKVCache()
-prefill(model, growing, prompts[:1])
+growing, request = GrowingKVCache(), Request("A", prompts[0])
+prefill(model, growing, [request])
 for steps in (50, 100, 200):
-    while growing.seq_lens[0] < steps:
-        decode(model, growing, [65])
+    while request.num_computed_tokens < steps:
+        request.token_ids.append(65)
+        decode(model, growing, [request])
     print(f"{steps:3} tokens: {growing.bytes_copied // 2**10:6,} KiB copied so far")
 
 # %% [markdown]
@@ -188,21 +187,30 @@ from tutorial_engine.engine.runner import forward
 show_source(forward)
 
 # %% [markdown]
-# `cache.batch` gives the new tokens positions and addresses, the model runs, `cache.commit` makes them
-# count. Watch positions and lengths over a prefill and two decodes:
+# The cache says where the new tokens go. The model runs. Then the request counts them as computed, and
+# `cache.commit` tells the cache. Only the request knows its length. It advances once per forward, and not
+# once per layer: we read it before each layer, over a prefill and two decodes.
 
 # %%
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache import CacheConfig, StaticKVCache
 
-cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=1, max_len=40))
-logits = prefill(model, cache, prompts[:1])
-print("prefill: 10 tokens run, logits", list(logits.shape), "cached", cache.seq_lens)
+cache, request = StaticKVCache.from_config(c, CacheConfig(max_len=40)), Request("A", prompts[0])
+before = []  # num_computed_tokens, before each layer of a forward
+watch = [
+    layer.register_forward_pre_hook(lambda *_: before.append(request.num_computed_tokens))
+    for layer in model.model.layers
+]
+logits = prefill(model, cache, [request])
+print("prefill: before each layer", before, "and then", request.num_computed_tokens)
+print("logits", list(logits.shape))
 for _ in range(2):
-    token = int(logits.argmax())
-    position = cache.batch([[token]]).positions.tolist()
-    logits = decode(model, cache, [token])
-    print(token_labels(tokenizer, [token]), "runs at", position, "cached", cache.seq_lens)
+    before.clear()
+    request.token_ids.append(int(logits.argmax()))
+    logits = decode(model, cache, [request])
+    label = token_labels(tokenizer, request.token_ids[-1:])
+    print("decode", label, "before each layer", before, "and then", request.num_computed_tokens)
+for hook_of_layer in watch:
+    hook_of_layer.remove()
 
 # %%
 predictions.ask(
@@ -213,7 +221,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-phases"]
-from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model import causal_mask
 from tutorial_engine.viz.attention_plots import mask_picture
 
 masks = {
@@ -228,24 +236,35 @@ mask_picture(masks)
 
 # %% [markdown]
 # The newest token may see everything: decode needs no mask. But its *position* must be right, for RoPE.
-# Position = number of cached tokens, nothing else.
+# Position = number of computed tokens, nothing else.
 #
-# ## 5 · Shelves and an address book
+# ## 5 · One storage and a map
 #
 # **Objective:** find any key in memory. A real cache allocates once and never copies.
 
 # %% [markdown]
-# It is two things. **Shelves**: per layer one K and one V tensor, addressed by *slot*. An **address
-# book**: which slot holds position p of sequence s, kept once for all layers. In the static cache,
-# sequence s owns a row: slot = s · max_len + p.
+# It is two things. The **KV storage**: per layer one K and one V tensor, addressed by *slot*. And a
+# **map**: which slot holds position p of a sequence, kept once for all layers. In the static cache
+# a sequence owns a row: slot = row · max_len + p. `allocate` asks the map where the next tokens go.
+
 
 # %%
+def next_batch(cache, requests):
+    """All tokens that are not computed yet, and their slots; without a commit, so it can be repeated."""
+    new = [r.token_ids[r.num_computed_tokens :] for r in requests]
+    rooms = [
+        cache.allocate(r.request_id, r.token_ids, r.num_computed_tokens, r.num_new_tokens)
+        for r in requests
+    ]
+    return Batch.from_allocations(new, rooms, [r.request_id for r in requests])
+
+
 cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=3, max_len=16))
-batch = cache.batch(prompts)
+requests = [Request(name, ids) for name, ids in zip("ABC", prompts, strict=True)]
+batch = next_batch(cache, requests)
 print("slots to write:", batch.slot_mapping.tolist())
 print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
-shelf = cache.storage.k[0]
-print("K shelf of a layer [K/V heads, slots, head_dim]:", list(shelf.shape))
+print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
 # ### Exercise 2: which slots? (5 minutes)
@@ -278,8 +297,8 @@ check_slots(slots_to_write)
 # %%
 cache.storage.k.fill_(float("nan"))
 cache.storage.v.fill_(float("nan"))
-logits = prefill(model, cache, prompts)
-keys, values = cache.rows()
+logits = prefill(model, cache, requests)
+keys, values = cache.by_rows()
 print("[layers, rows, K/V heads, max_len, head_dim]:", list(keys.shape))
 print("same memory:", keys.data_ptr() == cache.storage.k.data_ptr())
 print("any NaN in the logits:", bool(logits.isnan().any()))
@@ -290,19 +309,20 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 
 # %%
 try:
-    prefill(model, cache, [[65] * 20], seq_ids=[1])
+    prefill(model, cache, [Request("D", [65] * 20)])
 except ValueError as error:
     print(error)
-print("cached:", cache.seq_lens)
+print("computed:", [r.num_computed_tokens for r in requests])
 
 # %% tags=["figure-rows"]
 from tutorial_engine.viz.cache_plots import fill_picture
 
-fill_picture([(text, used, 16) for text, used in zip(PROMPTS, cache.seq_lens, strict=True)])
+used = [r.num_computed_tokens for r in requests]
+fill_picture([(text, n, 16) for text, n in zip(PROMPTS, used, strict=True)])
 
 # %% [markdown]
 # Hatched slots are reserved and unused: other requests cannot have them. Notebook 04 shares them out in
-# pages and cells: same shelves, another address book.
+# pages and cells: the same storage, another map.
 #
 # ## 6 · One position late
 #
@@ -326,22 +346,21 @@ from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
 
 greedy = SamplingParams(max_tokens=24)
-right = generate(model, prompts, greedy, tokenizer=tokenizer)
+right = [out.outputs[0].token_ids for out in generate(model, prompts, greedy)]
 with planted("decode starts one position late", BUGS_02):
-    late = generate(model, prompts, greedy, tokenizer=tokenizer)
+    late = [out.outputs[0].token_ids for out in generate(model, prompts, greedy)]
 all_three, some, never = predictions.questions["late"].options
-first_right = all(a.token_ids[0] == b.token_ids[0] for a, b in zip(right, late, strict=True))
-truth = never if all(a == b for a, b in zip(right, late, strict=True)) else some
-predictions.reveal("late", truth if first_right else all_three)
+first_right = all(a[0] == b[0] for a, b in zip(right, late, strict=True))
+predictions.reveal("late", (never if right == late else some) if first_right else all_three)
 for a, b in zip(right, late, strict=True):
-    pairs = zip(a.token_ids, b.token_ids, strict=True)
-    print("first wrong new token:", next((i for i, (x, y) in enumerate(pairs) if x != y), "none"))
+    pairs = enumerate(zip(a, b, strict=True))
+    print("first wrong new token:", next((i for i, (x, y) in pairs if x != y), "none"))
 
 # %% tags=["figure-late"]
 from tutorial_engine.viz.cache_plots import positions_picture
 
 start = len(prompts[1])
-labels = [token_labels(tokenizer, list(out[1].token_ids[:18])) for out in (right, late)]
+labels = [token_labels(tokenizer, list(ids[1][:18])) for ids in (right, late)]
 positions_picture(range(start, start + 18), range(start + 1, start + 19), *labels)
 
 # %% [markdown]
@@ -355,12 +374,15 @@ def logits_of(sequence, new, chunk_size=None):
     cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
     cache.storage.k.zero_()  # what memory that was never written may well hold
     cache.storage.v.zero_()
-    rows = [prefill(model, cache, [sequence], chunk_size=chunk_size)]
-    rows += [decode(model, cache, [token]) for token in new]
+    request = Request("A", sequence)
+    rows = [prefill(model, cache, [request], chunk_size=chunk_size)]
+    for token in new:
+        request.token_ids.append(token)
+        rows.append(decode(model, cache, [request]))
     return torch.cat(rows)
 
 
-story, new = prompts[0], right[0].token_ids[:8]
+story, new = prompts[0], right[0][:8]
 truth = logits_of(story, new)
 for bug in BUGS_02:
     with planted(bug, BUGS_02):
@@ -395,6 +417,7 @@ alone = [
     for ids, own in zip(prompts, three, strict=True)
 ]
 for a, b in zip(together, alone, strict=True):
+    a, b = a.outputs[0], b.outputs[0]
     print(a.token_ids == b.token_ids, repr(a.text), a.finish_reason)
 
 # %% [markdown]
@@ -419,7 +442,7 @@ explorer
 # many, it is called multi-head attention (MHA).
 
 # %%
-from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache import KVCacheSpec
 
 
 def spec(layers, kv_heads, dim):
@@ -456,7 +479,7 @@ bytes_picture(rows)
 # without its memory:
 
 # %%
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache import KVStorage
 
 quarter = KVStorage(spec(32, 8, 128), num_slots=4 * 4096, device="meta")
 k_view, _ = quarter.by_rows(num_rows=4)
@@ -481,8 +504,8 @@ def rows_that_fit(config, budget_bytes, max_len):
 
 
 # %%
-from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.learn.checks_02 import check_fit
+from tutorial_engine.model import ModelConfig
 
 qwen3_06b = ModelConfig(
     vocab_size=151936,
@@ -535,10 +558,10 @@ def median_seconds(run, repeat=9):
 # %%
 def both_ways(n):
     """Seconds for the n-th token: decoded with the cache, and by running all n."""
-    cache = StaticKVCache.from_config(c, CacheConfig(max_len=n))
-    prefill(model, cache, [[65] * (n - 1)])
-    last, whole = cache.batch([[65]]), Batch.from_sequences([[65] * n])  # no commit: repeatable
-    backend = SdpaAttention(cache)
+    cache, request = StaticKVCache.from_config(c, CacheConfig(max_len=n)), Request("A", [65] * n)
+    forward(model, cache, [request], num_tokens=n - 1)
+    last, whole = next_batch(cache, [request]), Batch.from_sequences([[65] * n])
+    backend = SdpaAttention(cache.storage)
     return (median_seconds(lambda: model(last, backend)), median_seconds(lambda: model(whole)))
 
 
@@ -657,7 +680,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.model.blocked_attention import fast_attention
+from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
@@ -666,9 +689,10 @@ large.prepack()
 
 def seconds_for(rows, new, old):
     cache = StaticKVCache.from_config(four_layers, CacheConfig(max_seqs=rows, max_len=512))
+    requests = [Request(str(row), [65] * (old + new)) for row in range(rows)]
     if old:
-        prefill(large, cache, [[65] * old] * rows)
-    batch, backend = cache.batch([[65] * new] * rows), fast_attention(large.device, cache)
+        forward(large, cache, requests, num_tokens=old)
+    batch, backend = next_batch(cache, requests), fast_attention(large.device, cache.storage)
     last = list(batch.last_token_indices)
     return median_seconds(lambda: large.compute_logits(large(batch, backend)[last]), repeat=7)
 
@@ -707,7 +731,7 @@ from tutorial_engine.sampling.sampler import apply_temperature
 from tutorial_engine.viz.sampling_plots import temperature_picture
 
 cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
-logits = prefill(model, cache, [tokenizer.encode("Anna was").ids])[0]
+logits = prefill(model, cache, [Request("A", tokenizer.encode("Anna was").ids)])[0]
 best = logits.argsort(descending=True)[:12].tolist()
 labels = token_labels(tokenizer, best)
 heat = {t: apply_temperature(logits, t).softmax(-1)[best].tolist() for t in (0.5, 1.0, 2.0)}
@@ -780,7 +804,7 @@ filters_picture(vocabulary, logits.softmax(-1).tolist(), kept)
 # looks reproducible, and draws the same number for ever.
 
 # %% tags=["figure-draws"]
-from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.sampling import Sampler
 from tutorial_engine.viz.sampling_plots import draws_picture
 
 warm = SamplingParams(temperature=1.5, seed=7, max_tokens=12)
@@ -796,8 +820,8 @@ draws_picture(token_labels(tokenizer, good), token_labels(tokenizer, bad))
 # %%
 own = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
 other = SamplingParams(temperature=1.0, seed=4, max_tokens=12)
-alone = generate(model, prompts[:1], own, tokenizer=tokenizer)[0]
-shared = generate(model, prompts[:2], [own, other], tokenizer=tokenizer)[0]
+alone = generate(model, prompts[:1], own, tokenizer=tokenizer)[0].outputs[0]
+shared = generate(model, prompts[:2], [own, other], tokenizer=tokenizer)[0].outputs[0]
 print(repr(alone.text))
 print("same in company:", alone.token_ids == shared.token_ids)
 
@@ -807,7 +831,7 @@ print("same in company:", alone.token_ids == shared.token_ids)
 
 # %%
 told = SamplingParams(temperature=1.5, seed=7, max_tokens=5, logprobs=3)
-for token in generate(model, prompts[:1], told, tokenizer=tokenizer)[0].tokens:
+for token in generate(model, prompts[:1], told)[0].outputs[0].tokens:
     others = token_labels(tokenizer, [i for i, _ in token.top_logprobs])
     chosen = token_labels(tokenizer, [token.token_id])[0]
     print(f"{chosen:6} logprob {token.logprob:5.1f}, rank {token.rank:2}; best: {' '.join(others)}")
@@ -835,7 +859,7 @@ for own in (
     SamplingParams(max_tokens=24, stop_token_ids=[tokenizer.encode(" day").ids[-1]]),
     SamplingParams(max_tokens=6),
 ):
-    out = generate(model, prompts[:1], own, tokenizer=tokenizer)[0]
+    out = generate(model, prompts[:1], own, tokenizer=tokenizer)[0].outputs[0]
     print(f"{out.finish_reason:6} {out.stop_reason!s:6} {out.text!r}")
 
 # %% [markdown]
@@ -849,8 +873,9 @@ for own in (
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
+from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
+from tutorial_engine.model.checkpoint import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -906,13 +931,14 @@ print("more than 20 times beyond:", row.difference > 20 * row.tolerance)
 # model, tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
 # chat = load_chat_template(name)  # from tutorial_engine.lab.chat
 # prompt = chat.render([{"role": "user", "content": "What is a KV cache?"}])
-# print(generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer)[0].text)
+# (out,) = generate(model, prompt, SamplingParams(max_tokens=200), tokenizer=tokenizer)
+# print(out.outputs[0].text)
 # ```
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
     on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
-    print(generate(on_gpu, PROMPTS[0], greedy, tokenizer=tokenizer)[0].text)
+    print(generate(on_gpu, PROMPTS[0], greedy, tokenizer=tokenizer)[0].outputs[0].text)
 else:
     print(
         "No GPU here. With one, this cell would put model and cache there and generate the same way."

@@ -9,15 +9,12 @@
 # %%
 import torch
 
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.source import show_source
-from tutorial_engine.sampling.sampler import SamplingParams
-from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.trace.events import Recorder
+from tutorial_engine.learn import Predictions, show_source
+from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.trace import Recorder
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)  # for a model this small a second thread costs more than it brings
@@ -38,7 +35,7 @@ print([len(ids) for ids in prompts], "tokens")
 WANTED = [6, 3, 5]
 params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in WANTED]
 alone = [
-    generate(model, [ids], own, tokenizer=tokenizer)[0].token_ids
+    generate(model, [ids], own, tokenizer=tokenizer)[0].outputs[0].token_ids
     for ids, own in zip(prompts, params, strict=True)
 ]
 print("new tokens:", [len(ids) for ids in alone])
@@ -53,7 +50,7 @@ predictions.ask(
 # %%
 engine = LLMEngine(model, tokenizer)
 outputs = engine.generate(prompts, params)
-predictions.reveal("forwards", str(engine.model_runner.num_forwards))
+predictions.reveal("forwards", str(engine.runner.num_forwards))
 print("same tokens as alone:", [out.outputs[0].token_ids for out in outputs] == alone)
 
 # %% [markdown]
@@ -71,14 +68,14 @@ print("same tokens as alone:", [out.outputs[0].token_ids for out in outputs] == 
 # A step runs some of the difference, within a **token budget**. There is no prefill mode and no decode
 # mode: a new prompt has a large difference, a request that decodes has a difference of 1.
 #
-# ### Exercise 1: a request's share (3 minutes)
+# ### Exercise 1: how many tokens? (3 minutes)
 #
 # <details><summary>Hint</summary>Two limits: what is left of the request, and what is left of the
 # budget.</details>
 
 
 # %% tags=["exercise"]
-def share(num_tokens, num_computed_tokens, budget_left):
+def num_tokens_to_run(num_tokens, num_computed_tokens, budget_left):
     """How many of its tokens a request may run in this step."""
     ### BEGIN SOLUTION
     return min(num_tokens - num_computed_tokens, budget_left)
@@ -86,9 +83,9 @@ def share(num_tokens, num_computed_tokens, budget_left):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_share
+from tutorial_engine.learn.checks_03 import check_num_tokens
 
-check_share(share)
+check_num_tokens(num_tokens_to_run)
 
 # %% [markdown]
 # Who is asked first? Those who run already, in the order in which they came in; then those who wait, while
@@ -97,20 +94,20 @@ check_share(share)
 # ### Exercise 2: plan a step (10 minutes)
 #
 # <details><summary>Hint</summary>Go through <code>running</code>, then through the first
-# <code>max_num_seqs - len(running)</code> of <code>waiting</code>. Subtract every share from the
-# budget.</details>
+# <code>max_num_seqs - len(running)</code> of <code>waiting</code>. Subtract from the budget what each one
+# runs.</details>
 
 
 # %% tags=["exercise"]
 def plan(running, waiting, budget, max_num_seqs):
     """running, waiting: lists of (name, tokens left to run). Returns {name: tokens in this step}."""
     ### BEGIN SOLUTION
-    shares = {}
+    planned = {}
     for name, left in [*running, *waiting[: max_num_seqs - len(running)]]:
         if budget:
-            shares[name] = share(left, 0, budget)
-            budget -= shares[name]
-    return shares
+            planned[name] = num_tokens_to_run(left, 0, budget)
+            budget -= planned[name]
+    return planned
     ### END SOLUTION
 
 
@@ -125,7 +122,7 @@ check_plan(plan)
 # large again: same rule.)
 
 # %%
-show_source(Scheduler.share)
+show_source(Scheduler.num_tokens_to_run)
 show_source(Scheduler.schedule)
 
 # %% [markdown]
@@ -185,30 +182,36 @@ for name, state in sorted(engine.state().requests.items()):
 # %%
 while engine.has_unfinished_requests:
     engine.step()
-for number, shares in enumerate(steps(engine.trace.trace())):
-    told = ", ".join(f"{name} {n}" for name, n in shares.items())
-    print(f"step {number}: {told:15} = {sum(shares.values())} of 8")
-print("steps:", engine.num_steps, "forwards:", engine.model_runner.num_forwards)
+for number, ran in enumerate(steps(engine.trace.trace())):
+    told = ", ".join(f"{name} {n}" for name, n in ran.items())
+    print(f"step {number}: {told:15} = {sum(ran.values())} of 8")
+print("steps:", engine.num_steps, "forwards:", engine.runner.num_forwards)
 
 # %% tags=["figure-three-requests"]
-from tutorial_engine.viz import timeline
+from tutorial_engine.viz.timeline import timeline
 
 timeline(engine.trace.trace())
 
 # %% [markdown]
 # ## 4 · The batch that the model sees
 #
-# **Objective:** know what "together" means. We plan one step by hand, and look at its batch.
+# **Objective:** know what "together" means. We plan one step by hand, and look at its batch. The scheduler
+# says who runs how many tokens and, in an `allocation`, where these go; the batch lays them end to end.
 
 # %%
+from tutorial_engine.model import Batch
+
 by_hand = make_engine(max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
     by_hand.add_request(ids, own, name)
 by_hand.step()
 by_hand.step()
 scheduled = by_hand.scheduler.schedule()
-batch = by_hand.model_runner.batch(scheduled)
-print("tokens of", [item.request.request_id for item in scheduled], batch.query_lens)
+who = [item.request.request_id for item in scheduled]
+batch = Batch.from_allocations(
+    [item.token_ids for item in scheduled], [item.allocation for item in scheduled], who
+)
+print("tokens of", who, batch.query_lens)
 print("positions:", batch.positions.tolist())
 print("slots:    ", batch.slot_mapping.tolist())
 
@@ -221,7 +224,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-flat-batch"]
-from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model import causal_mask
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.tokens import token_labels
 
@@ -236,7 +239,7 @@ flat_batch(batch, names, token_labels(tokenizer, batch.input_ids.tolist()))
 # hand:
 
 # %%
-hidden = model(batch, by_hand.model_runner.attention)
+hidden = model(batch, by_hand.runner.attention)
 print("hidden [tokens, hidden size]:", list(hidden.shape))
 ready = [item.request.request_id for item in scheduled if item.yields_token]
 print("get a token:", ready)
@@ -244,7 +247,7 @@ next_ids = model.compute_logits(hidden[list(batch.last_token_indices)]).argmax(-
 print("as alone:", [int(i) for i in next_ids] == [alone[0][1], alone[1][0], alone[2][0]])
 
 # %% [markdown]
-# The engine does the same, for ever: schedule, one forward, sample, update.
+# The engine does the same, for ever: schedule, one forward, sample, update, deliver.
 
 # %%
 show_source(LLMEngine._step)
@@ -287,7 +290,7 @@ except ValueError as error:
 
 # %%
 trace = engine.trace.trace()
-for event in trace.events[:8]:
+for event in trace.events[:9]:
     told = [getattr(event, name, "") for name in ("request_id", "row", "slots", "token_id")]
     print(f"{event.time * 1000:3.0f} ms  step {event.step}  {type(event).__name__:13}", *told)
 
@@ -296,8 +299,13 @@ for event in trace.events[:8]:
 # compared with the live engine, step by step:
 
 # %%
-from tutorial_engine.trace.history import states
+<<<<<<< HEAD
+from tutorial_engine.trace.history import history
 from tutorial_engine.trace.events import Trace
+=======
+from tutorial_engine.trace import Trace
+from tutorial_engine.trace.history import history
+>>>>>>> main
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
@@ -308,7 +316,7 @@ while engine.has_unfinished_requests:
     live.append(engine.state())
 trace = engine.trace.trace()
 print("steps:", len(live), "events:", len(trace.events))
-print("replay = live engine:", [state.unfinished() for state in states(trace)] == live)
+print("replay = live engine:", [step.after.unfinished() for step in history(trace)] == live)
 print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
 
 # %% [markdown]
@@ -431,7 +439,7 @@ latency_distributions({name: [out.metrics for out in outs] for name, outs in res
 # one by one stay behind.
 
 # %% tags=["nbval-ignore-output", "figure-measured"]
-from tutorial_engine.engine.clock import WallClock
+from tutorial_engine.engine import WallClock
 
 make_engine(clock=WallClock()).generate(prompts, params)  # warm up
 measured = {}  # on this machine's own clock
@@ -706,7 +714,7 @@ for name, times in {"first come, first served": fcfs, "shortest first": shortest
 
 # %%
 class Overdrawn(Scheduler):
-    def share(self, request, plan):
+    def num_tokens_to_run(self, request, plan):
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
@@ -733,7 +741,7 @@ timeline(engine.trace.trace())
 class Mended(Scheduler):
     """Overdrawn, with the bug taken out."""
 
-    def share(self, request, plan):
+    def num_tokens_to_run(self, request, plan):
         ### BEGIN SOLUTION
         return min(request.num_new_tokens, plan.budget)
         ### END SOLUTION
@@ -769,7 +777,7 @@ def run_them(chosen):
     for i in chosen:
         engine.add_request(prompts[i], warm[i], names[i])
     texts = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
-    return texts, max(sum(shares.values()) for shares in steps(engine.trace.trace()))
+    return texts, max(sum(ran.values()) for ran in steps(engine.trace.trace()))
 
 
 def each_alone():
@@ -874,8 +882,9 @@ explorer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
 from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
+from tutorial_engine.model.checkpoint import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 04 · Pages and cells
 #
-# A KV cache is two things: an **address book** (which slot holds whose token) and **shelves** (the K and V
-# of each layer). Here you change the address book only: model, scheduler and engine are those
+# A KV cache is two things: a **storage** (the K and V of each layer, by slot) and a **map** (which slot
+# holds whose token). Here you change the map only: model, scheduler and engine are those
 # of notebook 03; do that first. Two sittings: to section 10 (90 minutes), then the rest (60).
 
 # %%
 import torch
 
+<<<<<<< HEAD
 from tutorial_engine.cache.cells import CellKVCache, CellSequences, CellTable
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.engine.clock import VirtualClock
@@ -15,9 +16,18 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.trace.history import states
+from tutorial_engine.trace.history import history
 from tutorial_engine.sampling.sampler import SamplingParams
 from tutorial_engine.trace.events import Recorder
+=======
+from tutorial_engine.cache import CellKVCache, PagedKVCache
+from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
+from tutorial_engine.learn import Predictions, show_source
+from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.trace import Recorder
+from tutorial_engine.trace.history import history
+>>>>>>> main
 from tutorial_engine.viz.tokens import token_label
 
 torch.set_grad_enabled(False)
@@ -40,8 +50,8 @@ params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (6, 3, 5)]
 
 def make_engine(memory=None, **limits):
     config = EngineConfig(**({"max_model_len": 64, "max_num_seqs": 3} | limits))
-    parts = {"memory": memory, "clock": VirtualClock(), "trace": Recorder()}
-    return LLMEngine(model, tokenizer, config, **parts)
+    trace = Recorder() if memory is None else memory.trace
+    return LLMEngine(model, tokenizer, config, memory=memory, clock=VirtualClock(), trace=trace)
 
 
 def serve_three(engine, params=params):
@@ -62,9 +72,15 @@ predictions.ask(
 )
 
 # %%
+<<<<<<< HEAD
 used = [
-    sum(len(r.slots) for r in state.requests.values()) for state in states(on_rows.trace.trace())
+    sum(len(r.slots) for r in step.after.requests.values())
+    for step in history(on_rows.trace.trace())
 ]
+=======
+states = [step.after for step in history(on_rows.trace.trace())]
+used = [sum(len(request.slots) for request in state.requests.values()) for state in states]
+>>>>>>> main
 predictions.reveal("waste", "about 30" if max(used) < 60 else "about 100")
 print("slots in use after each step:", used, "(those that ended are gone)")
 
@@ -108,7 +124,7 @@ check_num_blocks(num_blocks)
 # small as it is. This mistake is in circulation:
 
 # %% tags=["figure-layer-factor"]
-from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache import KVCacheSpec
 from tutorial_engine.viz.memory_plots import layer_factor
 
 wide = KVCacheSpec(
@@ -121,7 +137,7 @@ layer_factor(wide, 10 * 2**30)
 # that many GPUs; section 15.)
 
 # %%
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache import KVStorage
 from tutorial_engine.cache.paged import num_blocks_in
 
 shapes = {
@@ -190,10 +206,16 @@ print("read in order:", keys[:, 0, 0].tolist())
 # ## 4 · The same engine, on pages
 #
 # **Objective:** watch blocks come and go. Twelve blocks of 4 tokens: a quarter of the memory that the rows
-# had.
+# had. A memory that is to be traced is given its recorder when it is made.
+
 
 # %%
-memory = PagedKVCache.from_config(model.config, block_size=4, num_blocks=12)
+def pages(num_blocks=12, block_size=4):
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return PagedKVCache.from_config(model.config, **sizes, trace=Recorder())
+
+
+memory = pages()
 on_pages = make_engine(memory)
 print("same tokens as on rows:", serve_three(on_pages) == right)
 memory.check_integrity()
@@ -233,7 +255,7 @@ from tutorial_engine.viz.block_view import block_view
 block_view(on_pages.trace.trace(), step=2, labels=labels)
 
 # %% [markdown]
-# Once a prompt is computed, waste is at most the open end of its request's last block. The shelves are the same memory as ever;
+# Once a prompt is computed, waste is at most the open end of its request's last block. The storage is the same as ever;
 # the classic five axes are a view of it:
 
 # %%
@@ -249,7 +271,7 @@ print("a view, no copy:", k_pages.data_ptr() == memory.storage.k.data_ptr())
 # %%
 STORY = PROMPTS[0] + " " + PROMPTS[1]
 ask_a, ask_b = STORY + " Anna had a dog.", STORY + " Anna had a cat."
-engine = make_engine(PagedKVCache.from_config(model.config, block_size=4, num_blocks=12))
+engine = make_engine(pages())
 engine.add_request(ask_a, params[0], "A")
 engine.step()
 engine.add_request(ask_b, params[0], "B")
@@ -284,7 +306,7 @@ predictions.ask(
 
 # %%
 long = (ids_a * 3)[:48]
-engine = make_engine(PagedKVCache.from_config(model.config, block_size=16, num_blocks=8))
+engine = make_engine(pages(num_blocks=8, block_size=16))
 for name in "AB":
     engine.add_request(long, SamplingParams(max_tokens=4), name)
     engine.run()
@@ -319,7 +341,7 @@ predictions.ask(
 # %%
 from tutorial_engine.trace.events import BlockCopied, Forked
 
-engine = make_engine(PagedKVCache.from_config(model.config, block_size=4, num_blocks=12))
+engine = make_engine(pages())
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
 engine.add_request(PROMPTS[0], two, "A")
 (answers,) = engine.run()
@@ -474,7 +496,7 @@ print(table(rows))
 
 # %% [markdown]
 # None shows alone. Two need company, one samples, one reuse. Freeing head first gives right tokens everywhere:
-# only *found* (8 to 0) tells. Test a cache with all of them, and check its books.
+# only *found* (8 to 0) tells. Test a cache with all of them, and call `check_integrity` after each step.
 # %% [markdown]
 # ## 8 · Too little memory
 #
@@ -485,8 +507,7 @@ print(table(rows))
 more = [SamplingParams(max_tokens=16, ignore_eos=True)] * 3
 plenty = make_engine()
 right_16 = serve_three(plenty, more)
-memory = PagedKVCache.from_config(model.config, block_size=4, num_blocks=12)
-scarce = make_engine(memory)
+scarce = make_engine(pages())
 
 # %%
 predictions.ask(
@@ -510,7 +531,7 @@ print("preempted (step, request):", victims)
 print("same tokens as with plenty of memory:", got_16 == right_16)
 
 # %% tags=["figure-preempted"]
-from tutorial_engine.viz import timeline
+from tutorial_engine.viz.timeline import timeline
 
 timeline(scarce.trace.trace())
 
@@ -519,8 +540,8 @@ timeline(scarce.trace.trace())
 # runs prompt and output again like one long prompt. That is *preemption by recompute*. Its price:
 
 # %%
-again = scarce.model_runner.num_tokens - plenty.model_runner.num_tokens
-print(f"{plenty.model_runner.num_tokens} tokens run with plenty, {again} more with 12 blocks")
+again = scarce.runner.num_tokens - plenty.runner.num_tokens
+print(f"{plenty.runner.num_tokens} tokens run with plenty, {again} more with 12 blocks")
 print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
 found = [(e.request_id, e.num_cached) for e in scarce.trace.events if isinstance(e, Admitted)]
 print("found in the cache when admitted:", found)
@@ -544,8 +565,8 @@ except ValueError as error:
 # %%
 from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, tokens
 
-show_source(PagedKVCache.must_fit)
-show_source(EagerPages.must_fit)
+show_source(PagedKVCache.tokens_to_admit)
+show_source(EagerPages.tokens_to_admit)
 
 # %%
 predictions.ask(
@@ -559,7 +580,7 @@ predictions.ask(
 parts = [ids_a[:12], ids_a[2:20], ids_a[5:23]]
 limits = {"num_blocks": 6, "max_tokens": 6, "budget": 16, "chunk": 4}
 admissions = {"the whole prompt must fit": PagedKVCache, "the first chunk fits": EagerPages}
-runs = {name: crowd(pages, model, parts, **limits) for name, pages in admissions.items()}
+runs = {name: crowd(kind, model, parts, **limits) for name, kind in admissions.items()}
 patient, eager = runs.values()
 times = cost(eager).preempted["C"]
 predictions.reveal("thrash", "again and again" if times > 2 else "once")
@@ -600,26 +621,28 @@ explorer
 # (position, owners, pending shift) serves all layers.
 
 # %%
+from tutorial_engine.cache.cell_table import CellTable
+
 table = CellTable(5)
 for pos, word in enumerate(["How", "are", "you"]):
     (cell,) = table.find_slot(1)
-    table.place([cell], 0, [pos])
+    table.place([cell], "A", [pos])
     print(f"{word!r}: position {pos} in cell {cell}")
 print(table)
 
 # %%
 predictions.ask(
     "cell",
-    "Cells 0, 1, 2 are used, 3 and 4 are free. A token of sequence 0 comes whose position is 5. Which cell?",
+    "Cells 0, 1, 2 are used, 3 and 4 are free. A token of sequence A comes whose position is 5. Which cell?",
     ["cell 5: there is none, so it fails", "cell 3", "cell 0: 5 modulo 5"],
 )
 
 # %%
 (cell,) = table.find_slot(1)
-table.place([cell], 0, [5])
+table.place([cell], "A", [5])
 options = predictions.questions["cell"].options
 predictions.reveal("cell", options[1 if cell == 3 else 2])
-print("visible at position 5:", table.visible(0, 5), "at position 4:", table.visible(0, 4))
+print("visible at position 5:", table.visible("A", 5), "at position 4:", table.visible("A", 4))
 
 # %% [markdown]
 # A cell's number says where K and V lie, in every layer; its *position*, where the token stands. Who
@@ -647,31 +670,35 @@ from tutorial_engine.learn.checks_04 import check_visible
 check_visible(visible)
 
 # %% [markdown]
-# Now with shelves, and the real model. Sequence 1 shares what sequence 0 has, up to "are" (`seq_cp`). Then it
-# goes on alone, sequence 0 forgets its last word (`seq_rm`), and the next token falls into the hole:
+# Now with K and V, and the real model. B shares what A has, up to "are" (`seq_cp`). Then B goes on alone, A
+# forgets its last word (`seq_rm`), and B's next token falls into the hole. Whoever changes cells by hand says
+# the same of the requests:
 
 # %%
-from tutorial_engine.engine.generate import decode, prefill
+from tutorial_engine.engine import Request, decode, prefill
 
-cache = CellSequences.from_config(model.config, 8)
+cache = CellKVCache.from_config(model.config, 8)
 cache.storage.k.fill_(float("nan"))
 cache.storage.v.fill_(float("nan"))
 how, we, they = (tokenizer.encode(text).ids for text in ("How are you", " we", " the"))
-prefill(model, cache, [how])
+a, b = Request("A", how), Request("B", how[:4] + we[:1])
+prefill(model, cache, [a])
 before = cache.storage.k.nan_to_num().clone()
-shared = cache.seq_cp(0, 1, 0, 4)
-moved = not torch.equal(before, cache.storage.k.nan_to_num())
-print("sequence 1 shares cells", shared, "and K was moved:", moved)
-decode(model, cache, we[:1], [1])
-print("sequence 0 leaves cell", cache.seq_rm(0, 4, 5))
-decode(model, cache, they[:1], [1])
+print("B shares cells", cache.seq_cp("A", "B", 0, 4))
+b.num_computed_tokens = 4
+print("K was moved:", not torch.equal(before, cache.storage.k.nan_to_num()))
+decode(model, cache, [b])
+print("A leaves cell", cache.seq_rm("A", 4, 5))
+a.token_ids, a.num_computed_tokens = how[:4], 4
+b.token_ids.append(they[0])
+decode(model, cache, [b])
 cache.check_integrity()
 print(cache.table)
 
 # %% [markdown]
 # Position 5 lies in cell 4. One table, and each layer has the same cells with numbers of its own. A similar
-# story, step by step: here sequence 0 first says one word more. The buttons are yours. Try: make sequence 0
-# forget all, and see which cells are freed.
+# story, step by step: here sequence 0 first says one word more, then sequence 1 shares. The buttons are yours.
+# Try: make sequence 0 forget all, and see which cells are freed.
 
 # %% tags=["figure-cell-explorer"]
 from tutorial_engine.viz.cell_explorer import CellExplorer
@@ -679,22 +706,28 @@ from tutorial_engine.viz.cell_explorer import CellExplorer
 CellExplorer(model, tokenizer)
 
 # %% [markdown]
-# `CellKVCache` is this table behind the scheduler's question. The engine does not notice:
+# The same `CellKVCache` answers the scheduler's question. The engine does not notice:
 
 # %%
 on_cells = make_engine(CellKVCache.from_config(model.config, 48))
 print("same tokens as on rows:", serve_three(on_cells) == right)
-two_on_cells = make_engine(CellKVCache.from_config(model.config, 48))
+two_on_cells = make_engine(CellKVCache.from_config(model.config, 48, trace=Recorder()))
 two_on_cells.add_request(PROMPTS[0], two, "A")
 (answers,) = two_on_cells.run()
 print("two samples, as alone:", [one.token_ids for one in answers.outputs] == alone)
+<<<<<<< HEAD
 print(
     "most slots used:",
     max(
-        len({s for r in st.requests.values() for s in r.slots})
-        for st in states(two_on_cells.trace.trace())
+        len({s for r in step.after.requests.values() for s in r.slots})
+        for step in history(two_on_cells.trace.trace())
     ),
 )
+=======
+states = [step.after for step in history(two_on_cells.trace.trace())]
+used = [{slot for one in state.requests.values() for slot in one.slots} for state in states]
+print("most slots used:", max(map(len, used)))
+>>>>>>> main
 # %% [markdown]
 # ## 12 · The context is full
 #
@@ -703,7 +736,7 @@ print(
 # R(d) R(p)). Nothing is computed again.
 
 # %%
-show_source(CellSequences.apply_shifts)
+show_source(CellKVCache.apply_shifts)
 
 # %%
 predictions.ask(
@@ -738,7 +771,7 @@ shift_picture(gaps, discard=6)
 # of memory:
 
 # %% tags=["figure-layouts"]
-from tutorial_engine.lab import layouts
+from tutorial_engine.lab.layouts import layouts
 from tutorial_engine.viz.layout_plots import layouts_picture
 
 small = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens, heads, dim
@@ -775,7 +808,7 @@ layout_race(measured)
 # %% [markdown]
 # ## 14 · The dial
 #
-# **Objective:** choose a block size. Rows, pages, cells: three address books over *one* storage, and the block
+# **Objective:** choose a block size. Rows, pages, cells: three maps over *one* storage, and the block
 # size is the dial between them. Twelve requests, eight of them with the same beginning, on 256 slots:
 
 # %%
@@ -837,7 +870,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.parallel.ranks import run_ranks
+from tutorial_engine.parallel import run_ranks
 
 report = run_ranks(2)  # two processes, torch.distributed, gloo
 predictions.reveal("ranks", str(report.traffic.calls // report.num_forwards))
@@ -850,7 +883,7 @@ ranks_picture(report)
 
 # %% [markdown]
 # Each rank runs scheduler and engine by itself; all decide the same, because all see the same logits. The
-# shelves of one rank hold only its own heads. Heads that do not divide are refused before a process starts:
+# storage of one rank holds only its own heads. Heads that do not divide are refused before a process starts:
 
 # %%
 try:
@@ -867,10 +900,11 @@ except ValueError as error:
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.lab.ledger import engine_paths, ledger, memory_paths, our_paths, runner_path
 from tutorial_engine.lab.ledger import table as ledger_table
-from tutorial_engine.parallel.ranks import parallel_paths
-from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.parallel import parallel_paths
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -59,8 +59,22 @@ class KVStorage:
         return self.spec.bytes_per_token * self.num_slots
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k [T, H_kv, D] and v [T, H_kv, D_v] into the slots slot_mapping [T] of a layer."""
-        self._check(layer, slot_mapping, k, v)
+        """Put k [T, H_kv, D] and v [T, H_kv, D_v] into the slots slot_mapping [T] of a layer.
+
+        ValueError, and nothing written, for another layer, shape or dtype.
+        """
+        spec, tokens = self.spec, slot_mapping.numel()
+        if not 0 <= layer < spec.num_layers:
+            raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
+        want_k = (tokens, spec.num_kv_heads, spec.k_head_dim)
+        want_v = (tokens, spec.num_kv_heads, spec.v_head_dim)
+        if k.shape != want_k or v.shape != want_v:
+            raise ValueError(
+                f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
+                f"k {list(k.shape)} and v {list(v.shape)}"
+            )
+        if k.dtype != spec.dtype or v.dtype != spec.dtype:
+            raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
         if not self.slots_first:
             k, v = k.transpose(0, 1), v.transpose(0, 1)
         self._k_of[layer].index_copy_(self._slot_axis, slot_mapping, k)
@@ -68,7 +82,8 @@ class KVStorage:
 
     def scatter(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """As write, for padded batches: a token whose slot is −1 is left out."""
-        self._check(layer, slot_mapping, k, v)
+        if not len(k) == len(v) == len(slot_mapping):
+            raise ValueError(f"{len(slot_mapping)} slots for {len(k)} keys and {len(v)} values")
         real = slot_mapping >= 0
         self.write(layer, slot_mapping[real], k[real], v[real])
 
@@ -133,20 +148,6 @@ class KVStorage:
         # slots first: [L, rows, n, H_kv, D]; heads first: [L, H_kv, rows, n, D]
         first, second = (2, 3) if self.slots_first else (1, 2)
         return k.transpose(first, second), v.transpose(first, second)
-
-    def _check(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        spec, tokens = self.spec, slot_mapping.numel()
-        if not 0 <= layer < spec.num_layers:
-            raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
-        want_k = (tokens, spec.num_kv_heads, spec.k_head_dim)
-        want_v = (tokens, spec.num_kv_heads, spec.v_head_dim)
-        if k.shape != want_k or v.shape != want_v:
-            raise ValueError(
-                f"for {tokens} slots this storage takes k {list(want_k)} and v {list(want_v)}; got "
-                f"k {list(k.shape)} and v {list(v.shape)}"
-            )
-        if k.dtype != spec.dtype or v.dtype != spec.dtype:
-            raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
 
 
 class SlotNumbers:

@@ -33,7 +33,7 @@ def run_scheduled(
         model.device,
     )
     hidden = model(batch, attention)  # [T, hidden]
-    if batch.num_tokens == batch.num_seqs:  # decode: every token is a last one
+    if len(hidden) == len(scheduled):  # decode: every token is a last one
         return hidden
     return hidden[list(batch.last_token_indices)]
 

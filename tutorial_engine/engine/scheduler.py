@@ -225,7 +225,7 @@ class Scheduler:
         """
         updates = []
         for request, num_tokens, allocation in scheduled:
-            if request.is_over:  # aborted while the step was under way
+            if request.finish is not None:  # aborted while the step was under way
                 continue
             token = sampled.get(request.request_id)
             if isinstance(token, Exception):

@@ -108,10 +108,10 @@ class Batch:
         firsts = [allocation.first_position for allocation in allocations]
         batch = cls.from_sequences(sequences, firsts, device)
         new_slots = [slot for allocation in allocations for slot in allocation.new_slots]
-        if len(new_slots) != batch.num_tokens or len(seq_ids) != batch.num_seqs:
+        if len(new_slots) != len(batch.input_ids) or len(seq_ids) != len(sequences):
             raise ValueError(
-                f"{batch.num_tokens} tokens of {batch.num_seqs} sequences need as many slots and "
-                f"ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
+                f"{len(batch.input_ids)} tokens of {len(sequences)} sequences need as many slots "
+                f"and ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
             )
         return replace(
             batch,

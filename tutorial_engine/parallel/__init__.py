@@ -4,3 +4,8 @@
 `ranks` starts the processes and compares what they did. Each rank runs the same engine on its part
 of the model: the scheduler does not know that there are others.
 """
+
+from tutorial_engine.parallel.ranks import parallel_paths, run_ranks
+from tutorial_engine.parallel.report import ParallelReport
+
+__all__ = ["ParallelReport", "parallel_paths", "run_ranks"]

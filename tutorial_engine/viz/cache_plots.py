@@ -12,7 +12,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from matplotlib.transforms import Bbox
 
 from tutorial_engine.viz.charts import (
     HATCH,
@@ -29,7 +28,17 @@ from tutorial_engine.viz.charts import (
     token_cell,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import BLUE, INK, PLAIN, QUIET, RED, SERIES, finish, house_style
+from tutorial_engine.viz.style import (
+    BLUE,
+    INK,
+    PAPER,
+    PLAIN,
+    QUIET,
+    RED,
+    SERIES,
+    finish,
+    house_style,
+)
 from tutorial_engine.viz.words import num_bytes, si
 
 CELLS = 64  # a row of more slots is drawn as one bar
@@ -326,9 +335,11 @@ def roofline_picture(
     ax.minorticks_off()
     for i, (_, x, y) in enumerate(points):
         ax.plot([x], [y], MARKS[i % 6], color=SERIES[i % 6], markersize=9)
-    _names(
-        figure, ax, [(f"ridge: {_number(ridge)} FLOP/byte", ridge, peak_flops), *points], corners
-    )
+    ax.annotate(
+        f"ridge: {_number(ridge)} FLOP/byte", (ridge, peak_flops), (0, 15), ha="center",
+        textcoords="offset points", fontsize=9.5,
+    )  # fmt: skip
+    _name_points(figure, ax, points, peak_flops)
     told = []
     for name, x, y in points:
         side, limit = ("left", "memory") if x < ridge else ("right", "arithmetic")
@@ -341,44 +352,22 @@ def roofline_picture(
     return finish(figure, f"{start} FLOP/byte: {'; '.join(told)}.")
 
 
-def _names(
-    figure: Figure,
-    ax: Axes,
-    names: Sequence[tuple[str, float, float]],
-    roof: Sequence[tuple[float, float]],
+def _name_points(
+    figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]], roof: float
 ) -> None:
-    """Write each name beside its point, at the first place where it covers nothing."""
+    """Each name beside its point, left of those at the right end; none covers another."""
     figure.draw_without_rendering()  # only now is it known where the points are
-    place, pixel = ax.transData.transform, figure.dpi / 72
-    taken = [_around(place((x, y)), 7) for _, x, y in names]
-    down = (roof[1][0], ax.get_ylim()[0])  # below the ridge
-    for line in (roof, (roof[1], down)):
-        for start, end in pairwise(place(line)):
-            taken += [_around(start + (end - start) * part / 100, 2) for part in range(101)]
-    frame = ax.get_window_extent()
-    tries = [(d * a, d * b) for d in (1, 2, 3.5, 5) for a, b in _AROUND]
-    for name, x, y in names:
-        wide, tall = 6.1 * len(name) * pixel, 13 * pixel
-        for dx, dy in tries:
-            px, py = place((x, y))[0] + dx * pixel, place((x, y))[1] + dy * pixel
-            corner = px - wide if dx < 0 else px - wide / 2 if dx == 0 else px
-            box = Bbox.from_bounds(corner, py - tall / 2, wide, tall)
-            inside = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 < frame.y1 - tall
-            if inside and not any(box.overlaps(other) for other in taken):
-                break
-        taken.append(box)
-        side = "right" if dx < 0 else "center" if dx == 0 else "left"
-        look: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 9.5}
-        if abs(dx) + abs(dy) > 24:  # far off: a line leads back
-            look["arrowprops"] = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.8}
-        ax.annotate(name, (x, y), (dx, dy), textcoords="offset points", **look)
-
-
-def _around(point: Any, reach: float) -> Bbox:
-    return Bbox.from_bounds(point[0] - reach, point[1] - reach, 2 * reach, 2 * reach)
-
-
-_AROUND = ((11, 0), (-11, 0), (0, -15), (0, 15), (11, -13), (-11, -13), (11, 13), (-11, 13))
+    free = ax.transData.transform((1, roof))[1] - 20  # pixels: down from here nothing is written
+    for name, x, y in sorted(points, key=lambda point: -point[2]):
+        px, py = ax.transData.transform((x, y))
+        height = min(py, free)
+        side = -1 if px > ax.bbox.x0 + 0.7 * ax.bbox.width else 1
+        ax.annotate(
+            name, (x, y), (11 * side, (height - py) * 72 / figure.dpi), va="center", fontsize=9.5,
+            textcoords="offset points", ha="left" if side > 0 else "right",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
+        free = height - 20
 
 
 def _number(value: float) -> str:
