@@ -110,8 +110,8 @@ class Batch:
         new_slots = [slot for allocation in allocations for slot in allocation.new_slots]
         if len(new_slots) != len(batch.input_ids) or len(seq_ids) != len(sequences):
             raise ValueError(
-                f"{len(batch.input_ids)} tokens of {len(sequences)} sequences need as many slots and "
-                f"ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
+                f"{len(batch.input_ids)} tokens of {len(sequences)} sequences need as many slots "
+                f"and ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
             )
         return replace(
             batch,
