@@ -111,7 +111,10 @@ def test_between_requests_nothing_is_drawn() -> None:
     assert found["never"].text == "never computed"
 
 
-def test_large_and_small_batches_are_readable() -> None:
+def test_large_and_small_batches_are_readable_and_drawn_the_same_every_time() -> None:
+    assert flat_batch(recorded()[1]) == drawn(1) != drawn(2)
+    for step in range(3):
+        check_words(drawn(step))
     check_words(flat_batch(Batch.from_sequences([[VOCAB - 1]])))
     large = Batch.from_sequences([list(range(36)), [1] * 27, [7]], [0, 10, 40])
     check_words(flat_batch(large, ["A", "B", "C"]))

@@ -25,9 +25,10 @@ from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPla
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.viz.lanes import By
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
-from tutorial_engine.viz.timeline import timeline, timelines
+from tutorial_engine.viz.timeline import TALL, timeline, timelines
 from tutorial_engine.viz.trace_rows import rows
 
 BYS: list[By] = ["step", "time"]
