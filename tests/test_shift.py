@@ -20,6 +20,7 @@ from tutorial_engine.lab.shift import (
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.viz.memory_plots import TOLERANCE
 
+take_shifts = CellTable.take_shifts
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
 
 
@@ -66,8 +67,7 @@ def never_turned(self: CellKVCache) -> int:
 
 
 def other_sign(self: CellTable) -> dict[int, int]:
-    shifts, self._shifts = self._shifts, {}
-    return {cell: -shift for cell, shift in shifts.items()}
+    return {cell: -shift for cell, shift in take_shifts(self).items()}
 
 
 @pytest.mark.parametrize(
