@@ -20,19 +20,18 @@ from traces import (
     story,
     words,
 )
+from tutorial_engine.engine.step_plan import StepPlan
+from tutorial_engine.viz.timeline_parts import TALL, By
 
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.engine.step_plan import StepPlan
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.trace.history import states
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.timeline import timeline, timeline_scene, timelines
-from tutorial_engine.viz.timeline_parts import TALL, By
-from tutorial_engine.viz.trace_rows import metrics_of, rows
+from tutorial_engine.viz.trace_rows import rows
 
 BYS: list[By] = ["step", "time"]
 every_by = pytest.mark.parametrize("by", BYS)
@@ -187,14 +186,14 @@ def test_rows_agree_with_the_replayed_queues(policy: str) -> None:
     trace = crowd(policy)
     run = rows(trace)
     stalls = 0
-    for step, state in zip(run.steps, states(trace), strict=True):
+    for step in run.steps:
         for life in run.lives:
             share = life.shares.get(step.number)
             if share is None:
                 continue
-            if life.request_id in state.waiting:
+            if life.request_id in step.after.waiting:
                 assert share.kind == "waits"
-            elif life.request_id in state.running:
+            elif life.request_id in step.after.running:
                 assert share.num_tokens or share.kind == "stalls"
             stalls += share.kind == "stalls"
         ran = sum(life.shares[step.number].num_tokens for life in run.lives
@@ -207,7 +206,9 @@ def test_rows_agree_with_the_replayed_queues(policy: str) -> None:
 def test_metrics_read_from_the_trace_are_the_engines_own(policy: str) -> None:
     for rate in (0.0, 40.0):
         trace, outputs = served(policy, 6, rate, 5)
-        assert metrics_of(trace) == {one.request_id: one.metrics for one in outputs}
+        assert {life.request_id: life.metrics for life in rows(trace).lives} == {
+            one.request_id: one.metrics for one in outputs
+        }
 
 
 def test_decode_begins_where_the_prompt_ends() -> None:
@@ -226,7 +227,7 @@ def test_an_id_that_comes_again_is_another_row() -> None:
     one = Planned({"A": (0, 6)}, sampled="A", finished="A", added={"A": 6})
     picture = timeline(played([one, again]))
     assert {"box.0.0", "box.1.1"} <= items(picture).keys()
-    assert "2 requests" in picture.caption and metrics_of(played([one, again]))["A"].arrival > 0
+    assert "2 requests" in picture.caption and rows(played([one, again])).life("A").arrival > 0
 
 
 def test_a_step_that_was_broken_off_and_begun_again_counts_once() -> None:

@@ -17,10 +17,9 @@ from tutorial_engine.viz.lanes import (
     ruler,
     time_marks,
 )
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT
+from tutorial_engine.viz.parts import BOLD, CENTRE, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, look, patch, text_width
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import SPACE, cut_label, visible
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
@@ -49,7 +48,7 @@ def timeline(
     if by == "step":
         right = min(right, left + COLUMN * max(len(run.steps), 7))
     axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
-    scene = Scene(right + END, 0)
+    scene = Sheet(right + END, 0)
     top = _head(scene, title, [run], by, _settings(run)) + 16
     tall = lane_height(len(run.lives))
     bottom = top + tall * len(run.lives)
@@ -59,7 +58,7 @@ def timeline(
     draw_lanes(scene, run, axis, top, tall)
     ruler(scene, run, axis, bottom)
     for i, words in enumerate(("tokens", "run")):
-        scene.text(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT, **FAINT)
+        scene.note(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT)
     _draw_budget(scene, run, axis, base)
     scene.height = base + (26 if by == "time" else 10)
     scene.tip_at = (8, scene.height + 14)
@@ -79,7 +78,7 @@ def timelines(
     every = list(runs.values())
     left, right = name_width(every), WIDE - END
     longest = max(run.end - run.start for run in every)
-    scene = Scene(WIDE, 0)
+    scene = Sheet(WIDE, 0)
     top = y = _head(scene, title, every, "time", _settings(every[0], policy=False)) + 20
     talls = [min(24.0, lane_height(len(run.lives))) for run in every]
     scene.height = top + sum(36 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
@@ -102,15 +101,15 @@ def timelines(
     return scene.picture(_comparison(runs), zoom=1.1)  # four panels would weigh too much
 
 
-def _head(scene: Scene, title: str, runs: list[Rows], by: By, settings: str) -> float:
+def _head(scene: Sheet, title: str, runs: list[Rows], by: By, settings: str) -> float:
     """Title, settings and legend → where the last line is."""
     wide = scene.width - 20
     scene.text("title", 10, 22, cut_to(title, wide, 16, True, keep=True), 16, **BOLD)
-    scene.text("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5, **FAINT)
+    scene.note("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5)
     return lane_legend(scene, 10, 64, runs, by)
 
 
-def _draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
+def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
     """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
     most, limit = max(step.num_tokens for step in run.steps), _budget(run)
     near = limit is not None and limit <= 5 * most
