@@ -1,4 +1,4 @@
-"""The dial: the same tokens at every position, and its counts are what happened."""
+"""The dial gives the same tokens wherever it stands, and its counts are what happened."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -15,11 +15,10 @@ from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial, DialPoint, Measured, sharing, sweep_block_sizes
 from tutorial_engine.lab.workload import Arrival
-from tutorial_engine.model.batch import Slots
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
-from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
+from tutorial_engine.trace.pool import CELLS, ROWS
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -29,6 +28,9 @@ SIZES = (1, 2, 4, 8, 16, 32)
 def threads() -> Iterator[None]:
     with one_thread():
         yield
+
+
+# -- the dial -------------------------------------------------------------------------------------
 
 
 def arrivals(num_requests: int = 8) -> list[Arrival]:
@@ -64,12 +66,12 @@ def test_tokens_are_those_of_each_request_alone_wherever_the_dial_stands(positio
 def test_the_dial_sees_a_map_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PagedKVCache._slots_of
 
-    def all_in_one(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
-        return right(self, list(blocks[:1]) * len(blocks))
+    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
+        return [right(self, blocks)[0]] * len(blocks) * self.block_size
 
     dial = Dial(load_model(), arrivals(3), 128, 64)
     assert dial.at(4).tokens_equal
-    monkeypatch.setattr(PagedKVCache, "_slots_of", all_in_one)
+    monkeypatch.setattr(PagedKVCache, "_slots_of", wrong)
     assert not dial.at(4).tokens_equal
 
 
@@ -86,10 +88,10 @@ def test_all_positions_have_the_same_slots_and_one_storage() -> None:
 def test_larger_blocks_waste_more_and_need_shorter_tables() -> None:
     waste = [at(position).mean_waste for position in (1, 2, 4, 8, ROWS)]
     assert all(a < b for a, b in pairwise(waste))
-    entries = [at(size).total_entries for size in SIZES]
+    entries = [at(size).most_entries for size in SIZES]
     assert all(a > b for a, b in pairwise(entries)) and at(ROWS).most_entries == 1
     assert at(1).peak_waste <= at(2).peak_waste < at(ROWS).peak_waste
-    assert at(ROWS).total_entries == at(ROWS).most_running == 2 < at(4).most_running
+    assert at(ROWS).most_running == 2 < at(4).most_running
 
 
 def test_a_request_wastes_less_than_a_block_once_its_prompt_is_run() -> None:
@@ -109,30 +111,28 @@ def test_only_pages_find_tokens_and_only_whole_blocks() -> None:
     assert all(roomy[size].preemptions == 0 for size in SIZES)
     assert roomy[CELLS].tokens_found == roomy[ROWS].tokens_found == 0
     for size in SIZES:
-        assert roomy[size].tokens_found == roomy[size].blocks_found * size
+        shared = sum(isinstance(e, events.BlockShared) for e in roomy[size].trace.events)
+        assert roomy[size].tokens_found == size * shared
         assert roomy[size].tokens_run + roomy[size].tokens_found == roomy[ROWS].tokens_run
     story = len(load_tokenizer().encode(STORY).ids)
     begin_so = sum((i + 1) % 3 > 0 for i in range(8))
     assert story == 16 and roomy[16].tokens_found == 16 * (begin_so - 1)
     assert roomy[1].tokens_found >= roomy[4].tokens_found >= 16 * (begin_so - 1)
     assert roomy[32].tokens_found == 0  # no whole block is the same
-    shared = [sum(len(who) > 1 for who in one.tokens.values()) for one in roomy[16].snapshots]
-    assert max(shared) == 16  # kept once for all of them
 
 
 def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = [0]
-    read = KVStorage._read_into_scratch
+    gather = KVStorage._gather
 
-    def counting(self: KVStorage, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        k, v = read(self, layer, slots)
-        mine = {shelf.untyped_storage().data_ptr() for shelf in (self.k, self.v)}
-        copied[0] += sum(x.nbytes for x in (k, v) if x.untyped_storage().data_ptr() not in mine)
-        return k, v
+    def counting(self: KVStorage, *args: Any) -> Tensor:
+        out = gather(self, *args)
+        copied[0] += out.nbytes
+        return out
 
     dial = Dial(load_model(), arrivals(), 128, 64)
     assert dial.expected  # before anything is counted
-    monkeypatch.setattr(KVStorage, "_read_into_scratch", counting)
+    monkeypatch.setattr(KVStorage, "_gather", counting)
     found = {}
     for position in (CELLS, 1, 4, 16, ROWS):
         copied[0] = 0
@@ -150,14 +150,14 @@ def test_counts_are_those_of_the_trace() -> None:
         assert point.preemptions == kinds.count(events.Preempted)
         ended = (e for e in point.trace.events if isinstance(e, events.StepEnded))
         assert point.tokens_run == sum(e.num_tokens for e in ended)
-        usage = [one.usage for one in snapshots(point.trace)]
+        usage = [snapshot.usage for snapshot in point.snapshots]
         assert point.mean_waste == sum(u.reserved for u in usage) / len(usage)
         assert point.peak_waste == max(u.reserved for u in usage)
         assert point.names == tuple(one.request_id for one in arrivals())
     assert any(point.preemptions for point in points())
 
 
-def test_a_second_turn_counts_the_same() -> None:
+def test_a_second_sweep_counts_the_same() -> None:
     again = sweep_block_sizes(load_model(), arrivals(), (4,), num_slots=128, repeats=0)
     assert again == [at(CELLS), at(4), at(ROWS)]
 

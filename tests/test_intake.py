@@ -1,4 +1,4 @@
-"""What becomes of what callers hand in: a request that can run, or an error; never half a list."""
+"""What becomes of what callers hand in: a request that can run, or an error that names the value."""
 
 import re
 from typing import Any
@@ -7,125 +7,81 @@ import pytest
 from engines import random_model
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import RowManager
-from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.intake import Intake
-from tutorial_engine.engine.request import RequestStatus
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.engine.intake import (
+    Intake,
+    check_token_ids,
+    params_for_each,
+    prompt_token_ids,
+    sample_ids,
+)
+from tutorial_engine.engine.request import Request, RequestStatus
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.sampling.stopping import Finish
 
-CONFIG = random_model(num_hidden_layers=1, eos=(5,)).config  # 97 ids
-MAX_LEN = 12
+VOCAB, MAX_LEN = 97, 12
 
 
-def intake(
-    config: ModelConfig = CONFIG, tokenizer: Tokenizer | None = None, **limits: Any
-) -> Intake:
-    memory = RowManager.from_config(config, CacheConfig(max_seqs=2, max_len=MAX_LEN))
-    clock = VirtualClock()
-    clock.wait_until(3.0)
-    scheduler = Scheduler(SchedulerConfig(**limits), memory, clock.now)
-    return Intake(config, tokenizer, scheduler, clock)
+def intake(tokenizer: Tokenizer | None = None, vocab_size: int = VOCAB) -> Intake:
+    def check(name: str, prompt_len: int) -> None:
+        if prompt_len >= MAX_LEN:
+            raise ValueError(f"{name} is too long: {prompt_len}")
+
+    return Intake(tokenizer, vocab_size, (5,), MAX_LEN, check)
+
+
+def make(prompt: Any = (1,), params: SamplingParams | None = None, **options: Any) -> Request:
+    (request,) = intake().make("a", prompt, params, **options).samples
+    return request
 
 
 def test_a_request_waits_with_its_prompt_and_nothing_else() -> None:
-    request = intake().make([1, 2, 3])
+    request = make([1, 2, 3])
     assert request.token_ids == [1, 2, 3] and request.num_prompt_tokens == 3
     assert request.status is RequestStatus.WAITING and request.num_computed_tokens == 0
-    assert request.params == SamplingParams()
+    assert request.params == SamplingParams() and request.group.on_token is None
 
 
-def test_making_puts_nothing_in_a_queue() -> None:
-    desk = intake()
-    desk.make([1, 2, 3])
-    desk.make_all([[1], [2]], None)
-    assert not desk.scheduler.has_unfinished
+def test_each_sample_has_a_sampler_and_a_stop_checker_of_its_own() -> None:
+    params = SamplingParams(temperature=1.0, seed=3, n=2)
+    told: list[Any] = []
+    group = intake().make("a", [1], params, on_token=told.append)
+    first, second = group.samples
+    assert [first.request_id, second.request_id] == sample_ids("a", 2) == ["a", "a.1"]
+    assert first.sampler is not second.sampler and first.checker is not second.checker
+    assert [one.params for one in group.samples] == [params.sample(0), params.sample(1)]
+    first.append(SampledToken(1), 0.0)
+    assert (first.checker.num_tokens, second.checker.num_tokens) == (1, 0)
+    assert group.on_token == told.append and group.unqueued == [second]
 
 
-def test_text_becomes_token_ids(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    request = intake(model.config, tokenizer).make("One day")
-    assert request.token_ids == tokenizer.encode("One day").ids
+def test_samplers_may_be_handed_in_one_for_each_sample() -> None:
+    mine = Sampler(SamplingParams())
+    assert make(sampler=mine).sampler is mine
+    for samplers in (mine, [mine] * 3):
+        many = 1 if samplers is mine else 3
+        with pytest.raises(ValueError, match=f"2 continuations, but {many} samplers"):
+            intake().make("a", [1], SamplingParams(n=2, temperature=1.0), sampler=samplers)
 
 
-def test_ids_are_numbers_unless_given() -> None:
-    desk = intake()
-    names = [desk.make([1], request_id=name).request_id for name in (None, "mine", None)]
-    assert names == ["r0", "mine", "r1"]
+def test_the_models_end_tokens_stop_it_but_not_before_min_tokens() -> None:
+    assert make().append(SampledToken(5), 0.0) == Finish("stop")
+    assert make(params=SamplingParams(ignore_eos=True)).append(SampledToken(5), 0.0) is None
+    assert make(params=SamplingParams(min_tokens=1)).sampler._enders == {5}
 
 
-def test_an_id_that_is_taken_is_skipped_when_numbers_are_given() -> None:
-    desk = intake()
-    desk.taken = {"r0", "r2"}
-    assert [desk.make([1]).request_id for _ in range(3)] == ["r1", "r3", "r4"]
+def test_it_ends_where_the_model_or_the_memory_does() -> None:
+    request = make([1] * 10, SamplingParams(max_tokens=100))
+    assert request.append(SampledToken(1), 0.0) is None
+    assert request.append(SampledToken(1), 0.0) == Finish("length")
+    assert request.num_tokens == MAX_LEN
 
 
 @pytest.mark.parametrize("bad", ["", 7, ("a",)])
 def test_an_id_that_is_no_text_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=f"a request_id is a text .* got {re.escape(repr(bad))}"):
-        intake().make([1], request_id=bad)
-
-
-def test_a_number_is_never_an_id_that_is_here_already() -> None:
-    """Who gives no id cannot be told to choose another."""
-    model = random_model(num_hidden_layers=1)
-    engine = LLMEngine(model, config=EngineConfig(max_num_seqs=2, max_model_len=MAX_LEN))
-    engine.add_request([1], request_id="r0")
-    engine.add_request([2], request_id="r1")
-    names = {engine.add_request([3]), engine.add_request([4])}
-    assert len(names | {"r0", "r1"}) == 4
-
-
-def test_its_arrival_is_now_unless_given() -> None:
-    desk = intake()
-    assert desk.make([1]).arrival == 3.0
-    assert desk.make([1], arrival=1.5).arrival == 1.5
-    assert desk.make([1], arrival=0.0).arrival == 0.0
-
-
-def test_each_request_has_a_sampler_and_a_stop_checker_of_its_own() -> None:
-    params = SamplingParams(temperature=1.0, seed=3)
-    a, b = intake().make_all([[1], [2]], params)
-    assert a.sampler is not b.sampler and a.checker is not b.checker
-    assert a.params == b.params == params
-    a.append(SampledToken(1), 0.0)
-    assert (a.checker.num_tokens, b.checker.num_tokens) == (1, 0)
-
-
-def test_a_sampler_may_be_handed_in() -> None:
-    mine = Sampler(SamplingParams())
-    assert intake().make([1], sampler=mine).sampler is mine
-
-
-def test_the_callback_comes_along() -> None:
-    told: list[Any] = []
-    assert intake().make([1], on_token=told.append).on_token == told.append
-    assert intake().make([1]).on_token is None
-
-
-def test_the_models_end_tokens_stop_it() -> None:
-    assert intake().make([1]).append(SampledToken(5), 0.0) == Finish("stop")
-    ignoring = intake().make([1], SamplingParams(ignore_eos=True))
-    assert ignoring.append(SampledToken(5), 0.0) is None
-
-
-def test_the_end_tokens_cannot_be_sampled_before_min_tokens() -> None:
-    request = intake().make([1], SamplingParams(min_tokens=1))
-    assert request.sampler._enders == {5}
-
-
-def test_it_ends_where_the_model_or_the_memory_does() -> None:
-    request = intake().make([1] * 10, SamplingParams(max_tokens=100))
-    assert request.append(SampledToken(1), 0.0) is None
-    assert request.append(SampledToken(1), 0.0) == Finish("length")
-    assert request.num_tokens == MAX_LEN
-    short = intake(max_model_len=4).make([1, 2, 3])
-    assert short.append(SampledToken(1), 0.0) == Finish("length")
+        intake().make(bad, [1])
 
 
 @pytest.mark.parametrize(
@@ -133,61 +89,100 @@ def test_it_ends_where_the_model_or_the_memory_does() -> None:
     [
         ([], "prompt 0 is empty"),
         ("One day", "text: pass tokenizer"),
-        ([1, 97], "request r0 holds 97; .* from 0 to 96"),
-        ([1, -1], "request r0 holds -1;"),
-        ([1] * 12, "request r0 has 12 tokens.* limited to 12"),
+        ([1, 97], "request a holds 97; .* from 0 to 96"),
+        ([1, -1], "request a holds -1;"),
+        ([1] * 12, "request a is too long: 12"),
     ],
 )
 def test_a_prompt_that_cannot_run_is_refused(prompt: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        intake().make(prompt)
+        make(prompt)
 
 
-def test_errors_name_the_id_that_was_given() -> None:
-    with pytest.raises(ValueError, match="request mine holds 97"):
-        intake().make([97], request_id="mine")
-
-
-def test_a_prompt_that_cannot_be_chunked_is_refused() -> None:
-    desk = intake(max_num_batched_tokens=4, enable_chunked_prefill=False)
-    with pytest.raises(ValueError, match=r"5 tokens .* at most 4"):
-        desk.make([1] * 5)
-    assert desk.make([1] * 4).num_tokens == 4
-
-
-def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+def test_errors_have_the_name_that_was_given() -> None:
+    with pytest.raises(ValueError, match="prompt 7 holds 97"):
+        make([97], name="prompt 7")
     with pytest.raises(ValueError, match="need a tokenizer"):
-        intake().make([1], SamplingParams(stop="x"))
+        make(params=SamplingParams(stop="x"))
 
 
-def test_all_prompts_get_the_same_params_or_each_its_own() -> None:
-    one, other = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
-    desk = intake()
-    assert [r.params for r in desk.make_all([[1], [2]], None)] == [SamplingParams()] * 2
-    assert [r.params for r in desk.make_all([[1], [2]], one)] == [one, one]
-    assert [r.params for r in desk.make_all([[1], [2]], [one, other])] == [one, other]
+# -- ids that the engine gives ----------------------------------------------------------------------
 
 
-def test_requests_come_in_the_order_of_the_prompts_with_different_ids() -> None:
-    requests = intake().make_all([[3], [1], [2]], None)
-    assert [request.token_ids for request in requests] == [[3], [1], [2]]
-    assert len({request.request_id for request in requests}) == 3
+def engine() -> LLMEngine:
+    model = random_model(num_hidden_layers=1)
+    return LLMEngine(model, config=EngineConfig(max_num_seqs=2, max_model_len=MAX_LEN))
 
 
-def test_a_single_text_is_one_request(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    (request,) = intake(model.config, tokenizer).make_all("One day", None)
-    assert request.token_ids == tokenizer.encode("One day").ids
+def test_ids_are_numbers_unless_given_and_never_one_that_is_here() -> None:
+    """Who gives no id cannot be told to choose another."""
+    made = engine()
+    for name in ("r0", "r2"):
+        made.add_request([1], request_id=name)
+    assert [made.add_request([3]) for _ in range(3)] == ["r1", "r3", "r4"]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_params_that_are_not_one_per_prompt_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"2 prompts but {count} SamplingParams"):
-        intake().make_all([[1], [2]], [SamplingParams()] * count)
+def test_the_arrival_is_now_unless_given() -> None:
+    made = engine()
+    made.clock.now = lambda: 3.0  # type: ignore[method-assign]
+    for arrival, want in ((None, 3.0), (1.5, 1.5), (0.0, 0.0)):
+        assert made.requests[made.add_request([1], arrival=arrival)].arrival == want
 
 
 @pytest.mark.parametrize("bad", [[97], [1] * 12, []])
 def test_one_bad_prompt_refuses_all(bad: list[int]) -> None:
-    with pytest.raises(ValueError):
-        intake().make_all([[1], bad, [2]], None)
-    with pytest.raises(ValueError, match="no prompt given"):
-        intake().make_all([], None)
+    made = engine()
+    with pytest.raises(ValueError, match="prompt 1 "):
+        made.generate([[1], bad, [2]])
+    assert not made.requests and not made.has_unfinished_requests
+
+
+# -- prompts and params -----------------------------------------------------------------------------
+
+
+def test_all_prompts_get_the_same_params_or_each_its_own() -> None:
+    one, other = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
+    assert params_for_each(None, 2) == [SamplingParams()] * 2
+    assert params_for_each(one, 2) == [one, one]
+    assert params_for_each((one, other), 2) == [one, other]
+    for count in (0, 1, 3):
+        with pytest.raises(ValueError, match=f"2 prompts but {count} SamplingParams"):
+            params_for_each([one] * count, 2)
+
+
+def test_texts_and_ids_may_be_mixed_and_are_copied(tokenizer: Tokenizer) -> None:
+    ids, mine = tokenizer.encode("One day").ids, [5]
+    assert prompt_token_ids("One day", tokenizer) == [ids]
+    got = prompt_token_ids(["One day", (3, 4), mine, range(2)], tokenizer)
+    assert got == [ids, [3, 4], [5], [0, 1]]
+    got[2].append(3)
+    assert mine == [5] and prompt_token_ids([[1, 2], [3]], None) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([], "no prompt given"),
+        ((), "no prompt given"),
+        (None, "no prompt given"),
+        ([[1], ""], "prompt 1 is empty"),
+        ([[1], ()], "prompt 1 is empty"),
+        ([7, 8], r"prompt 0 is the number 7: pass a list of token id"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_its_number(
+    prompts: Any, says: str, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        prompt_token_ids(prompts, tokenizer)
+    with pytest.raises(ValueError, match="prompt 1 is text: pass tokenizer"):
+        prompt_token_ids([[1], "One day"], None)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 10**9, 1.0, True, None, "3"])
+def test_an_id_that_is_none_of_the_vocabulary_is_refused(bad: Any) -> None:
+    check_token_ids("it", [0, 9], vocab_size=10)
+    with pytest.raises(ValueError) as error:
+        check_token_ids("the prompt of request r7", [0, 9, bad, -5], vocab_size=10)
+    assert str(error.value).startswith(f"the prompt of request r7 holds {bad!r};")
+    assert "from 0 to 9" in str(error.value)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from test_scheduler import Toy, alone, shares
 
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.scheduler import ScheduledRequest, Scheduler
+from tutorial_engine.engine.request import ScheduledRequest
+from tutorial_engine.engine.scheduler import Scheduler
 
 POLICIES = [Scheduler, StaticBatching, OneByOne, PrefillFirst]
 
@@ -107,12 +108,12 @@ def serve(toy: Toy, requests: list[tuple[int, int, int]]) -> list[list[Scheduled
     for i, (prompt_len, max_tokens, _) in enumerate(requests):
         name = chr(ord("a") + i)
         assert toy.requests[name].output_token_ids == alone(name, prompt_len, max_tokens)
-    assert len(toy.memory.free_slots) == toy.memory.num_slots
+    assert len(toy.memory.free_slots) == toy.memory.max_len
     return steps
 
 
 def ids(step: list[ScheduledRequest]) -> set[str]:
-    return {share.request.request_id for share in step}
+    return {one.request.request_id for one in step}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -128,7 +129,7 @@ def test_all_policies_give_the_same_tokens_also_when_memory_is_short(
 ) -> None:
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": budget}
     steps = serve(Toy(policy, slots=slots, whole=whole, **limits), requests)
-    assert all(sum(share.num_tokens for share in step) <= budget for step in steps)
+    assert all(sum(one.num_tokens for one in step) <= budget for step in steps)
 
 
 class Noted(StaticBatching):
@@ -154,9 +155,9 @@ def test_nobody_joins_a_static_batch(requests: list[tuple[int, int, int]], seqs:
             assert all(left[name] == 0 for name in before), "the slowest was not waited for"
             assert batch.isdisjoint(seen), "a batch was taken up again"
             seen |= batch
-        for share in step:
-            request = share.request
-            end = share.allocation.first_position + share.num_tokens
+        for one in step:
+            request = one.request
+            end = one.allocation.first_position + one.num_tokens
             left[request.request_id] -= end >= request.num_prompt_tokens
 
 
@@ -184,8 +185,8 @@ def test_prefill_first_never_mixes(
 ) -> None:
     toy = Toy(PrefillFirst, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     for step in serve(toy, requests):
-        kinds = {share.allocation.first_position == 0 for share in step}
+        kinds = {one.allocation.first_position == 0 for one in step}
         assert len(kinds) == 1, "prefill and decode in one step"
-        for share in step:
-            prefill = share.allocation.first_position == 0
-            assert share.num_tokens == (share.request.num_prompt_tokens if prefill else 1)
+        for one in step:
+            prefill = one.allocation.first_position == 0
+            assert one.num_tokens == (one.request.num_prompt_tokens if prefill else 1)

@@ -5,9 +5,17 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.request import TRANSITIONS, Request, RequestOutput, RequestStatus
+from tutorial_engine.engine.request import (
+    TRANSITIONS,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    SampleGroup,
+    ScheduledRequest,
+)
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 WAITING, RUNNING, PREEMPTED = (
@@ -44,7 +52,8 @@ def make(
     max_tokens: int = 3, tokenizer: Tokenizer | None = None, logprobs: int | None = None
 ) -> Request:
     params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-    return Request("a", [5, 6], Sampler(params), StopChecker(params, [0], tokenizer), arrival=1.0)
+    checker = StopChecker(params, [0], tokenizer)
+    return Request("a", [5, 6], params, checker=checker, arrival=1.0)
 
 
 def at(status: RequestStatus) -> Request:
@@ -98,9 +107,10 @@ def test_prompt_and_output_are_one_sequence() -> None:
 
 
 def test_a_request_has_its_own_copy_of_the_prompt() -> None:
-    params = SamplingParams()
     prompt = [1, 2]
-    requests = [Request(n, prompt, Sampler(params), StopChecker(params)) for n in "ab"]
+    requests = [Request(name, prompt) for name in "ab"]
+    assert requests[0].sampler is not requests[1].sampler
+    assert requests[0].checker is not requests[1].checker
     requests[0].append(SampledToken(3), 0.0)
     assert prompt == requests[1].token_ids == [1, 2]
     assert requests[1].tokens == [] and requests[1].token_times == []
@@ -132,14 +142,11 @@ def test_its_times_are_its_metrics() -> None:
     assert request.metrics == (1.0, 2.0, (4.0,), 6.0)
 
 
-def end(request: Request) -> RequestOutput:
-    request.finish = request.checker.finish
-    request.finished = 9.0
-    for status in (RequestStatus.RUNNING, RequestStatus.FINISHED):
-        request.status = status
-    output = request.output()
-    assert output is not None
-    return output
+def end(request: Request, now: float = 9.0) -> RequestOutput:
+    request.status = RUNNING
+    assert request.checker.finish is not None
+    request.end(FINISHED, request.checker.finish, now)
+    return SampleGroup([request]).output()
 
 
 def test_the_output_has_all_of_it(tokenizer: Tokenizer) -> None:
@@ -160,7 +167,7 @@ def test_the_output_has_all_of_it(tokenizer: Tokenizer) -> None:
 
 def test_the_stop_token_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop_token_ids=[9])
-    request = Request("a", [5], Sampler(params), StopChecker(params, [0], tokenizer))
+    request = Request("a", [5], params, checker=StopChecker(params, [0], tokenizer))
     request.append(SampledToken(8), 1.0)
     assert request.append(SampledToken(9), 2.0) == Finish("stop", 9)
     (completion,) = end(request).outputs
@@ -170,23 +177,41 @@ def test_the_stop_token_is_in_the_ids_and_not_in_the_text(tokenizer: Tokenizer) 
 
 
 def test_there_is_no_output_before_the_end() -> None:
-    assert make().output() is None
+    request = make()
+    assert not request.group.is_over and request.group.samples == (request,)
+    with pytest.raises(AssertionError, match="a is not over"):
+        request.completion()
 
 
-def test_the_output_of_several_samples_comes_when_all_are_over() -> None:
+def test_an_end_from_outside_lets_the_text_out_that_was_held_back(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=["never said"])
+    request = Request("a", [5], params, checker=StopChecker(params, tokenizer=tokenizer))
+    ids = tokenizer.encode(" red kite").ids[:2]
+    for token_id in ids:
+        request.append(SampledToken(token_id), 1.0)
+    assert request.checker.take_text() == ""
+    request.end(ABORTED, Finish("abort"), 2.0)
+    (completion,) = request.group.output().outputs
+    assert completion.text == request.checker.take_text() == tokenizer.decode(ids)
+    assert (completion.finish_reason, request.finished, request.error) == ("abort", 2.0, None)
+    with pytest.raises(ValueError, match="a is aborted and cannot become error"):
+        request.end(ERROR, Finish("error"), 3.0, "no")
+    assert (request.finished, request.error) == (2.0, None)
+
+
+def test_the_output_of_several_samples_has_the_last_ones_end_and_the_first_error() -> None:
     first, second = make(max_tokens=1), make(max_tokens=1)
-    assert first.samples == (first,) and Request.join([first, second]) is first
-    assert first.samples == second.samples == (first, second)
-    assert first.held == (second,) and second.held == ()
+    group = SampleGroup([first, second])
+    assert first.group is second.group is group and group.samples == (first, second)
+    assert group.unqueued == [second] and group.request_id == "a"
     for request in (first, second):
         request.append(SampledToken(7), 4.0)
-    for status in (RequestStatus.RUNNING, RequestStatus.FINISHED):
-        first.status = status
-    assert first.output() is None
-    first.finish = first.checker.finish
-    first.finished = 5.0
-    output = end(second)
-    assert [one.index for one in output.outputs] == [0, 1]
+    first.status = RUNNING
+    first.end(FINISHED, Finish("length"), 5.0)
+    assert not group.is_over and not second.is_over
+    second.end(ERROR, Finish("error"), 9.0, "no")
+    output = group.output()
+    assert [one.index for one in output.outputs] == [0, 1] and output.error == "no"
     assert output.metrics == first.metrics._replace(finished=9.0)
 
 
@@ -198,3 +223,29 @@ def test_an_output_cannot_be_changed() -> None:
         output.error = "no"  # type: ignore[misc]
     with pytest.raises(AttributeError):
         output.outputs[0].text = "no"  # type: ignore[misc]
+
+
+# -- what a step runs of it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "num_tokens", "outputs", "token_ids", "yields"),
+    [
+        (0, 6, 0, [10, 11, 12, 13, 14, 15], True),  # a whole prompt
+        (0, 4, 0, [10, 11, 12, 13], False),  # its beginning
+        (2, 3, 0, [12, 13, 14], False),  # its middle
+        (5, 1, 0, [15], True),  # its end
+        (7, 1, 2, [51], True),  # a decode
+        (0, 8, 2, [10, 11, 12, 13, 14, 15, 50, 51], True),  # resumed, all again
+        (0, 6, 2, [10, 11, 12, 13, 14, 15], False),  # resumed, its prompt only
+    ],
+)
+def test_what_reaches_the_newest_token_yields_one(
+    first: int, num_tokens: int, outputs: int, token_ids: list[int], yields: bool
+) -> None:
+    request = Request("a", range(10, 16))
+    for i in range(outputs):
+        request.append(SampledToken(50 + i), 0.0)
+    end = first + num_tokens
+    one = ScheduledRequest(request, num_tokens, Allocation(first, range(first, end), slice(0, end)))
+    assert one.token_ids == token_ids and one.yields_token is yields

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import random_sequences
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, one_thread, poison, random_model
+from memory_runs import check_empty
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager, RowManager
+from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
@@ -32,7 +34,7 @@ from tutorial_engine.trace.events import (
     Recorder,
     Trace,
 )
-from tutorial_engine.trace.history import history
+from tutorial_engine.trace.history import Replay
 from tutorial_engine.trace.pool import snapshots
 
 PROMPT = random_sequences([11], VOCAB, seed=3)[0]
@@ -53,20 +55,16 @@ def model() -> Qwen3ForCausalLM:
 
 
 def memory_of(kind: str, model: Qwen3ForCausalLM, num_slots: int = 128) -> KVCacheManager:
-    """A poisoned memory of this kind."""
-    memory: KVCacheManager
+    """A poisoned memory of this kind, with a recorder."""
+    config, trace = model.config, Recorder()
     if kind == "rows":
-        memory = RowManager.from_config(model.config, CacheConfig(max_seqs=8, max_len=64))
-    elif kind == "cells":
-        memory = CellKVCache.from_config(model.config, num_slots)
-    else:
-        size = int(kind.split()[-1])
-        memory = PagedKVCache.from_config(
-            model.config, block_size=size, num_blocks=num_slots // size
-        )
-    for shelf in (memory.storage.k, memory.storage.v):
-        shelf.fill_(float("nan"))
-    return memory
+        rows = CacheConfig(max_seqs=8, max_len=64)
+        return poison(StaticKVCache.from_config(config, rows, trace))
+    if kind == "cells":
+        return poison(CellKVCache.from_config(config, num_slots, trace=trace))
+    size = int(kind.split()[-1])
+    blocks = {"block_size": size, "num_blocks": num_slots // size}
+    return poison(PagedKVCache.from_config(config, **blocks, trace=trace))
 
 
 def engine_on(
@@ -82,7 +80,6 @@ def engine_on(
         scheduler=policy,
         memory=memory_of(kind, model, num_slots),
         clock=VirtualClock(),
-        trace=Recorder(),
     )
 
 
@@ -90,7 +87,7 @@ def alone(model: Qwen3ForCausalLM, params: SamplingParams, prompt: Sequence[int]
     """Token ids of each sample, from the loop without a scheduler."""
     runner = make_runner(model, max_len=64)
     each = [params.sample(i) for i in range(params.n)]
-    return [generate(runner, [prompt], own)[0].token_ids for own in each]
+    return [tokens(generate(runner, [prompt], own)[0])[0] for own in each]
 
 
 def tokens(output: RequestOutput) -> list[tuple[int, ...]]:
@@ -99,19 +96,21 @@ def tokens(output: RequestOutput) -> list[tuple[int, ...]]:
 
 def run_and_check(engine: LLMEngine, max_steps: int = 300) -> dict[str, RequestOutput]:
     """Step to the end; integrity, and the replay against the live engine, after every step."""
-    live, outputs = [], {}
+    outputs, told, seen = {}, Replay(), 0
     while engine.has_unfinished_requests:
         assert engine.num_steps < max_steps, "this goes on for ever"
         for result in engine.step():
             if result.output is not None:
                 outputs[result.request_id] = result.output
         engine.check_integrity()
-        live.append(engine.state())
-    trace = trace_of(engine)
-    assert [step.after.unfinished() for step in history(trace)] == live[: trace.num_steps]
+        trace = trace_of(engine)
+        for event in trace.events[seen:]:
+            told.apply(event)
+        seen = len(trace.events)
+        assert told.state.unfinished() == engine.state(), "the replay differs"
     assert Trace.from_json(trace.to_json()) == trace
     assert not engine.requests
-    empty(engine.memory)
+    check_empty(engine.memory)
     return outputs
 
 
@@ -124,16 +123,6 @@ def count(engine: LLMEngine, kind: type) -> int:
     return sum(isinstance(event, kind) for event in trace_of(engine).events)
 
 
-def empty(memory: KVCacheManager) -> None:
-    """Nothing is anybody's."""
-    if isinstance(memory, PagedKVCache):
-        assert memory.blocks.num_free == memory.blocks.num_blocks and not memory.blocks.tables
-    elif isinstance(memory, CellKVCache):
-        assert memory.table.num_used == 0
-    else:
-        assert isinstance(memory, RowManager) and memory.num_free_rows == 8
-
-
 @pytest.mark.parametrize("kind", MAPS)
 def test_each_sample_is_as_if_alone(kind: str, model: Qwen3ForCausalLM) -> None:
     want = alone(model, WARM)
@@ -143,7 +132,7 @@ def test_each_sample_is_as_if_alone(kind: str, model: Qwen3ForCausalLM) -> None:
     output = run_and_check(engine)["A"]
     assert tokens(output) == want
     assert [one.index for one in output.outputs] == [0, 1, 2]
-    ran, once = engine.model_runner.num_tokens, 11 + 11 + 2 * (1 + 11)
+    ran, once = engine.runner.num_tokens, 11 + 11 + 2 * (1 + 11)
     assert ran == (once if kind != "rows" else 3 * (11 + 11)), "the prompt runs once, if shared"
     shared = [e.num_tokens for e in trace_of(engine).events if isinstance(e, Forked)]
     assert shared == ([0, 0] if kind == "rows" else [10, 10])
@@ -160,7 +149,7 @@ def test_the_parent_may_end_with_its_first_token(
     assert tokens(run_and_check(engine)["A"]) == alone(model, params)
 
 
-@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("kind", ["rows", "pages of 4", "cells"])
 @pytest.mark.parametrize("policy", [Scheduler, StaticBatching, PrefillFirst, OneByOne])
 @pytest.mark.parametrize("budget", [3, 512])
 def test_beside_others_under_every_policy(
@@ -219,7 +208,7 @@ def test_cells_are_shared_without_moving_data(model: Qwen3ForCausalLM) -> None:
     run_with_others = 11 + 1 + 2 * 1
     assert engine.memory.table.num_used == run_with_others
     engine.run()
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 @pytest.mark.parametrize("kind", MAPS)
@@ -237,7 +226,7 @@ def test_abort_ends_all_samples(kind: str, after: int, model: Qwen3ForCausalLM) 
     got = tokens(outputs["A"])
     assert [own == all_[: len(own)] for own, all_ in zip(got, alone(model, WARM), strict=True)]
     assert outputs["B"].outputs[0].finish_reason == "length"
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_abort_works_when_the_first_sample_is_over(model: Qwen3ForCausalLM) -> None:
@@ -260,7 +249,7 @@ def test_abort_works_when_the_first_sample_is_over(model: Qwen3ForCausalLM) -> N
     (output,) = engine.run()
     assert [one.finish_reason for one in output.outputs] == ["stop", "abort", "abort"]
     assert output.metrics.finished == engine.clock.now()
-    empty(engine.memory)
+    check_empty(engine.memory)
     engine.add_request(PROMPT, SamplingParams(max_tokens=1), "A")
 
 
@@ -290,12 +279,12 @@ def test_a_first_sample_that_never_ran_leaves_the_others_a_whole_prompt(
     engine = engine_on("pages of 4", model, max_num_batched_tokens=4)
     engine.add_request(PROMPT, WARM, "A")
     engine.step()
-    engine._deliver(engine.scheduler.fail(engine.requests["A"], RuntimeError("gone")).request, None)
+    engine._deliver([engine.scheduler.fail(engine.requests["A"], RuntimeError("gone"))])
     assert engine.state().waiting == ("A.1", "A.2")
     engine.check_integrity()
     outputs = {out.request_id: out for out in engine.run()}
     assert tokens(outputs["A"]) == [(), *alone(model, WARM)[1:]]
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_results_come_with_their_index_and_the_output_with_the_last(
@@ -311,7 +300,7 @@ def test_results_come_with_their_index_and_the_output_with_the_last(
         own = [r.token.token_id for r in many if r.sample == index and r.token is not None]
         assert tuple(own) == ids
     assert [r.output is not None for r in many] == [False] * (len(many) - 1) + [True]
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_leaving_a_stream_ends_all_samples(model: Qwen3ForCausalLM) -> None:
@@ -320,7 +309,7 @@ def test_leaving_a_stream_ends_all_samples(model: Qwen3ForCausalLM) -> None:
         if number == 3:
             break
     assert not engine.requests
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_generate_gives_them_in_order(model: Qwen3ForCausalLM) -> None:
@@ -394,7 +383,7 @@ def test_a_callback_that_raises_at_a_samples_end_is_told_by_the_output_of_all(
     (output,) = engine.run()
     assert output.error == "RuntimeError: gone"
     assert tokens(output) == alone(model, WARM)
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 @pytest.mark.parametrize("kind", MAPS)
@@ -406,7 +395,7 @@ def test_a_pool_is_told_as_it_was_before_a_failed_request_gave_back(
     engine.add_request(PROMPT, SamplingParams(), "A", sampler=_Fails(SamplingParams()))
     engine.add_request(OTHERS[0], SamplingParams(max_tokens=2, ignore_eos=True), "B")
     run_and_check(engine)
-    usage = [one.usage for one in snapshots(trace_of(engine))]
+    usage = [snapshot.usage for snapshot in snapshots(trace_of(engine))]
     assert usage[0].used == len(PROMPT) + len(OTHERS[0]) and usage[1].used == len(OTHERS[0]) + 1
     assert all(one.reserved >= 0 and one.free >= 0 for one in usage)
 
@@ -428,7 +417,7 @@ def test_an_abort_that_a_callback_breaks_off_is_done_all_the_same(
     assert (not engine.requests and not engine.has_unfinished_requests) or engine.run()
     engine.check_integrity()
     assert not engine.requests
-    empty(engine.memory)
+    check_empty(engine.memory)
     engine.add_request(PROMPT, WARM, "A")
 
 
@@ -444,7 +433,7 @@ def test_a_callback_that_aborts_its_request_is_not_told_of_it(model: Qwen3ForCau
     (output,) = engine.run()
     assert heard == [0] and output.error is None
     assert [one.finish_reason for one in output.outputs] == ["abort"] * 3
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_samples_do_not_overtake_the_preempted_nor_older_samples(
@@ -465,7 +454,7 @@ def test_samples_do_not_overtake_the_preempted_nor_older_samples(
     engine.scheduler.fork(engine.requests["A"])
     assert engine.state().waiting == ("P", "A.1", "A.2", "A", "C")
     engine.run()
-    empty(engine.memory)
+    check_empty(engine.memory)
 
 
 def test_a_prompt_that_fills_its_last_block_costs_a_copy_for_each_child(

@@ -299,13 +299,8 @@ for event in trace.events[:9]:
 # compared with the live engine, step by step:
 
 # %%
-<<<<<<< HEAD
-from tutorial_engine.trace.history import history
-from tutorial_engine.trace.events import Trace
-=======
 from tutorial_engine.trace import Trace
 from tutorial_engine.trace.history import history
->>>>>>> main
 
 engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):

@@ -8,18 +8,6 @@
 # %%
 import torch
 
-<<<<<<< HEAD
-from tutorial_engine.cache.cells import CellKVCache, CellSequences, CellTable
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.source import show_source
-from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.trace.history import history
-from tutorial_engine.sampling.sampler import SamplingParams
-from tutorial_engine.trace.events import Recorder
-=======
 from tutorial_engine.cache import CellKVCache, PagedKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.learn import Predictions, show_source
@@ -27,7 +15,6 @@ from tutorial_engine.model import load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
 from tutorial_engine.trace.history import history
->>>>>>> main
 from tutorial_engine.viz.tokens import token_label
 
 torch.set_grad_enabled(False)
@@ -72,15 +59,8 @@ predictions.ask(
 )
 
 # %%
-<<<<<<< HEAD
-used = [
-    sum(len(r.slots) for r in step.after.requests.values())
-    for step in history(on_rows.trace.trace())
-]
-=======
 states = [step.after for step in history(on_rows.trace.trace())]
 used = [sum(len(request.slots) for request in state.requests.values()) for state in states]
->>>>>>> main
 predictions.reveal("waste", "about 30" if max(used) < 60 else "about 100")
 print("slots in use after each step:", used, "(those that ended are gone)")
 
@@ -715,19 +695,10 @@ two_on_cells = make_engine(CellKVCache.from_config(model.config, 48, trace=Recor
 two_on_cells.add_request(PROMPTS[0], two, "A")
 (answers,) = two_on_cells.run()
 print("two samples, as alone:", [one.token_ids for one in answers.outputs] == alone)
-<<<<<<< HEAD
-print(
-    "most slots used:",
-    max(
-        len({s for r in step.after.requests.values() for s in r.slots})
-        for step in history(two_on_cells.trace.trace())
-    ),
-)
-=======
 states = [step.after for step in history(two_on_cells.trace.trace())]
 used = [{slot for one in state.requests.values() for slot in one.slots} for state in states]
 print("most slots used:", max(map(len, used)))
->>>>>>> main
+
 # %% [markdown]
 # ## 12 · The context is full
 #

@@ -1,0 +1,159 @@
+"""What a scheduler may rely on, whatever the layout: all or nothing, again and again, forks."""
+
+import pytest
+from memories import KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
+
+from tutorial_engine.cache.memory import KVCacheManager
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_they_answer_the_question(kind: str) -> None:
+    memory: KVCacheManager = memory_of(kind)
+    assert memory.max_len == memory.storage.num_slots == 32 and memory.trace is None
+
+
+def test_asked_twice_before_a_commit_the_answer_is_the_same(kind: str) -> None:
+    memory, a, b = memory_of(kind), request("a", range(10)), request("b", range(50, 54))
+    for num_tokens in (6, 4, 1):
+        first, before = room(memory, a, num_tokens), snapshot(memory)
+        assert first is not None and first.first == a.num_computed_tokens
+        assert room(memory, a, num_tokens) == first and snapshot(memory) == before
+        run(memory, a, num_tokens)
+        run(memory, b)
+        a.token_ids.append(1)
+        b.token_ids.append(1)
+
+
+def test_a_prompt_is_let_in_only_if_all_of_it_fits_and_holds_its_room(kind: str) -> None:
+    memory = memory_of(kind, 16)
+    a, b, c = request("a", range(10)), request("b", range(8)), request("c", [99])
+    assert run(memory, a, 2) == [0, 1] and slots_of(memory, a) == (0, 1)
+    assert len(memory.describe("a").slots) >= 10, "room for all"
+    assert room(memory, b, 1) is None and table_of(memory, b) == ()
+    assert run(memory, c) in ([10], [12]), "what is left is enough for it"
+    assert run(memory, a, 8) == [2, 3, 4, 5, 6, 7, 8, 9], "it was kept for it"
+
+
+def test_one_that_was_thrown_out_needs_room_for_its_outputs_as_well(kind: str) -> None:
+    memory, a = memory_of(kind, 12), request("a", range(8))
+    run(memory, a)
+    a.token_ids.append(5)
+    run(memory, a)
+    memory.free("a")
+    a.num_computed_tokens = 0
+    run(memory, request("b", range(4)))
+    assert room(memory, a, 1) is None
+
+
+def test_none_leaves_everything_as_it_was(kind: str) -> None:
+    memory, a, b = memory_of(kind, 8), request("a", range(8)), request("b", [1, 2])
+    run(memory, a)
+    a.token_ids.append(7)
+    before = snapshot(memory)
+    assert room(memory, a, 1) is None and room(memory, b, 2) is None
+    assert snapshot(memory) == before and memory.describe("b") == ((), ())
+    memory.check_integrity()
+
+
+def test_what_is_freed_is_taken_again_and_freeing_nothing_does_nothing(kind: str) -> None:
+    memory, a, b = memory_of(kind, 12), request("a", range(4)), request("b", range(8))
+    run(memory, a)
+    memory.free("a")
+    before = snapshot(memory)
+    memory.free("a")
+    memory.free("a stranger")
+    assert snapshot(memory) == before and memory.describe("a") == ((), ())
+    assert len(run(memory, b) or ()) == 8
+
+
+@pytest.mark.parametrize("wrong", [1, 5, 9])
+def test_what_is_said_to_be_computed_must_be_here(kind: str, wrong: int) -> None:
+    """A request of another cache, or one that was freed: what it says is nowhere."""
+    memory, known = memory_of(kind), request("known", range(4))
+    run(memory, known)
+    before = snapshot(memory)
+    for one, computed in ((request("new", range(20)), wrong), (known, 4 + wrong)):
+        one.token_ids, one.num_computed_tokens = list(range(20)), computed
+        with pytest.raises(ValueError, match=f"{one.request_id} says that {computed} "):
+            room(memory, one)
+        assert snapshot(memory) == before
+
+
+# -- forks ----------------------------------------------------------------------------------------
+
+
+def test_a_fork_waits_shares_and_goes_its_own_way(kind: str) -> None:
+    memory, parent, child = memory_of(kind), request("p", range(10)), request("c", range(10))
+    run(memory, parent)
+    assert memory.fork("p", "c", 9) == 9
+    shared = table_of(memory, child)
+    assert shared == table_of(memory, parent)[: len(shared)] and slots_of(memory, child) == ()
+    memory.check_integrity()
+    parent.token_ids.append(3)
+    run(memory, parent)
+    first = room(memory, child)
+    assert first is not None and first.first == 9 and len(first.new) == 1
+    assert room(memory, child) == first, "asked again"
+    run(memory, child)
+    assert slots_of(memory, child)[:8] == slots_of(memory, parent)[:8]
+    assert slots_of(memory, child)[9] not in slots_of(memory, parent)
+    memory.free("p")
+    memory.check_integrity()
+    child.token_ids.append(3)
+    assert run(memory, child) is not None
+
+
+def test_forks_that_cannot_be(kind: str) -> None:
+    memory, parent = memory_of(kind), request("p", range(8))
+    run(memory, parent)
+    before = snapshot(memory)
+    assert memory.fork("nobody", "c", 0) == 0, "nothing to share"
+    for wrong in (("nobody", "c", 1), ("p", "p", 4), ("p", "c", 9)):
+        with pytest.raises(ValueError, match=r"shared|already"):
+            memory.fork(*wrong)
+    assert snapshot(memory) == before
+    memory.check_integrity()
+
+
+def test_a_fork_that_waits_gives_way_to_whoever_runs(kind: str) -> None:
+    memory = memory_of(kind, 12)
+    parent, child = request("p", range(10)), request("c", range(10))
+    run(memory, parent)
+    memory.fork("p", "c", 9)
+    for _ in range(2):
+        parent.token_ids.append(1)
+        run(memory, parent)
+    if kind != "pages of 4":
+        assert table_of(memory, child), "there was room for both"
+    parent.token_ids.append(1)
+    assert run(memory, parent) is None, "it is undone, and this is not enough"
+    assert table_of(memory, child) == () and room(memory, child) is None
+    memory.free("p")
+    assert len(run(memory, child) or ()) == 10, "it is computed like any other"
+
+
+def test_a_fork_that_waits_does_not_give_way_to_one_that_waits(kind: str) -> None:
+    memory = memory_of(kind, 16)
+    parent, child, other = request("p", range(10)), request("c", range(10)), request("o", range(9))
+    run(memory, parent)
+    memory.fork("p", "c", 9)
+    shared = table_of(memory, child)
+    assert room(memory, other) is None and table_of(memory, child) == shared
+    memory.free("p")
+    assert run(memory, other) is not None, "nobody runs: or all would wait for ever"
+    assert table_of(memory, child) == ()
+
+
+def test_a_fork_that_cannot_be_admitted_gives_up_what_it_shares_when_nobody_runs(kind: str) -> None:
+    """It shares 4 of its 16 tokens, in a memory where 3 slots are another waiting fork's."""
+    memory, parent = memory_of(kind, 16), request("p", range(8))
+    child = request("c", [*range(4), *range(50, 62)])
+    run(memory, parent)
+    memory.fork("p", "c", 4)
+    memory.fork("p", "d", 7)
+    memory.free("p")
+    assert len(run(memory, child) or ()) == 12 and memory.describe("d").table == ()
