@@ -227,8 +227,8 @@ class CellExplorer(Explorer):
         empty = self.num_cells - self.cache.table.num_used
         if len(ids) > empty:
             raise ValueError(
-                f"{len(ids)} tokens need a cell each, {empty} of {self.num_cells} are empty: remove "
-                "a sequence, or make more cells"
+                f"{len(ids)} tokens need a cell each, {empty} of {self.num_cells} are empty: "
+                "remove a sequence, or make more cells"
             )
         append_tokens(self.model, self.cache, operation.seq, ids)
         new = self.cache.table.cells_of(operation.seq)[-len(ids) :]
