@@ -1,34 +1,28 @@
-"""The explorer of pages: the real engine on a pool of blocks, seen step by step."""
+"""The block explorer: tables and pool are those of the engine's trace, at every knob."""
 
 import re
-import time
-import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
-import ipywidgets as widgets
 import pytest
 from engines import one_thread
+from explorers import check_places, message_of, svg_of, turn, words
 from tokenizers import Tokenizer
-from traces import check_words
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz import block_explorer
-from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer, labels
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.scheduler_explorer import ALL_AT_ONCE, ONE_BY_ONE
+from tutorial_engine.viz import block_explorer, tokens
+from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, labels
 
 PROMPTS = [
     "Once upon a time Anna had a red kite.",
     "Once upon a time Anna had a red ball.",
     "One day Ben went to the park.",
 ]
-VIEW = "application/vnd.jupyter.widget-view+json"
-NASTY = ["<s>hi</s>", "<img src=x>", "$x$ 😀", 'A & "b" ]]>', "</svg><b>", "\n\t "]
 FRESH: dict[str, Any] = {
     "block_size": 4,
     "num_blocks": 16,
@@ -56,40 +50,6 @@ def explorer(shared: BlockExplorer) -> BlockExplorer:
     return turn(shared, step=0, **FRESH)
 
 
-def turn(explorer: BlockExplorer, step: int | None = None, **knobs: Any) -> BlockExplorer:
-    """As `set`, without making the PNG."""
-    for name, value in knobs.items():
-        explorer.parameters[name].value = value
-    if step is not None:
-        explorer.slider.value = step
-    return explorer
-
-
-class Text(HTMLParser):
-    """The words of a piece of HTML, and every tag that is in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.words, self.tags = "", []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-def svg_of(explorer: BlockExplorer) -> str:
-    return explorer._scene_html.value
-
-
-def words(explorer: BlockExplorer, pattern: str) -> list[str]:
-    found = explorer.shown.items.items()
-    return [item.text for name, item in found if re.fullmatch(pattern, name)]
-
-
 def captions(explorer: BlockExplorer) -> list[str]:
     return [explorer.caption(step) for step in range(explorer.num_steps)]
 
@@ -111,7 +71,7 @@ def test_every_pool_gives_the_tokens_of_generate_alone(
         params = SamplingParams(max_tokens=6)
         alone = generate(explorer.model, prompt, params, tokenizer=explorer.tokenizer)[0]
         ids = tuple(explorer.tokenizer.encode(prompt).ids)
-        assert last[name].token_ids == ids + tuple(alone.token_ids)
+        assert last[name].token_ids == ids + alone.outputs[0].token_ids
 
 
 def test_knobs_are_the_engines_settings(explorer: BlockExplorer) -> None:
@@ -154,7 +114,7 @@ def test_prefixes_are_shared_only_with_prefix_caching(explorer: BlockExplorer) -
     assert any("stored once for A and B" in said for said in captions(explorer))
     turn(explorer, prefix_caching=OFF)
     assert not any(re.search("finds|once|findable", said) for said in captions(explorer))
-    assert "prefix caching off" in words(explorer, "step")[0]
+    assert "prefix caching off" in words(explorer, "title.note")[0]
     assert not words(explorer, "chain")
 
 
@@ -208,9 +168,9 @@ def test_tables_and_pool_are_those_of_the_trace_and_no_word_covers_another(
         for name, table in now.tables.items():
             assert words(explorer, rf"block\.\d+\.{re.escape(name)}") == list(map(str, table))
         refs = [word for word in words(explorer, r"ref\.\d+") if word != "next"]
-        assert refs == [f"ref {now.ref_cnts[block]}" for block in sorted(now.ref_cnts)]
-        picture = Picture(svg_of(explorer), b"", "")
-        check_words(picture)
+        owners = Counter(block for table in now.tables.values() for block in table)
+        assert refs == [f"ref {owners[block]}" for block in sorted(owners)]
+        check_places(explorer.shown, 10)
 
 
 def test_hovering_says_where_a_token_lies_and_all_of_a_block(explorer: BlockExplorer) -> None:
@@ -231,7 +191,7 @@ def test_what_cannot_fit_is_told_and_the_old_picture_kept(explorer: BlockExplore
     turn(explorer, step=2)
     before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
     turn(explorer, num_blocks=2)
-    message = Text(explorer._message_html.value).words
+    message = message_of(explorer)
     assert message.startswith("The engine refuses: the prompt of request A has 10 tokens, but")
     assert "limited to 8" in message
     assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
@@ -243,7 +203,7 @@ def test_what_cannot_fit_is_told_and_the_old_picture_kept(explorer: BlockExplore
     turn(explorer, step=3)
     assert explorer.shown_caption == explorer.caption(3)
     turn(explorer, n=1)
-    assert explorer._message_html.value == "" and not explorer.error
+    assert not message_of(explorer) and not explorer.error
 
 
 def test_tables_that_are_too_long_are_told(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
@@ -252,35 +212,6 @@ def test_tables_that_are_too_long_are_told(model: Qwen3ForCausalLM, tokenizer: T
     assert not explorer.error
     turn(explorer, n=2)
     assert re.search(r"longest block table has \d+ entries: with 6 requests", explorer.error)
-
-
-def test_set_refuses_what_is_not_there_and_leaves_all_alone(explorer: BlockExplorer) -> None:
-    explorer.set(step=2, budget=9)
-    before = svg_of(explorer), {name: knob.value for name, knob in explorer.parameters.items()}
-    refused: list[dict[str, Any]] = [
-        {"num_blocks": 2},
-        {"n": 3},
-        {"block_size": 17},
-        {"block_size": 0},
-        {"prefix_caching": "maybe"},
-        {"arrivals": "never"},
-        {"step": explorer.num_steps},
-        {"colour": 1},
-    ]
-    for knobs in refused:
-        with pytest.raises(Exception, match=r"refuses|cannot be|outside|no knob|room|[Ii]nvalid"):
-            explorer.set(**knobs)
-        now = {name: knob.value for name, knob in explorer.parameters.items()}
-        assert (svg_of(explorer), now) == before and explorer.step == 2
-
-
-def test_a_change_keeps_the_step_that_is_looked_at(explorer: BlockExplorer) -> None:
-    turn(explorer, step=4)
-    turn(explorer, prefix_caching=OFF)
-    assert explorer.step == 4 and explorer.shown_caption == explorer.caption(4)
-    turn(explorer, step=explorer.num_steps - 1)
-    turn(explorer, arrivals=ALL_AT_ONCE)
-    assert explorer.step == explorer.num_steps - 1
 
 
 @pytest.mark.parametrize(
@@ -308,22 +239,6 @@ def test_impossible_first_arguments_are_refused(
         BlockExplorer(model, tokenizer, prompts, **more)
 
 
-@pytest.mark.parametrize("prompt", NASTY)
-def test_markup_in_a_prompt_is_shown_literally(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, explorer: BlockExplorer, prompt: str
-) -> None:
-    def tags(of: BlockExplorer) -> set[str]:
-        return {element.tag for element in ET.fromstring(svg_of(of)).iter()}
-
-    known = tags(turn(explorer, step=3))
-    nasty = BlockExplorer(model, tokenizer, [prompt, "One day"], new_tokens=3, num_blocks=40)
-    for step in range(nasty.num_steps):
-        turn(nasty, step=step)
-        assert tags(nasty) <= known
-        caption = Text(nasty._caption_html.value)
-        assert (caption.words, caption.tags) == (nasty.caption(step), ["div"])
-
-
 def test_tokens_beyond_the_tokenizer_have_a_name(
     explorer: BlockExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,46 +246,7 @@ def test_tokens_beyond_the_tokenizer_have_a_name(
         raise ValueError(f"token id {token} is not in the vocabulary")
 
     known = labels(explorer.run.trace, explorer.tokenizer)
-    monkeypatch.setattr(block_explorer, "token_label", refuse)
+    monkeypatch.setattr(tokens, "token_label", refuse)
     found = labels(explorer.run.trace, explorer.tokenizer)
     assert found == {token: f"<id {token}>" for token in known}
     assert set(known) == {t for r in explorer.run.steps[-1].state.requests.values() for t in r[2]}
-
-
-# -- what is displayed ----------------------------------------------------------------------------
-
-
-def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: BlockExplorer) -> None:
-    data, metadata = turn(explorer, step=3)._repr_mimebundle_()
-    assert data.keys() == {VIEW, "image/png", "text/plain"}
-    assert data[VIEW]["model_id"] == explorer.view.model_id
-    assert data["text/plain"] == explorer.caption(3) == metadata["image/png"]["alt"]
-    assert len(data["image/png"]) < 80_000  # base64 of 60 KB
-
-
-def test_pictures_are_the_same_every_time(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    pictures = [BlockExplorer(model, tokenizer, PROMPTS, n=2).set(step=1) for _ in range(2)]
-    assert pictures[0] == pictures[1]
-    assert pictures[0].caption.startswith("Step 1 of 0–")
-
-
-def test_no_step_takes_longer_than_a_slider_may(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    explorer = BlockExplorer(model, tokenizer, PROMPTS, n=2, block_size=2, num_blocks=64)
-    spent = []
-    for step in (3, 4, 3, 4, 3, 4):
-        began = time.perf_counter()
-        explorer.slider.value = step
-        spent.append(time.perf_counter() - began)
-    assert min(spent) < 0.1 and len(svg_of(explorer).encode()) < 250_000
-
-
-def test_only_stock_controls_and_no_output_widget(explorer: BlockExplorer) -> None:
-    def inside(widget: widgets.Widget) -> list[widgets.Widget]:
-        return [widget, *(w for child in getattr(widget, "children", ()) for w in inside(child))]
-
-    shown = inside(explorer.view)
-    assert all(type(w).__module__.startswith("ipywidgets.") for w in shown)
-    assert not any(isinstance(w, widgets.Output) for w in shown)
-    assert all(w in shown and w.description for w in explorer.parameters.values())

@@ -70,6 +70,7 @@ class Live:
             block_size=block_size,
             num_blocks=num_blocks,
             prefix_caching=prefix_caching,
+            trace=Recorder(),
         )
         self.memory.storage.k.fill_(float("nan"))
         self.engine = LLMEngine(
@@ -77,7 +78,6 @@ class Live:
             config=EngineConfig(**{"max_model_len": 64} | limits),
             memory=self.memory,
             clock=VirtualClock(),
-            trace=Recorder(),
         )
         self.pools: list[Pool] = []
         self.full: dict[str, bytes] = {}  # hash as it is seen -> the whole of it
@@ -108,14 +108,15 @@ class Live:
         for chain in blocks._chains.values():
             for before, key in zip([None, *chain], chain, strict=False):
                 parents[key.hex()[:12]] = before and before.hex()[:12]
-        running = {r.request_id: r for r in self.engine.scheduler.running}
+        lens = {r.request_id: r.num_computed_tokens for r in self.engine.scheduler.running}
+        forked = self.memory._found  # also of those that run: what they began with
         return Pool(
             {name: tuple(table) for name, table in blocks.tables.items()},
             {i: b.ref_cnt for i, b in enumerate(blocks.blocks) if b.ref_cnt},
             {i: b.hash.hex()[:12] for i, b in enumerate(blocks.blocks) if b.hash is not None},
             tuple(blocks.free_queue),
-            {name: held.num_tokens for name, held in self.memory._held.items()},
-            {name: self.memory.slots_of(request) for name, request in running.items()},
+            {name: lens.get(name, forked[name]) for name in blocks.tables},
+            {name: self.memory.describe(name).slots[:many] for name, many in lens.items()},
             parents,
         )
 
@@ -520,7 +521,7 @@ def test_what_this_step_wrote_is_thick_and_nothing_else(model: Qwen3ForCausalLM)
     seen, run = items(sketch(live, 2)), live.run
     thick = {k for k, e in seen.items() if e.get("stroke-width") == str(THICK)}
     slots = {f"slot.{run.slot(2, name, i)}" for name, i in (("A", 11), ("B", 8), ("B", 9))}
-    assert thick == slots | {"token.11.A", "token.8.B", "token.9.B", "key.run"}
+    assert thick == slots | {"token.11.A", "token.8.B", "token.9.B", "key.written in this step"}
 
 
 def test_a_copy_has_an_arrow_from_its_source_and_other_steps_have_none(

@@ -13,24 +13,23 @@ import torch
 from engines import one_thread, random_model
 from matplotlib.colors import to_hex
 from traces import NASTY, check_words, items, words
-from tutorial_engine.cache.cell_cache import CellSequences
 
-from tutorial_engine.engine.runner import prefill
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import cell_steps
+from tutorial_engine.viz.cell_explorer import append_tokens
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,
     describe,
     find_changes,
-    numbered,
-    signed,
     take_snapshot,
 )
 from tutorial_engine.viz.cell_view import MAX_CELLS, cells_scene, cells_view, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, tint
 from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.words import numbered, signed
 
 LABELS = {0: "How", 1: "·are", 2: "·you"}
 
@@ -46,20 +45,18 @@ def quick() -> Iterator[None]:
         yield
 
 
-def new_cells(num_cells: int = 6, num_layers: int = 3, slots_first: bool = True) -> CellSequences:
-    made = CellSequences.from_config(
-        model_of(num_layers).config, num_cells, slots_first=slots_first
-    )
+def new_cells(num_cells: int = 6, num_layers: int = 3, slots_first: bool = True) -> CellKVCache:
+    made = CellKVCache.from_config(model_of(num_layers).config, num_cells, slots_first=slots_first)
     made.storage.k.fill_(float("nan"))
     made.storage.v.fill_(float("nan"))
     return made
 
 
-def run(cells: CellSequences, tokens: list[int], seq_id: int = 0) -> None:
-    prefill(model_of(cells.storage.spec.num_layers), cells, [tokens], [seq_id])
+def run(cells: CellKVCache, tokens: list[int], seq_id: int = 0) -> None:
+    append_tokens(model_of(cells.storage.spec.num_layers), cells, seq_id, tokens)
 
 
-def shared_text() -> tuple[CellSequences, CellsSnapshot]:
+def shared_text() -> tuple[CellKVCache, CellsSnapshot]:
     """The storyboard: three tokens, two of them shared, cell 3 freed; and the moment before."""
     cells = new_cells()
     run(cells, [5, 6, 7, 8])
@@ -69,7 +66,7 @@ def shared_text() -> tuple[CellSequences, CellsSnapshot]:
     return cells, take_snapshot(cells, LABELS, full)
 
 
-def check_picture(picture: Picture, cells: CellSequences, left_over: set[int]) -> None:
+def check_picture(picture: Picture, cells: CellKVCache, left_over: set[int]) -> None:
     """Every number and colour of the picture against the live table and shelves."""
     found, table = items(picture), cells.table
     assert float(found["head"].attrib["y"]) == float(found[f"row.{table.head}.cell"].attrib["y"])
@@ -93,7 +90,7 @@ def check_picture(picture: Picture, cells: CellSequences, left_over: set[int]) -
         assert order == [str(cell) for cell in table.cells_of(seq_id)]
 
 
-def check_colours(picture: Picture, cells: CellSequences, scale: Any, left_over: set[int]) -> None:
+def check_colours(picture: Picture, cells: CellKVCache, scale: Any, left_over: set[int]) -> None:
     """Squares of the first and the last layer are the storage's numbers, evenly spaced."""
     found, colours = items(picture), matplotlib.colormaps["cividis"]
     for layer in (0, cells.storage.spec.num_layers - 1):
@@ -283,7 +280,7 @@ def test_picture_agrees_with_the_table_after_any_operations(number: int) -> None
 
 
 def test_planted_bug_shelves_read_one_cell_further_are_caught() -> None:
-    def shifted(cache: CellSequences, kv_head: int) -> torch.Tensor:
+    def shifted(cache: CellKVCache, kv_head: int) -> torch.Tensor:
         return right_heat(cache, kv_head).roll(1, 2)
 
     right_heat = cell_steps._heat

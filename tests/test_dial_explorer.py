@@ -1,23 +1,19 @@
 """The dial explorer: at every position the pool that the engine had, and the counts of its run."""
 
 import re
-import time
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
-import ipywidgets as widgets
 import pytest
 from engines import one_thread
+from explorers import check_places, turn
 from tokenizers import Tokenizer
-from traces import check_words
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
-from tutorial_engine.lab.pool import CELLS, ROWS, moments
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
 from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
@@ -33,8 +29,6 @@ PROMPTS = [
 ]
 NEW = (10, 6, 8, 12, 5)
 POSITIONS = [CELLS, 1, 2, 4, 8, 16, ROWS]
-VIEW = "application/vnd.jupyter.widget-view+json"
-NASTY = ["<s>hi</s>", "<img src=x>", "$x$ 😀", 'A & "b" ]]>', "</svg><b>", "\n\t "]
 every_position = pytest.mark.parametrize("position", POSITIONS)
 
 
@@ -52,42 +46,14 @@ def new(model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> DialEx
 def shared(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> DialExplorer:
     explorer = new(model, tokenizer)
     for position in POSITIONS:
-        explorer.parameters["block_size"].value = position
+        turn(explorer, block_size=position)
     return explorer
 
 
 @pytest.fixture
 def explorer(shared: DialExplorer) -> DialExplorer:
     """An explorer at rows and step 0 that has been everywhere."""
-    return turn(shared, ROWS, 0)
-
-
-def turn(explorer: DialExplorer, position: Any, step: int | None = None) -> DialExplorer:
-    """As `set`, without making the PNG."""
-    explorer.parameters["block_size"].value = position
-    if step is not None:
-        explorer.slider.value = step
-    return explorer
-
-
-class Text(HTMLParser):
-    """The words of a piece of HTML, and every tag that is in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.words, self.tags = "", []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-def svg_of(explorer: DialExplorer) -> str:
-    return explorer._scene_html.value
+    return turn(shared, 0, block_size=ROWS)
 
 
 # -- the run --------------------------------------------------------------------------------------
@@ -97,13 +63,13 @@ def svg_of(explorer: DialExplorer) -> str:
 def test_every_position_gives_the_tokens_of_generate_alone(
     explorer: DialExplorer, position: Any
 ) -> None:
-    turn(explorer, position)
+    turn(explorer, block_size=position)
     point = explorer.point
     assert point.position == position and point.tokens_equal and not explorer.error
     for prompt, number, alone in zip(PROMPTS, NEW, explorer.dial.expected, strict=True):
         params = SamplingParams(max_tokens=number)
         (output,) = generate(explorer.dial.model, prompt, params, tokenizer=explorer.dial.tokenizer)
-        assert output.token_ids == alone
+        assert output.outputs[0].token_ids == alone
 
 
 def test_the_dial_goes_from_cells_over_powers_of_two_to_rows(explorer: DialExplorer) -> None:
@@ -127,7 +93,7 @@ def test_the_engine_runs_once_at_each_position_and_only_on_demand(
     monkeypatch.setattr(Dial, "at", noted)
     explorer = new(model, tokenizer, block_size=8)
     for position in (4, CELLS, 4, 8, CELLS):
-        turn(explorer, position, 3)
+        turn(explorer, 3, block_size=position)
     assert asked == [8, 4, CELLS] and set(explorer.points) == {8, 4, CELLS}
 
 
@@ -137,12 +103,12 @@ def test_the_engine_runs_once_at_each_position_and_only_on_demand(
 @every_position
 @pytest.mark.parametrize("step", [0, 4, 9])
 def test_the_pool_is_that_of_the_trace(explorer: DialExplorer, position: Any, step: int) -> None:
-    turn(explorer, position, step)
+    turn(explorer, step, block_size=position)
     point, shown = explorer.point, explorer.shown.items
-    moment = moments(point.trace)[step]
+    moment = list(snapshots(point.trace))[step]
     for slot in range(128):
         who = list(moment.tokens.get(slot, ()))
-        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.held else PAPER
+        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.owners else PAPER
         assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
 
 
@@ -150,10 +116,10 @@ def test_the_pool_is_that_of_the_trace(explorer: DialExplorer, position: Any, st
 def test_the_chart_is_as_high_as_slots_are_used_and_reserved(
     explorer: DialExplorer, position: Any
 ) -> None:
-    turn(explorer, position)
+    turn(explorer, block_size=position)
     shown = explorer.shown.items
     whole = float(shown["chart.pool"].attributes["height"])
-    for step, moment in enumerate(explorer.point.moments):
+    for step, moment in enumerate(explorer.point.snapshots):
         u = moment.usage
         used = float(shown[f"chart.{step}.used"].attributes["height"])
         assert used == pytest.approx(whole * u.used / 128)
@@ -185,14 +151,14 @@ def test_the_table_has_the_counts_of_every_position(explorer: DialExplorer) -> N
 @every_position
 def test_words_neither_overlap_nor_are_cut(explorer: DialExplorer, position: Any) -> None:
     for step in range(0, explorer.points[position].num_steps, 3):
-        turn(explorer, position, step)
-        check_words(explorer.shown.picture(""))
+        turn(explorer, step, block_size=position)
+        check_places(explorer.shown, 10)
 
 
 def test_caption_has_the_numbers_of_this_step_and_of_the_run(explorer: DialExplorer) -> None:
-    turn(explorer, 4, 7)
+    turn(explorer, 7, block_size=4)
     point = explorer.point
-    moment = point.moments[7]
+    moment = point.snapshots[7]
     u, running = moment.usage, len(moment.running)
     several = sum(len(who) > 1 for who in moment.tokens.values())
     assert several > 0 and explorer.shown_caption == (
@@ -209,10 +175,10 @@ def test_a_change_keeps_the_step_that_is_looked_at(explorer: DialExplorer) -> No
     lengths = {p: explorer.points[p].num_steps for p in POSITIONS}
     longest = max(lengths, key=lengths.__getitem__)
     shortest = min(lengths, key=lengths.__getitem__)
-    turn(explorer, longest, 5)
-    assert turn(explorer, shortest).step == 5
-    turn(explorer, longest, lengths[longest] - 1)
-    assert turn(explorer, shortest).step == lengths[shortest] - 1
+    turn(explorer, 5, block_size=longest)
+    assert turn(explorer, block_size=shortest).step == 5
+    turn(explorer, lengths[longest] - 1, block_size=longest)
+    assert turn(explorer, block_size=shortest).step == lengths[shortest] - 1
     assert explorer.shown_caption == explorer.caption(explorer.step)
 
 
@@ -242,77 +208,11 @@ def test_impossible_first_arguments_are_refused(
         DialExplorer(model, tokenizer, **{"prompts": ["One day"], "new_tokens": 3} | options)
 
 
-def test_set_refuses_what_is_not_there_and_leaves_all_alone(explorer: DialExplorer) -> None:
-    turn(explorer, 8, 2)
-    before = svg_of(explorer)
-    refused: list[dict[str, Any]] = [
-        {"block_size": 3}, {"block_size": "pages"}, {"step": 999}, {"step": -1}, {"colour": 1}
-    ]  # fmt: skip
-    for knobs in refused:
-        with pytest.raises(Exception, match=r"cannot be|outside|no knob|[Ii]nvalid"):
-            explorer.set(**knobs)
-        assert svg_of(explorer) == before and explorer.step == 2
-        assert explorer.value("block_size") == 8
-
-
 def test_a_row_that_is_no_power_of_two_has_only_blocks_that_divide_it(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     explorer = DialExplorer(model, tokenizer, ["One day"], 3, num_slots=60, max_len=20)
     assert [v for _, v in explorer.parameters["block_size"].options] == [CELLS, 1, 2, 4, ROWS]
     for position in (CELLS, 4, ROWS):
-        assert turn(explorer, position, 1).point.pool.num_slots == 60
-        check_words(explorer.shown.picture(""))
-
-
-@pytest.mark.parametrize("prompt", NASTY)
-def test_markup_in_a_prompt_changes_nothing(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, explorer: DialExplorer, prompt: str
-) -> None:
-    known = {e.tag for e in ET.fromstring(svg_of(turn(explorer, 4, 4))).iter()}
-    nasty = DialExplorer(model, tokenizer, [prompt, "One day"], 3, block_size=4)
-    for step in range(nasty.num_steps):
-        nasty.slider.value = step
-        assert {e.tag for e in ET.fromstring(svg_of(nasty)).iter()} <= known
-        caption = Text(nasty._caption_html.value)
-        assert (caption.words, caption.tags) == (nasty.caption(step), ["div"])
-
-
-# -- what is displayed ----------------------------------------------------------------------------
-
-
-def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: DialExplorer) -> None:
-    data, metadata = turn(explorer, 4, 6)._repr_mimebundle_()
-    assert data.keys() == {VIEW, "image/png", "text/plain"}
-    assert data[VIEW]["model_id"] == explorer.view.model_id
-    assert data["text/plain"] == explorer.caption(6) == metadata["image/png"]["alt"]
-    assert len(data["image/png"]) < 80_000  # base64
-
-
-def test_pictures_are_the_same_every_time(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    pictures = [new(model, tokenizer).set(block_size=4, step=4) for _ in range(2)]
-    assert pictures[0] == pictures[1]
-    assert pictures[0].caption.startswith("Step 4 of 0–")
-
-
-def test_no_step_takes_longer_than_a_slider_may(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    explorer = new(model, tokenizer, num_slots=512, max_len=128, block_size=1)
-    turn(explorer, 1, 5)
-    spent = []
-    for step in (7, 8, 7, 8, 7, 8):
-        began = time.perf_counter()
-        explorer.slider.value = step
-        spent.append(time.perf_counter() - began)
-    assert min(spent) < 0.1 and len(svg_of(explorer).encode()) < 350_000
-
-
-def test_only_stock_controls_and_no_output_widget(explorer: DialExplorer) -> None:
-    def inside(widget: widgets.Widget) -> list[widgets.Widget]:
-        return [widget, *(w for child in getattr(widget, "children", ()) for w in inside(child))]
-
-    shown = inside(explorer.view)
-    assert all(type(w).__module__.startswith("ipywidgets.") for w in shown)
-    assert not any(isinstance(w, widgets.Output) for w in shown)
-    assert all(w in shown and w.description for w in explorer.parameters.values())
+        assert turn(explorer, 1, block_size=position).point.pool.num_slots == 60
+        check_places(explorer.shown, 10)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from engines import one_thread
 from torch import Tensor
-from tutorial_engine.engine.model_runner import ModelRunner
 from workloads import (
     EOS,
     LIMITS,

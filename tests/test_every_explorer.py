@@ -1,4 +1,4 @@
-"""All explorers: what is shown, saved and stepped through, whatever they show; nothing breaks it."""
+"""All explorers: shown, saved and stepped through, whatever they show; nothing breaks them."""
 
 import base64
 import time

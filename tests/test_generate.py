@@ -193,7 +193,9 @@ def test_stopped_row_is_run_no_more(engine: Qwen3ForCausalLM) -> None:
     assert [batch.query_lens for batch in batches] == [(7, 1, 12, 5), (1,) * 3] + [(1,) * 2] * 2 + [
         (1,)
     ] * 3
-    assert [batch.seq_ids for batch in batches[1:]] == [tuple(x) for x in ("023", "02", "02", "2", "2", "2")]
+    assert [batch.seq_ids for batch in batches[1:]] == [
+        tuple(x) for x in ("023", "02", "02", "2", "2", "2")
+    ]
     ran = sum(batch.num_tokens for batch in batches)
     assert ran == sum(len(p) + n - 1 for p, n in zip(PROMPTS, (4, 1, 7, 2), strict=True))
     fed = [token for batch in batches[1:] for token in batch.input_ids[-1:].tolist()]

@@ -1,4 +1,4 @@
-"""The house: modules, files and settings agree with each other and with the syllabus."""
+"""The house: rooms, modules, files and settings agree with each other and with the syllabus."""
 
 import ast
 import json
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,116 +21,148 @@ from packaging.version import Version
 
 import tutorial_engine
 from tutorial_engine.learn.build import sources
-from tutorial_engine.syllabus import AROUND, LESSONS, Lesson, tree
+from tutorial_engine.syllabus import BESIDE, LESSONS, ROOMS, Lesson, Room, tree
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tutorial_engine"
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
+CORE = ("model", "sampling", "trace", "cache", "engine")
+NUMBERS = {lesson.number for lesson in LESSONS}
 
-LESSON_OF = {module.name: lesson.number for lesson in LESSONS for module in lesson.modules}
-NOT_CORE = {"viz", "learn", "tiny"}  # what draws, what teaches, what trains
-
-
-def name_of(file: Path) -> str:
-    """`viz` for viz/plots.py, `rope` for rope.py, `__init__` for the package itself."""
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+every_room = pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 
 
-def label(value: object) -> str:
-    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
-every_file = pytest.mark.parametrize("file", FILES, ids=label)
-core_files = pytest.mark.parametrize(
-    "file", [file for file in FILES if name_of(file) not in NOT_CORE], ids=label
-)
+def notebooks_of(file: Path) -> list[int]:
+    """The notebooks that a file says it belongs to: [2], or [2, 3] for a room of two."""
+    docstring = ast.get_docstring(parsed(file)) or ""
+    found = re.match(r"Introduced in notebooks? (\d\d)(?: and (\d\d))?\. \S", docstring)
+    assert found, f"the docstring of {file.name} begins {docstring[:40]!r}"
+    return [int(number) for number in found.groups() if number]
 
 
-def imported(code: str) -> set[str]:
-    """Modules of the package that a piece of code imports, by their name below it."""
+def handed_out(room: Path) -> dict[str, Path]:
+    """What a room's __init__ hands out, and the file that each name comes from."""
+    found = {}
+    for node in parsed(room / "__init__.py").body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name: file_of(node.module or "") for alias in node.names}
+    return found
+
+
+def file_of(module: str) -> Path:
+    """`tutorial_engine.cache.paged` → cache/paged.py; a room is its __init__.py."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imported(code: ast.Module) -> set[Path]:
+    """The files of the package that a piece of code imports from, through a room's door too."""
     found = set()
-    for node in ast.walk(ast.parse(code)):
-        names = []
+    for node in ast.walk(code):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "tutorial_engine":
-            names = [f"tutorial_engine.{alias.name}" for alias in node.names]
+            found |= {file_of(alias.name) for alias in node.names if _is_ours(alias.name)}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
-            names = [node.module or ""]
-        found |= {n.split(".")[1] for n in names if n.startswith("tutorial_engine.")}
-    return found
+            module = node.module or ""
+            for name in (alias.name for alias in node.names if _is_ours(module)):
+                room = ROOT / module.replace(".", "/")
+                is_module = (room / name).is_dir() or (room / f"{name}.py").is_file()
+                if is_module:
+                    found.add(file_of(f"{module}.{name}"))
+                else:
+                    found.add(handed_out(room)[name] if room.is_dir() else file_of(module))
+    return found - {PACKAGE / "__init__.py"}
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == "tutorial_engine"
 
 
 # -- the syllabus -------------------------------------------------------------------------------
 
 
-def test_every_module_is_in_the_syllabus_and_the_other_way_round() -> None:
-    listed = [*LESSON_OF, *(module.name for module in AROUND)]
-    assert len(listed) == len(set(listed))
-    assert sorted(listed) == sorted({name_of(file) for file in FILES} - {"__init__"})
-    assert len(LESSON_OF) == sum(len(lesson.modules) for lesson in LESSONS)
+def test_every_room_and_module_is_in_the_syllabus_and_the_other_way_round() -> None:
+    there = {file.relative_to(PACKAGE).with_suffix("") for file in FILES}
+    rooms = {path.parts[0] for path in there if len(path.parts) > 1}
+    assert [room.name for room in ROOMS] == list(dict.fromkeys(room.name for room in ROOMS))
+    assert {room.name for room in ROOMS} == rooms
+    assert {module.name for module in BESIDE} == {str(p) for p in there if len(p.parts) == 1}
+    for room in ROOMS:
+        files = {p.name for p in there if p.parts[0] == room.name and not p.name.startswith("__")}
+        assert all(len(path.parts) == 2 for path in there if path.parts[0] == room.name)
+        listed = [module.name for module in room.modules]
+        assert sorted(listed) == sorted(files if listed else []), room.name
+    assert set(CORE) <= {room.name for room in ROOMS if room.modules}
+
+
+@every_room
+def test_room_says_what_it_is_for_and_hands_out_little(room: Room) -> None:
+    init = parsed(PACKAGE / room.name / "__init__.py")
+    assert set(notebooks_of(PACKAGE / room.name / "__init__.py")) <= NUMBERS
+    names = handed_out(PACKAGE / room.name)
+    public = [ast.literal_eval(n.value) for n in init.body if isinstance(n, ast.Assign)]
+    assert public == ([sorted(names)] if names else []), "__all__ is what it imports"
+    assert len(names) <= 8
+    rest = [n for n in init.body[1:] if not isinstance(n, ast.ImportFrom | ast.Assign)]
+    assert not rest, "no code at the door"
+    opens = min(notebooks_of(PACKAGE / room.name / "__init__.py"))
+    assert all(module.notebook >= opens for module in room.modules)
+
+
+@every_file
+def test_module_says_which_notebook_introduces_it(file: Path) -> None:
+    numbers = notebooks_of(file)
+    assert set(numbers) <= NUMBERS
+    room, name = file.parent.name, file.stem
+    listed = {(r.name, m.name): m.notebook for r in ROOMS for m in r.modules}
+    listed |= {(PACKAGE.name, module.name): module.notebook for module in BESIDE}
+    assert numbers == [listed.get((room, name), numbers[0])] or name == "__init__"
+    in_its_name = re.search(r"_(\d\d)$", name)  # checks_01.py
+    assert in_its_name is None or [int(in_its_name[1])] == numbers
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_core_module_imports_nothing_of_a_later_notebook(room: str) -> None:
+    """But the recorder that a memory may be given: what it notes is the matter of notebook 03."""
+    for file in (PACKAGE / room).glob("[!_]*.py"):
+        number = max(notebooks_of(file))
+        used = {other for other in imported(parsed(file)) if other.parent.name != "trace"}
+        assert not {str(other) for other in used if min(notebooks_of(other)) > number}, file
 
 
 def test_every_lesson_has_its_source_and_its_number() -> None:
     assert [lesson.number for lesson in LESSONS] == list(range(1, len(LESSONS) + 1))
-    assert sources().keys() == {lesson.notebook for lesson in LESSONS}
     written = {file.stem for file in (ROOT / "notebooks" / "src").glob("*.py")}
-    assert written == {lesson.notebook for lesson in LESSONS}
+    assert written == sources().keys() == {lesson.notebook for lesson in LESSONS}
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.notebook)
+def test_notebook_uses_what_was_introduced_by_then(lesson: Lesson) -> None:
+    notebook = jupytext.read(sources()[lesson.notebook], fmt="py:percent")
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    used = imported(ast.parse(code))
+    assert not {str(file) for file in used if min(notebooks_of(file)) > lesson.number}
+    assert len([file for file in used if file.parent.name in CORE]) >= 3, "it shows the engine"
 
 
 def test_tree_is_in_the_readme_and_in_the_package_docstring() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert any(tree() in block for block in readme.split("```")[1::2]), "in a code block"
     assert tree() in (tutorial_engine.__doc__ or "")
-
-
-def test_tree_names_every_module_once() -> None:
     lines = tree().splitlines()
-    for module in (*AROUND, *(module for lesson in LESSONS for module in lesson.modules)):
-        assert sum(line.split()[:1] == [module.name] for line in lines) == 1
-        assert sum(line.endswith(f" {module.what}") for line in lines) == 1
-    assert max(len(line) for line in lines) <= 88
-
-
-@every_file
-def test_module_says_which_notebook_introduces_it(file: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    if file == PACKAGE / "__init__.py":
-        assert docstring
-        return
-    found = re.match(r"Introduced in notebook (\d\d)\. \S", docstring)
-    assert found, f"the docstring begins {docstring[:40]!r}"
-    number = int(found[1])
-    name = name_of(file)
-    if name in LESSON_OF and file.parent == PACKAGE:
-        assert number == LESSON_OF[name]
-    elif name in LESSON_OF:  # a package may grow in later notebooks
-        assert number >= LESSON_OF[name]
-    assert number in {lesson.number for lesson in LESSONS}
-    in_its_name = re.search(r"_(\d\d)\.py$", file.name)  # checks_01.py
-    assert in_its_name is None or int(in_its_name[1]) == number
-
-
-@every_file
-def test_module_imports_nothing_of_a_later_notebook(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    docstring = ast.get_docstring(ast.parse(text)) or ""
-    found = re.match(r"Introduced in notebook (\d\d)", docstring)
-    number = int(found[1]) if found else 0
-    assert all(LESSON_OF.get(name, number) <= number for name in imported(text))
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.notebook)
-def test_notebook_imports_what_was_introduced_by_then(lesson: Lesson) -> None:
-    notebook = jupytext.read(sources()[lesson.notebook], fmt="py:percent")
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    used = imported(code)
-    allowed = {name for name, number in LESSON_OF.items() if number <= lesson.number}
-    assert used <= allowed | {"viz", "learn"}
-    assert len(used & allowed) >= 3, "a lesson shows the engine"
+    assert max(map(len, lines)) <= 88
+    for module in (*BESIDE, *(module for room in ROOMS for module in room.modules)):
+        assert sum(line.endswith(f" {module.what}") for line in lines) == 1, module
+    for room in ROOMS:
+        assert sum(line.split()[:1] == [f"{room.name}/"] for line in lines) == 1, room
 
 
 # -- the modules --------------------------------------------------------------------------------
@@ -143,83 +176,81 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_module_order_holds() -> None:
+def test_order_of_the_rooms_holds() -> None:
+    """Of all rooms, as the linter holds it and as the syllabus tells it."""
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     said = run_python(
         "import sys; sys.argv = ['lint-imports', '--no-cache']\n"
         "from importlinter.cli import lint_imports_command; lint_imports_command()"
     )
-    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     assert f"Contracts: {len(contracts)} kept, 0 broken" in said
+    order = next(contract for contract in contracts if contract["type"] == "layers")
+    assert order["exhaustive"] is True, "a new room needs a place"
+    floors = [re.split(r" [|:] ", floor) for floor in order["layers"]]
+    height = {name: -i for i, floor in enumerate(floors) for name in floor}
+    names = [room.name for room in ROOMS]
+    for file in FILES:
+        for other in imported(parsed(file)):
+            if file.parent != other.parent != PACKAGE:
+                mine, theirs = names.index(file.parent.name), names.index(other.parent.name)
+                assert height[file.parent.name] > height[other.parent.name], file
+                assert mine > theirs or "tiny" in (file.parent.name, other.parent.name), file
+    kept_apart = next(contract for contract in contracts if contract["type"] == "forbidden")
+    assert {f"tutorial_engine.{room}" for room in CORE} <= set(kept_apart["source_modules"])
+    assert {"transformers", "matplotlib", "ipywidgets"} <= set(kept_apart["forbidden_modules"])
 
 
-def test_module_order_is_about_every_module() -> None:
-    layers, forbidden = PYPROJECT["tool"]["importlinter"]["contracts"]
-    names = [name.strip() for layer in layers["layers"] for name in layer.split(":")]
-    assert layers["exhaustive"] is True
-    assert sorted(names) == sorted([*LESSON_OF, *(module.name for module in AROUND)])
-    core = [name for name in LESSON_OF if name in names]
-    assert [n for n in reversed(names) if n in core and n not in ("bench", "doctor")] == [
-        n for n in core if n not in ("bench", "doctor")
-    ], "the syllabus lists the modules in import order"
-    kept_apart = {name.split(".")[1] for name in forbidden["source_modules"]}
-    know_the_peer = {"bench", "peers"}  # one compares with it, one lets it use our parts
-    assert kept_apart == (LESSON_OF.keys() | {"syllabus"}) - know_the_peer
-    assert set(forbidden["forbidden_modules"]) == {
-        *("transformers", "matplotlib", "ipywidgets", "IPython", "resvg_py")
-    }
-
-
-def test_core_starts_without_what_only_notebooks_need() -> None:
-    loaded = run_python(
-        "import json, sys, tutorial_engine.model.checkpoint, tutorial_engine.lab.doctor\n"
-        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+def test_core_starts_quickly_and_without_what_only_notebooks_need() -> None:
+    rooms = ", ".join(f"tutorial_engine.{room}" for room in CORE)
+    loaded, seconds = json.loads(
+        run_python(
+            "import json, sys, time, torch, safetensors.torch, tokenizers, tqdm.auto\n"
+            f"began = time.perf_counter()\nimport {rooms}, tutorial_engine.lab.doctor\n"
+            "seconds = time.perf_counter() - began\n"
+            "print(json.dumps([sorted({n.split('.')[0] for n in sys.modules}), seconds]))"
+        )
     )
-    names = set(json.loads(loaded))
-    assert {"torch", "tutorial_engine"} <= names
+    assert {"torch", "tutorial_engine"} <= set(loaded)
     unwanted = {"transformers", "matplotlib", "ipywidgets", "IPython", "resvg_py", "PIL"}
-    assert not names & (unwanted | {"jupytext", "nbformat", "nbclient", "nbconvert"})
-
-
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    assert not set(loaded) & (unwanted | {"jupytext", "nbformat", "nbclient", "nbconvert"})
+    assert seconds < 1.5, "beside torch, the files of a few rooms"
 
 
 @every_file
-def test_everything_public_has_a_docstring(file: Path) -> None:
-    def bare(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+def test_everything_public_has_a_docstring_of_few_lines(file: Path) -> None:
+    def public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
-            if node.name.startswith("_"):
-                continue
             overload = any(ast.unparse(d) == "overload" for d in node.decorator_list)
-            if not overload and not ast.get_docstring(node):
-                yield prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                yield from bare(node.body, f"{node.name}.")
+            if not node.name.startswith("_") and not overload:
+                yield prefix + node.name, node
+                if isinstance(node, ast.ClassDef):
+                    yield from public(node.body, f"{node.name}.")
 
-    assert not list(bare(ast.parse(file.read_text(encoding="utf-8")).body))
-
-
-@core_files
-def test_core_is_read_in_small_pieces(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 300
-    lengths = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(text))
+    lines = {
+        name: len((ast.get_docstring(node) or "").splitlines())
+        for name, node in public(parsed(file).body)
     }
-    assert not {name: length for name, length in lengths.items() if length > 50}
+    assert not {name: many for name, many in lines.items() if not 1 <= many <= 8}
 
 
 @every_file
 def test_no_star_import_and_no_global_statement(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         assert not isinstance(node, ast.Global)
         if isinstance(node, ast.ImportFrom):
             assert "*" not in {alias.name for alias in node.names}
             assert node.module != "__future__"
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_core_is_read_in_pieces(room: str) -> None:
+    for file in (PACKAGE / room).glob("*.py"):
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 400, file
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{file}: {node.name}"
 
 
 # -- the settings -------------------------------------------------------------------------------
@@ -253,87 +284,43 @@ def test_direct_dependency_is_pinned_within_its_range(requirement: Requirement) 
     assert requirement.specifier.contains(pins()[name])
 
 
-def test_extras_refer_to_each_other_by_names_that_exist() -> None:
-    extras = PROJECT["optional-dependencies"]
-    for line in (line for lines in extras.values() for line in lines):
-        requirement = Requirement(line)
-        if canonicalize_name(requirement.name) == canonicalize_name(PROJECT["name"]):
-            assert requirement.extras <= extras.keys()
-
-
-def top_imports(folder: Path) -> set[str]:
-    found = set()
-    for file in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.split(".")[0])
-    return found
-
-
 def test_what_is_imported_is_asked_for() -> None:
+    outside = set()
+    for node in (node for file in FILES for node in ast.walk(parsed(file))):
+        if isinstance(node, ast.Import):
+            outside |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            outside.add((node.module or "").split(".")[0])
+    outside -= {*sys.stdlib_module_names, "tutorial_engine"}
+    assert {"torch", "tokenizers"} <= outside
     asked = {canonicalize_name(r.name) for r in direct()}
     asked |= {"ipython", "nbformat"} & pins().keys()  # come with Jupyter
     other_name = {"PIL": "pillow", "IPython": "ipython", "yaml": "pyyaml"}
-    outside = top_imports(PACKAGE) - set(sys.stdlib_module_names) - {"tutorial_engine"}
-    assert {"torch", "tokenizers"} <= outside
     assert not {n for n in outside if canonicalize_name(other_name.get(n, n)) not in asked}
 
 
-def environment() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "environment.yml").read_text())
-
-
-def conda_packages() -> list[str]:
-    return [entry for entry in environment()["dependencies"] if isinstance(entry, str)]
-
-
-def pip_lines() -> list[str]:
-    (section,) = [e for e in environment()["dependencies"] if isinstance(e, dict)]
-    assert section.keys() == {"pip"}
-    return section["pip"]
-
-
-def test_environment_is_conda_forge_only() -> None:
-    assert environment()["channels"] == ["conda-forge"]
-    assert not [entry for entry in conda_packages() if "::" in entry]
-    assert environment()["name"] == PROJECT["name"]
-
-
-def test_environment_has_one_python_that_the_project_supports() -> None:
-    found = [e for e in conda_packages() if re.fullmatch(r"python\b.*", e)]
-    assert len(found) == 1 and "pip" in conda_packages()
-    version = re.fullmatch(r"python\s*={1,2}\s*(3\.\d+)", found[0])
-    assert version, f"{found[0]!r} does not name one minor version"
+def test_environment_is_one_python_from_conda_forge_and_the_rest_by_pip() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge"]
+    assert environment["name"] == PROJECT["name"]
+    conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    assert "pip" in conda and not [entry for entry in conda if "::" in entry]
+    (python,) = [entry for entry in conda if re.fullmatch(r"python\b.*", entry)]
+    version = re.fullmatch(r"python\s*={1,2}\s*(3\.\d+)", python)
+    assert version, f"{python!r} does not name one minor version"
     assert SpecifierSet(PROJECT["requires-python"]).contains(Version(version[1]))
-    minors = {c.rsplit(" ", 1)[1] for c in PROJECT["classifiers"] if "Python ::" in c}
-    assert version[1] in minors
-
-
-def test_environment_takes_the_rest_from_pyproject() -> None:
-    editable = [line for line in pip_lines() if line.startswith("-e")]
-    assert len(editable) == 1
-    found = re.fullmatch(r"-e \.\[([\w,-]+)\]", editable[0])
-    assert found
-    assert set(found[1].split(",")) <= PROJECT["optional-dependencies"].keys()
-    assert "notebooks" in found[1].split(",")
-    constraints = [line.removeprefix("-c ") for line in pip_lines() if line.startswith("-c ")]
-    assert constraints and all((ROOT / name).is_file() for name in constraints)
-    assert len(pip_lines()) == len(editable) + len(constraints)  # nothing is said twice
-
-
-def test_environment_leaves_pythons_packages_to_pip() -> None:
+    assert version[1] in {c.rsplit(" ", 1)[1] for c in PROJECT["classifiers"] if "Python ::" in c}
     asked = {canonicalize_name(r.name) for r in direct()}
-    assert not [
-        e for e in conda_packages() if canonicalize_name(re.split(r"[\s=<>]", e)[0]) in asked
-    ]
-
-
-def test_makefile_installs_what_the_environment_installs() -> None:
-    extras = next(line for line in pip_lines() if line.startswith("-e")).removeprefix("-e ")
+    names = {canonicalize_name(re.split(r"[\s=<>]", entry)[0]) for entry in conda}
+    assert not names & asked, "Python's packages are left to pip"
+    (section,) = [entry for entry in environment["dependencies"] if isinstance(entry, dict)]
+    constraints, editable = section["pip"]
+    assert constraints == "-c constraints.txt" and (ROOT / "constraints.txt").is_file()
+    extras = re.fullmatch(r"-e \.\[([\w,-]+)\]", editable)
+    assert extras and "notebooks" in extras[1].split(",")
+    assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys()
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f"install --quiet -c constraints.txt -e '{extras}'" in makefile
+    assert f"install --quiet {constraints} -e '.[{extras[1]}]'" in makefile
 
 
 def test_every_command_of_the_readme_is_in_the_makefile() -> None:
@@ -374,18 +361,14 @@ HOSTS = {"www.apache.org", "www.w3.org", "purl.org", "creativecommons.org", "127
 HOSTS |= {"example.org", "github.com", "arxiv.org", "huggingface.co", "pytorch.org", "localhost"}
 
 
-def test_nothing_committed_names_a_place_of_one_machine() -> None:
+def test_nothing_committed_names_a_place_of_one_machine_or_an_unknown_host() -> None:
     seen = 0
     for name, text in texts():
         seen += 1
         assert not [place for place in PLACES if place in text], name
-    assert seen > 40
-
-
-def test_nothing_committed_points_to_an_unknown_host() -> None:
-    for name, text in texts():
         hosts = set(re.findall(r"https?://([A-Za-z0-9][A-Za-z0-9.-]*)", text))
         assert {host.rstrip(".") for host in hosts} <= HOSTS, name
+    assert seen > 40
 
 
 def test_no_committed_file_is_large() -> None:

@@ -1,7 +1,7 @@
 """The counts against independent counting, the measurements against the plain clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from tutorial_engine.bench.roofline import (
 )
 from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -36,16 +37,20 @@ CONFIGS = {
 config_of = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
+def batch_of(cache: GrowingKVCache, ids: Sequence[int], computed: int = 0) -> Batch:
+    allocation = cache.allocate("it", ids, computed, len(ids) - computed)
+    assert allocation is not None
+    return Batch.from_allocations([ids[computed:]], [allocation], ["it"])
+
+
 def counted_flops(config: ModelConfig, context: int, new: int, logits: int) -> int:
     """What PyTorch itself counts while the plain model runs with the textbook attention."""
     model, cache = Qwen3ForCausalLM(config).draw_weights(), GrowingKVCache()
     attention = NaiveAttention(cache=cache)
     with torch.inference_mode():
         if context:
-            batch = cache.batch([[1] * context])
-            model(batch, attention)
-            cache.commit(batch)
-        batch = cache.batch([[2] * new])
+            model(batch_of(cache, [1] * context), attention)
+        batch = batch_of(cache, [1] * context + [2] * new, context)
         with FlopCounterMode(display=False) as counter:
             model.compute_logits(model(batch, attention)[-logits:])
     return counter.get_total_flops()
@@ -87,10 +92,9 @@ def test_bytes_are_those_of_the_models_own_tensors(config: ModelConfig) -> None:
     assert weight_bytes(config, 2) == held
     cache = GrowingKVCache()
     with torch.inference_mode():
-        for ids in ([1] * 6, [2] * 2):
-            batch = cache.batch([ids])
+        for computed in (0, 6):
+            batch = batch_of(cache, ([1] * 6 + [2] * 2)[: computed + 6], computed)
             model.float()(batch, NaiveAttention(cache=cache))
-            cache.commit(batch)
     kv = sum(t.nbytes for i in range(3) for t in cache.stacked(i))  # 6 read + 2 written, in fp32
     rows = 2 * config.hidden_size * 4
     assert forward_bytes(config, 2, 6, itemsize=4) == 2 * held + rows + kv

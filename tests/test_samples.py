@@ -22,7 +22,6 @@ from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatchi
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.runner import make_runner
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.trace.pool import snapshots
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
@@ -36,6 +35,7 @@ from tutorial_engine.trace.events import (
     Trace,
 )
 from tutorial_engine.trace.history import Replay
+from tutorial_engine.trace.pool import snapshots
 
 PROMPT = random_sequences([11], VOCAB, seed=3)[0]
 OTHERS = random_sequences([7, 9], VOCAB, seed=4)

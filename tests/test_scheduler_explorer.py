@@ -1,45 +1,27 @@
 """The scheduler explorer: five views of one step, each of them what the engine's trace says."""
 
 import re
-import time
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from functools import cache
-from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
-import matplotlib
 import pytest
 from engines import one_thread
-from PIL import ImageFont
+from explorers import check_places, items, message_of, place, svg_of, turn, words
 from tokenizers import Tokenizer
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz import scheduler_explorer
+from tutorial_engine.viz import recorded, scheduler_explorer, tokens
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_explorer import (
-    ALL_AT_ONCE,
-    CLASSES,
-    LATE_LONG,
-    ONE_BY_ONE,
-    SchedulerExplorer,
-    coming,
-)
-from tutorial_engine.viz.scheduler_panels import MAX_CELLS
-from tutorial_engine.viz.scheduler_scene import KEYS
+from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
+from tutorial_engine.viz.scheduler_view import ACTIVITIES, MAX_CELLS
 
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
-SVG = "{http://www.w3.org/2000/svg}"
-VIEW = "application/vnd.jupyter.widget-view+json"
-NASTY = ["<s>hi</s>", "<img src=x>", "$x$ 😀", 'A & "b" ]]>', "</svg><b>", "A" * 9, "\n\t "]
-FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 FRESH = {"policy": "one rule", "budget": 8, "max_num_seqs": 3, "arrivals": ALL_AT_ONCE}
 
 
@@ -60,50 +42,6 @@ def explorer(shared: SchedulerExplorer) -> SchedulerExplorer:
     return turn(shared, step=0, **FRESH)
 
 
-def turn(explorer: SchedulerExplorer, step: int | None = None, **knobs: Any) -> SchedulerExplorer:
-    """As `set`, without making the PNG."""
-    for name, value in knobs.items():
-        explorer.parameters[name].value = value
-    if step is not None:
-        explorer.slider.value = step
-    return explorer
-
-
-class Text(HTMLParser):
-    """The words of a piece of HTML, and every tag that is in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.words, self.tags = "", []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-def svg_of(explorer: SchedulerExplorer) -> str:
-    return explorer._scene_html.value
-
-
-def items(explorer: SchedulerExplorer, pattern: str) -> dict[str, Any]:
-    found = explorer.shown.items.items()
-    return {name: item for name, item in found if re.fullmatch(pattern, name)}
-
-
-def words(explorer: SchedulerExplorer, name: str) -> str:
-    return explorer.shown.items[name].text
-
-
-def at(explorer: SchedulerExplorer, name: str) -> tuple[float, float, float, float]:
-    """x, y, width and height of a box."""
-    found = explorer.shown.items[name].attributes
-    return tuple(float(found[key]) for key in ("x", "y", "width", "height"))  # type: ignore[return-value]
-
-
 # -- the run --------------------------------------------------------------------------------------
 
 
@@ -118,7 +56,7 @@ def test_every_policy_gives_the_tokens_of_generate_alone(
     for one in coming(PROMPTS, arrivals, explorer.long_prompt):
         alone = generate(explorer.model, one.prompt, params, tokenizer=explorer.tokenizer)[0]
         prompt = tuple(explorer.tokenizer.encode(one.prompt).ids)
-        assert explorer.run.tokens[one.name] == prompt + alone.token_ids
+        assert explorer.run.tokens[one.name] == prompt + alone.outputs[0].token_ids
 
 
 def test_requests_come_when_the_pattern_says(explorer: SchedulerExplorer) -> None:
@@ -185,16 +123,16 @@ def test_boxes_are_what_each_request_did_in_each_step(
             if share is None:
                 continue
             drawn += 1
-            x, _, width, _ = at(explorer, cell)
+            x, _, width, _ = place(explorer, cell)
             assert x + width / 2 == pytest.approx(columns[f"step{step}"])
             number = f" {share.num_tokens}" if share.num_tokens else ""
-            said = words(explorer, f"{cell}.n") if f"{cell}.n" in explorer.shown.items else ""
+            said = words(explorer, f"{cell}.n")[0] if f"{cell}.n" in explorer.shown.items else ""
             narrow = "step" in explorer.shown.items
             assert said == (number.strip() if narrow else share.kind + number)
             fills = {"prefill": look(ord(name) - 65).light, "decode": look(ord(name) - 65).dark}
             fill = explorer.shown.items[cell].attributes["fill"]
             assert share.kind not in fills or fill == fills[share.kind]
-        assert words(explorer, f"end.{name}") == "finished · length" == life.ending
+        assert words(explorer, f"end.{name}")[0] == "finished · length" == life.ending
     assert drawn == sum(len(life.shares) for life in run.lives.values())
 
 
@@ -202,9 +140,9 @@ def test_first_tokens_are_marked_where_ttft_ends(explorer: SchedulerExplorer) ->
     turn(explorer, step=2)
     dots = items(explorer, r"cell\..*\.first")
     assert list(dots) == ["cell.A.1.first", "cell.B.2.first", "cell.C.2.first"]
-    assert words(explorer, "ttft.n") == "A 2 · B 3 · C 3"
+    assert words(explorer, "ttft.n")[0] == "A 2 · B 3 · C 3"
     turn(explorer, step=1)
-    assert words(explorer, "ttft.n") == "A 2 · B – · C –"
+    assert words(explorer, "ttft.n")[0] == "A 2 · B – · C –"
 
 
 @pytest.mark.parametrize("budget", [1, 8])
@@ -215,13 +153,13 @@ def test_the_cursor_frames_the_step_however_many_there_are(
     assert (explorer.num_steps > 44) == (budget == 1)
     for step in range(explorer.num_steps):
         turn(explorer, step=step)
-        x, y, width, height = at(explorer, "cursor")
+        x, y, width, height = place(explorer, "cursor")
         label = explorer.shown.items[f"step{step}"].attributes
         assert x + width / 2 == pytest.approx(label["x"]) and label["font-weight"] == "bold"
         assert y < label["y"] < y + height
         ran = explorer.run.steps[step].scheduled
         for name in ran:
-            left, top, wide, tall = at(explorer, f"cell.{name}.{step}")
+            left, top, wide, tall = place(explorer, f"cell.{name}.{step}")
             assert x <= left and left + wide <= x + width and y <= top and top + tall < y + height
         shown = [int(name[4:]) for name in items(explorer, r"step\d+")]
         assert shown == list(range(shown[0], shown[-1] + 1))
@@ -246,7 +184,7 @@ def test_budget_cells_are_filled_by_those_who_run(explorer: SchedulerExplorer, b
             assert item.tip == tip
         named = [item.text for item in items(explorer, r"budget\d+\.who").values()]
         assert named == (owners if budget <= 64 else list(now.scheduled))
-        boxes = [at(explorer, name) for name in cells]
+        boxes = [place(explorer, name) for name in cells]
         for (x, y, width, _), (right, below, *_) in pairwise(boxes):
             assert x + width < right or y < below
         assert max(x + width for x, _, width, _ in boxes) < 560  # the queues begin at 600
@@ -257,31 +195,31 @@ def test_rows_show_what_the_cache_holds_and_what_is_written(
     explorer: SchedulerExplorer, step: int
 ) -> None:
     run, now = turn(explorer, step=step).run, explorer.run.steps[step]
-    held = {r.table[0]: name for name, r in now.state.requests.items() if r.table}
+    held = {r.table[0]: name for name, r in now.planned.requests.items() if r.table}
     assert {i.text for i in items(explorer, r"row\d+\.who").values()} == set(held.values())
     for row in range(3):
         if row not in held:
-            assert words(explorer, f"row{row}.n") == "free"
+            assert words(explorer, f"row{row}.n")[0] == "free"
             assert f"row{row}.free" in explorer.shown.items
             continue
         name = held[row]
         new = now.scheduled[name].slots if name in now.scheduled else ()
-        slots = (*now.state.requests[name].slots, *new)
-        tail = ", then free" * (name in now.ended)
-        assert words(explorer, f"row{row}.n") == f"{len(slots)} of 16{tail}"
+        slots = (*now.planned.requests[name].slots, *new)
+        tail = ", then free" * (name in run.ended(step))
+        assert words(explorer, f"row{row}.n")[0] == f"{len(slots)} of 16{tail}"
         for position, slot in enumerate(slots):
             assert slot // 16 == row and f"slot{slot}" in explorer.shown.items
             label = run.label(name, position)
             tip = f"slot {slot}: K and V of token {position} of {name}, “{label}”"
             assert explorer.shown.items[f"slot{slot}"].tip == tip
-        x, _, width, _ = at(explorer, f"row{row}.new")
-        assert x == at(explorer, f"slot{new[0]}")[0]
-        assert width == pytest.approx(len(new) * at(explorer, f"slot{new[0]}")[2])
+        x, _, width, _ = place(explorer, f"row{row}.new")
+        assert x == place(explorer, f"slot{new[0]}")[0]
+        assert width == pytest.approx(len(new) * place(explorer, f"slot{new[0]}")[2])
         if len(slots) < 16:
             empty = explorer.shown.items[f"row{row}.empty"]
             assert empty.attributes["fill"] == HATCHED
             assert empty.tip.startswith(f"slots {slots[-1] + 1} to {16 * row + 15}: reserved for")
-    drawn = sum(len(r.slots) for r in now.state.requests.values()) + now.num_tokens
+    drawn = sum(len(r.slots) for r in now.planned.requests.values()) + now.num_tokens
     assert len(items(explorer, r"slot\d+")) == drawn
 
 
@@ -294,14 +232,14 @@ def test_queues_are_the_engines_in_its_order(explorer: SchedulerExplorer) -> Non
             found = items(explorer, rf"queue\.{queue}\.[A-F]")
             order = sorted(found, key=lambda name: float(found[name].attributes["x"]))
             assert order == list(found)
-            return tuple(words(explorer, f"{name}.who") for name in order)
+            return tuple(words(explorer, f"{name}.who")[0] for name in order)
 
-        assert chips("running") == now.state.running
-        assert chips("waiting") == now.state.waiting
+        assert chips("running") == now.planned.running
+        assert chips("waiting") == now.planned.waiting
         assert chips("finished") == tuple(run.over(step))
         assert chips("to come") == run.to_come(step)
-        for name in now.state.waiting:
-            assert words(explorer, f"queue.waiting.{name}.n") == str(now.to_run(name))
+        for name in now.planned.waiting:
+            assert words(explorer, f"queue.waiting.{name}.n")[0] == str(run.to_run(name, step))
         facts = " ".join(item.text for item in items(explorer, r"fact\d+").values())
         assert facts == " ".join(run.facts(step))
     assert {"running", "waiting", "finished", "to come"} <= {
@@ -313,7 +251,7 @@ def test_tokens_show_how_far_each_request_is(explorer: SchedulerExplorer) -> Non
     dashed, thick = "stroke-dasharray", 2.6
     for step in range(explorer.num_steps):
         run = turn(explorer, step=step).run
-        for name in run.steps[step].state.requests:
+        for name in run.steps[step].planned.requests:
             kinds = run.token_kinds(name, step)
             chips = items(explorer, rf"token\.{name}\.\d+")
             assert len(chips) == len(kinds)
@@ -326,7 +264,7 @@ def test_tokens_show_how_far_each_request_is(explorer: SchedulerExplorer) -> Non
                 assert (look_of.get("stroke-width") == thick) == (kind == "run")
                 part = "prompt" if i < run.lives[name].num_prompt_tokens else "output"
                 assert f"{name}, position {i} ({part}): “{run.label(name, i)}”" in chip.tip
-                assert words(explorer, f"token.{name}.{i}.n") == run.label(name, i)
+                assert words(explorer, f"token.{name}.{i}.n")[0] == run.label(name, i)
 
 
 def test_stepping_moves_nothing(explorer: SchedulerExplorer) -> None:
@@ -344,36 +282,9 @@ def test_stepping_moves_nothing(explorer: SchedulerExplorer) -> None:
 # -- reading it -----------------------------------------------------------------------------------
 
 
-@cache
-def font(bold: bool) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(FONT / f"DejaVuSans{'-Bold' * bold}.ttf"), 100)
-
-
-def boxes(explorer: SchedulerExplorer) -> list[tuple[str, float, float, float, float]]:
-    """Every text of the scene as (name, left, top, right, bottom), by the font's own measures."""
-    found = []
-    for name, item in explorer.shown.items.items():
-        if item.tag != "text":
-            continue
-        size, look_of = float(item.attributes["font-size"]), item.attributes
-        assert size >= 9, f"{name} has {size} px"
-        wide = font("font-weight" in look_of).getlength(item.text) * size / 100
-        x, y, tall = float(look_of["x"]), float(look_of["y"]), 0.72 * size
-        left = x - {"middle": wide / 2, "end": wide}.get(str(look_of.get("text-anchor")), 0)
-        found.append((name, left, y - tall, left + wide, y))
-    return found
-
-
-def check_places(explorer: SchedulerExplorer) -> None:
-    middle = explorer.num_steps // 2
-    for step in {0, 2, middle, explorer.num_steps - 1}:
-        placed = boxes(turn(explorer, step=step))
-        for i, (name, left, top, right, bottom) in enumerate(placed):
-            assert left >= 0 and right <= explorer.shown.width, f"{name} at step {step}"
-            assert top >= 0 and bottom <= explorer.shown.height, f"{name} at step {step}"
-            for other, *box in placed[:i]:
-                beside = right <= box[0] or box[2] <= left or bottom <= box[1] or box[3] <= top
-                assert beside, f"{name} and {other} at step {step}"
+def check_steps(explorer: SchedulerExplorer) -> None:
+    for step in {0, 2, explorer.num_steps // 2, explorer.num_steps - 1}:
+        check_places(turn(explorer, step).shown)
 
 
 @pytest.mark.parametrize(
@@ -399,17 +310,17 @@ def test_no_text_covers_another(
 ) -> None:
     prompts = [*PROMPTS, "The sun was warm and the sky was blue that day", "Mia"][:count]
     explorer = SchedulerExplorer(model, tokenizer, prompts, new_tokens, budget, rows)
-    check_places(turn(explorer, arrivals=arrivals))
+    check_steps(turn(explorer, arrivals=arrivals))
     if budget >= 64:
-        check_places(turn(explorer, policy="prefill first"))
+        check_steps(turn(explorer, policy="prefill first"))
 
 
 @pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15])
 def test_no_label_is_too_long(
     explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
-    monkeypatch.setattr(scheduler_explorer, "token_label", lambda *_: label)
-    check_places(turn(explorer, budget=7))
+    monkeypatch.setattr(tokens, "token_label", lambda *_: label)
+    check_steps(turn(explorer, budget=7))
     tips = [item.tip for item in items(explorer, r"token\..*").values() if item.tip]
     assert tips and all(f"“{label}”" in tip for tip in tips)  # there it is whole
 
@@ -423,7 +334,9 @@ def test_grey_still_tells_prefill_from_decode(explorer: SchedulerExplorer) -> No
     for i in range(6):
         one = look(i)
         assert brightness(one.light) - brightness(one.dark) > 25
-    assert {f"key.{kind}" for kind in KEYS} <= explorer.shown.items.keys()  # and each has a key
+    assert {
+        f"key.{said}" for said in ACTIVITIES.values()
+    } <= explorer.shown.items.keys()  # and each has a key
 
 
 # -- knobs and prompts ----------------------------------------------------------------------------
@@ -435,44 +348,14 @@ def test_what_a_policy_refuses_is_told_and_the_old_picture_kept(
     turn(explorer, step=2)
     before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
     turn(explorer, policy="prefill first")
-    message = Text(explorer._message_html.value).words
+    message = message_of(explorer)
     assert message.startswith("The engine refuses: the prompt of request A has 10 tokens and must")
     assert "at most 8: raise max_num_batched_tokens" in message
     assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
     turn(explorer, step=3)
     assert explorer.shown_caption == explorer.caption(3) and ", one rule: " in explorer.caption(3)
     turn(explorer, budget=10)
-    assert explorer._message_html.value == "" and ", prefill first: " in explorer.shown_caption
-
-
-def test_set_refuses_what_is_not_there_and_leaves_all_alone(explorer: SchedulerExplorer) -> None:
-    explorer.set(step=2, budget=9)
-    before = svg_of(explorer), {name: knob.value for name, knob in explorer.parameters.items()}
-    refused: list[dict[str, Any]] = [
-        {"policy": "prefill first"},
-        {"policy": "best effort"},
-        {"budget": 0},
-        {"max_num_seqs": 7},
-        {"arrivals": "never"},
-        {"step": explorer.num_steps},
-        {"colour": 1},
-    ]
-    for knobs in refused:
-        with pytest.raises(Exception, match=r"refuses|cannot be|outside|no knob|[Ii]nvalid"):
-            explorer.set(**knobs)
-        now = {name: knob.value for name, knob in explorer.parameters.items()}
-        assert (svg_of(explorer), now) == before and explorer.step == 2
-    explorer.set(policy="prefill first", budget=32)
-    assert explorer.run.policy == "prefill first" and not explorer.error
-
-
-def test_a_change_keeps_the_step_that_is_looked_at(explorer: SchedulerExplorer) -> None:
-    turn(explorer, step=5, policy="one by one")
-    assert explorer.step == 5 and explorer.num_steps > 15
-    turn(explorer, step=14)
-    turn(explorer, policy="one rule")
-    assert explorer.step == explorer.num_steps - 1 == 7
-    assert explorer.shown_caption == explorer.caption(7)
+    assert not message_of(explorer) and ", prefill first: " in explorer.shown_caption
 
 
 @pytest.mark.parametrize(
@@ -499,27 +382,11 @@ def test_impossible_first_arguments_are_refused(
 def test_a_run_that_takes_too_long_is_refused(
     explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_explorer, "MAX_STEPS", 8)
+    monkeypatch.setattr(recorded, "MAX_STEPS", 8)
     turn(explorer, budget=9)
     assert not explorer.error
     turn(explorer, budget=2)
     assert explorer.error == "This takes more than 8 steps: raise the budget."
-
-
-@pytest.mark.parametrize("prompt", NASTY)
-def test_markup_in_a_prompt_is_shown_literally(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, explorer: SchedulerExplorer, prompt: str
-) -> None:
-    def tags(of: SchedulerExplorer) -> set[str]:
-        return {element.tag for element in ET.fromstring(svg_of(of)).iter()}
-
-    known = tags(turn(explorer, step=2))
-    nasty = SchedulerExplorer(model, tokenizer, [prompt, "One day"], new_tokens=3)
-    for step in range(nasty.num_steps):
-        nasty.slider.value = step
-        assert tags(nasty) <= known
-        caption = Text(nasty._caption_html.value)
-        assert (caption.words, caption.tags) == (nasty.caption(step), ["div"])
 
 
 def test_tokens_beyond_the_tokenizer_have_a_name(
@@ -528,47 +395,6 @@ def test_tokens_beyond_the_tokenizer_have_a_name(
     def refuse(_: Tokenizer, token: int) -> str:
         raise ValueError(f"token id {token} is not in the vocabulary")
 
-    monkeypatch.setattr(scheduler_explorer, "token_label", refuse)
+    monkeypatch.setattr(tokens, "token_label", refuse)
     turn(explorer, budget=7, step=1)
-    assert re.fullmatch(r"<id·\d+>", words(explorer, "token.A.0.n"))
-
-
-# -- what is displayed ----------------------------------------------------------------------------
-
-
-def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: SchedulerExplorer) -> None:
-    data, metadata = turn(explorer, step=3)._repr_mimebundle_()
-    assert data.keys() == {VIEW, "image/png", "text/plain"}
-    assert data[VIEW]["model_id"] == explorer.view.model_id
-    assert data["text/plain"] == explorer.caption(3) == metadata["image/png"]["alt"]
-    assert len(data["image/png"]) < 150_000  # base64
-
-
-def test_pictures_are_the_same_every_time(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    pictures = [SchedulerExplorer(model, tokenizer, PROMPTS).set(step=4) for _ in range(2)]
-    assert pictures[0] == pictures[1]
-    assert pictures[0].caption.startswith("Step 4 of 0–7, one rule: ")
-
-
-def test_no_step_takes_longer_than_a_slider_may(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    prompts = [*PROMPTS, "The sun was warm and the sky was blue that day", "Mia"]
-    explorer = SchedulerExplorer(model, tokenizer, prompts, 16, 64, 6)
-    turn(explorer, arrivals=LATE_LONG)
-    spent = []
-    for step in (7, 8, 7, 8, 7, 8):
-        began = time.perf_counter()
-        explorer.slider.value = step
-        spent.append(time.perf_counter() - began)
-    assert min(spent) < 0.1 and len(svg_of(explorer).encode()) < 250_000
-
-
-def test_only_stock_controls_and_no_output_widget(explorer: SchedulerExplorer) -> None:
-    def inside(widget: widgets.Widget) -> list[widgets.Widget]:
-        return [widget, *(w for child in getattr(widget, "children", ()) for w in inside(child))]
-
-    shown = inside(explorer.view)
-    assert all(type(w).__module__.startswith("ipywidgets.") for w in shown)
-    assert not any(isinstance(w, widgets.Output) for w in shown)
-    assert all(w in shown and w.description for w in explorer.parameters.values())
+    assert re.fullmatch(r"<id·\d+>", words(explorer, "token.A.0.n")[0])

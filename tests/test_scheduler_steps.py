@@ -1,6 +1,6 @@
 """What a trace says of a step: the facts of the live engine, and reasons that are the true ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -8,13 +8,12 @@ import pytest
 from engines import one_thread, random_model
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import RowManager
-from tutorial_engine.cache.rows import Allocation
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, EngineState, Preempted, Recorder, TokenSampled
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
@@ -38,7 +37,7 @@ class Live:
         config = EngineConfig(**{"max_model_len": 24, **limits})
         clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
         cache = CacheConfig(max_seqs=config.max_num_seqs, max_len=24)
-        rows = memory.from_config(model.config, cache, recorder) if memory else None
+        rows = (memory or StaticKVCache).from_config(model.config, cache, recorder)
         self.engine = LLMEngine(
             model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
         )
@@ -82,12 +81,26 @@ def three(policy: type[Scheduler] = Scheduler, **limits: int) -> Live:
     return Live(policy, **{"max_num_seqs": 3, "max_num_batched_tokens": 8, **limits}).add(*"ABC")
 
 
-class Scarce(RowManager):
+class Scarce(StaticKVCache):
     """Room for 16 tokens of all requests together: somebody has to give way."""
 
-    def allocate(self, request: Request, max_new_tokens: int) -> Allocation | None:
-        held = sum(self.cache.seq_lens)
-        return super().allocate(request, max_new_tokens) if held + max_new_tokens <= 16 else None
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stored: dict[str, int] = {}
+
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        if sum(self.stored.values()) + num_new > 16:
+            return None
+        return super().allocate(seq_id, token_ids, num_computed, num_new)
+
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        self.stored[seq_id] = num_computed
+
+    def free(self, seq_id: str) -> None:
+        super().free(seq_id)
+        self.stored.pop(seq_id, None)
 
 
 # -- states ---------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: Qwen3ForCausa
     first, second = serve(engine, [arrival(3.0), arrival(20.0, name="b")])
     assert first.metrics == (3.0, 3.0, (4.25, 5.3125), 5.3125)
     assert second.metrics == (20.0, 20.0, (21.25, 22.3125), 22.3125)
-    assert engine.num_steps == engine.model_runner.num_forwards == 4
+    assert engine.num_steps == engine.runner.num_forwards == 4
     assert engine.clock.now() == 22.3125
 
 

@@ -3,15 +3,17 @@ where a picture has its words.
 """
 
 import html
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 from engines import VOCAB, one_thread, random_model
+from PIL import Image
 
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
@@ -199,3 +201,21 @@ def check_words(picture: Picture) -> None:
 def plot_words(picture: Picture) -> list[str]:
     """The words of a matplotlib SVG: drawn as outlines, but kept as comments."""
     return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", picture.svg, re.S)]
+
+
+def check_plot(draw: Callable[[], Picture], pixels: int = 1300) -> Picture:
+    """Draw it twice: the same sound, light files; its caption in it, no tiny text, no formula."""
+    picture = draw()
+    assert draw() == picture
+    assert ET.fromstring(picture.svg).tag == f"{SVG}svg" and len(picture.png) <= 90_000
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert image.format == "PNG" and image.width <= pixels
+        assert len(set(image.convert("RGB").getdata())) > 3
+    said = plot_words(picture)
+    caption = picture.caption.replace("--", "- -")  # what an XML comment makes of it
+    assert " ".join(caption.split()) in " ".join(" ".join(said).split())
+    assert not [word for word in said if "mathdefault" in word or "\\times" in word]
+    # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points
+    scales = [float(s) for s in re.findall(r"scale\(([\d.]+) -", picture.svg)]
+    assert scales and min(scales) * 100 * 100 / 72 >= 9
+    return picture

@@ -698,6 +698,7 @@ print("two samples, as alone:", [one.token_ids for one in answers.outputs] == al
 states = [step.after for step in history(two_on_cells.trace.trace())]
 used = [{slot for one in state.requests.values() for slot in one.slots} for state in states]
 print("most slots used:", max(map(len, used)))
+
 # %% [markdown]
 # ## 12 · The context is full
 #

@@ -112,10 +112,10 @@ class CellKVCache:
         return first
 
     def _check_computed(self, seq_id: str, num_computed: int, end: int) -> None:
-        """Cells from num_computed to `end` must be one for each token to run, and its own."""
+        """Cells from num_computed to `end` are one for each token to run: its own, not moved."""
         cells = self.table.cells_of(seq_id)
         ahead = [self.table[cell] for cell in cells[max(len(cells) - (end - num_computed), 0) :]]
-        positions = [cell.pos for cell in ahead if len(cell.owners) == 1]
+        positions = [pos for pos, owners, shift in ahead if len(owners) == 1 and not shift]
         if num_computed > end or positions != list(range(num_computed, end)):
             raise ValueError(
                 f"sequence {seq_id} says that {num_computed} tokens are computed; here it has "

@@ -145,7 +145,7 @@ class GrowingKVCache:
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
-    ) -> Allocation | None:
+    ) -> Allocation:
         """As KVCacheManager.allocate; the slots are mere positions."""
         end = min(num_computed + num_new, len(token_ids))
         return Allocation(num_computed, range(num_computed, end), slice(0, end))

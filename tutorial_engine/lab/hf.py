@@ -47,6 +47,8 @@ class TransformersRunner:
                 raise ValueError("chunked prefill needs a cache (use_cache=True)")
         for request in requests:
             new = request.token_ids[request.num_computed_tokens :]
+            if not new:
+                raise ValueError(f"request {request.request_id} has no token to run")
             check_token_ids(f"request {request.request_id}", new, self.vocab_size)
         return torch.stack([self._run_alone(request, chunk_size) for request in requests])
 

@@ -14,17 +14,14 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,
-    FAINT,
     KEY,
     RIGHT,
-    heading,
-    inside,
-    legend,
-    outline,
+    Sheet,
+    Style,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, chip, cut_to, look, patch, text_width
-from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, tokens
 
@@ -76,15 +73,15 @@ def flat_batch(
             f"{batch.num_tokens} tokens that see {keys} are too many to be seen: draw a step with "
             f"at most {MOST_ROWS} tokens and {MOST_COLUMNS} keys"
         )
-    scene = Scene(WIDE, 0)
-    heading(scene, "One step as the model sees it", size=16)
-    scene.text("axes", 10, 42, "row = query, a token of the step; column = key", 11.5, **FAINT)
+    scene = Sheet(WIDE, 0)
+    scene.heading("One step as the model sees it", size=16)
+    scene.note("axes", 10, 42, "row = query, a token of the step; column = key", 11.5)
     high = max(14.0, min(24.0, 640 / batch.num_tokens))
     left = _table(scene, batch, blocks, labels, high)
     wide = min(24.0, (WIDE - left - 16) / keys)
     low = TOP + high * batch.num_tokens
     scene.rect("mask", (left, TOP, wide * keys, low - TOP), PAPER, stroke=QUIET)
-    scene.text("key", left - 8, low + 14, "key’s pos", KEY, **RIGHT, **FAINT)
+    scene.note("key", left - 8, low + 14, "key’s pos", KEY, **RIGHT)
     for s, block in enumerate(blocks):
         _mask(
             scene, s, block, (left + wide * block.column, TOP + high * block.row), wide, high, low
@@ -108,7 +105,7 @@ def _blocks(batch: Batch, names: Sequence[str], looks: Sequence[Look]) -> list[_
 
 
 def _table(
-    scene: Scene, batch: Batch, blocks: Sequence[_Block], labels: Sequence[str], high: float
+    scene: Sheet, batch: Batch, blocks: Sequence[_Block], labels: Sequence[str], high: float
 ) -> float:
     """The flat tokens, one below the other → where the mask may begin."""
     size = min(12.0, high - 3)
@@ -120,7 +117,7 @@ def _table(
     if batch.slot_mapping is not None:
         columns["slot"] = (x + wide + 62, batch.slot_mapping.tolist())
     for head, (at, _) in columns.items():
-        scene.text(f"head.{head}", at, TOP - 8, head, 11.5, **CENTRE, **FAINT)
+        scene.note(f"head.{head}", at, TOP - 8, head, 11.5, **CENTRE)
     for s, block in enumerate(blocks):
         count = block.mask.shape[0]
         chip(scene, f"who.{s}", 10, TOP + high * (block.row + count / 2), shown[s], block.look)
@@ -128,17 +125,17 @@ def _table(
             y = TOP + high * i
             slot = f", slot {columns['slot'][1][i]}" if "slot" in columns else ""
             tip = f"token {i} of the batch: {block.name}, position {columns['pos'][1][i]}{slot}"
-            edge = {"stroke": block.look.colour, "rx": 2}
+            edge: Style = {"stroke": block.look.colour, "rx": 2}
             scene.rect(f"token.{i}", (x, y + 0.5, wide, high - 1), block.look.light, tip, **edge)
             for head, (at, values) in columns.items():
                 ink = QUIET if head == "slot" else INK
                 box = (at, y, 0.0, high)
-                inside(scene, f"{head}.{i}.word", box, str(values[i]), size, fill=ink)
+                scene.inside(f"{head}.{i}.word", box, str(values[i]), size, fill=ink)
     return max(at for at, _ in columns.values()) + 42
 
 
 def _mask(
-    scene: Scene,
+    scene: Sheet,
     s: int,
     block: _Block,
     at: tuple[float, float],
@@ -154,11 +151,11 @@ def _mask(
     for what, first, count in (("cached", 0, block.history), ("new", block.history, q_len)):
         start, end, name = x + wide * first, x + wide * (first + count), f"keys.{s}.{what}"
         if count:
-            line = {"x1": start + 2, "x2": end - 2, "y1": TOP - 7, "y2": TOP - 7}
+            line: Style = {"x1": start + 2, "x2": end - 2, "y1": TOP - 7, "y2": TOP - 7}
             scene.add(f"{name}.line", "line", **line, stroke=QUIET, stroke_width=1.2)
         words = [w for w in (f"{count} {what}", str(count)) if text_width(w, KEY) < end - start]
         if count and words:
-            scene.text(name, (start + end) / 2, TOP - 14, words[0], KEY, **CENTRE, **FAINT)
+            scene.note(name, (start + end) / 2, TOP - 14, words[0], KEY, **CENTRE)
     for row, line_of in enumerate(block.mask.tolist()):
         for column, allowed in enumerate(line_of):
             box = (x + wide * column, y + high * row, wide, high)
@@ -172,13 +169,13 @@ def _mask(
     for column in range(kv_len):
         if roomy or (column % 5 == 0 and wide >= 5 and wide * (kv_len - column) >= 10):
             place = (x + wide * (column + 0.5), low + 14)
-            scene.text(f"key.{s}.{column}", *place, str(column), 10, **CENTRE, **FAINT)
+            scene.note(f"key.{s}.{column}", *place, str(column), 10, **CENTRE)
     whole = (x, y, wide * kv_len, high * q_len)
-    outline(scene, f"block.{s}", whole, stroke_width=1.6)
+    scene.outline(f"block.{s}", whole, stroke_width=1.6)
 
 
 def _between(
-    scene: Scene,
+    scene: Sheet,
     blocks: Sequence[_Block],
     frame: tuple[float, float, float, float],
     wide: float,
@@ -194,20 +191,20 @@ def _between(
     fits = [box for box in corners if box[2] >= text_width(words, 12) + 8 and box[3] >= 16]
     if fits:
         left, top, across, down = max(fits, key=lambda box: min(box[2] / 3, box[3]))
-        scene.text("never", left + across / 2, top + down / 2 + 4, words, 12, **CENTRE, **FAINT)
+        scene.note("never", left + across / 2, top + down / 2 + 4, words, 12, **CENTRE)
 
 
-def _legend(scene: Scene, x: float, y: float, has_history: bool) -> None:
+def _legend(scene: Sheet, x: float, y: float, has_history: bool) -> None:
     fills = {"sees a token of this step": "#8f9aa3"}
     if has_history:
         fills["sees a token in the cache"] = "#dfe3e7"
     fills |= {"masked: the future": HATCHED, "other requests: never computed": PAPER}
-    edge = {"stroke": QUIET, "stroke_width": 0.8}
+    edge: Style = {"stroke": QUIET, "stroke_width": 0.8}
     marks = {
         words: lambda name, box, fill=fill: scene.rect(name, box, fill, **edge)
         for words, fill in fills.items()
     }
-    legend(scene, x, y, marks, 14, 14)
+    scene.legend(x, y, marks, 14, 14)
 
 
 def _caption(batch: Batch, blocks: Sequence[_Block], keys: int) -> str:

@@ -80,6 +80,7 @@ class BlockExplorer(Explorer):
             dtype=self.model.dtype,
             device=self.model.device,
             prefix_caching=self.value("prefix_caching") == ON,
+            trace=Recorder(),
         )
         engine = LLMEngine(
             self.model,
@@ -87,7 +88,6 @@ class BlockExplorer(Explorer):
             EngineConfig(max_num_batched_tokens=self.value("budget")),
             memory=memory,
             clock=VirtualClock(),
-            trace=Recorder(),
         )
         drawn = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
         params = SamplingParams(max_tokens=self.new_tokens, **drawn)

@@ -88,6 +88,19 @@ def story(text: str, num_tokens: int) -> list[Operation]:
     ]
 
 
+def append_tokens(
+    model: Qwen3ForCausalLM, cells: CellKVCache, seq_id: int, token_ids: Sequence[int]
+) -> None:
+    """Run tokens at the end of a sequence that was made by hand: its cells say where it ends.
+
+    ValueError where there is no room for them.
+    """
+    start = cells.table.next_pos(seq_id)
+    request = Request(seq_id, [0] * start + [*token_ids])  # type: ignore[arg-type]  # by number
+    request.num_computed_tokens = start  # what is before has run, and is not looked at
+    prefill(model, cells, [request])
+
+
 class CellExplorer(Explorer):
     """Append, share, remove and move tokens by hand; see the table and every layer's K and V.
 
@@ -211,10 +224,7 @@ class CellExplorer(Explorer):
             raise ValueError("there is no text: type some, with a blank before a new word")
         if self.cache.table.next_pos(operation.seq) + len(ids) - 1 > MAX_POS:
             raise ValueError(f"positions end at {MAX_POS} here")
-        start = self.cache.table.next_pos(operation.seq)  # what is before it has run, or is gone
-        request = Request(operation.seq, [0] * start + ids)  # type: ignore[arg-type]  # by number
-        request.num_computed_tokens = start
-        prefill(self.model, self.cache, [request])
+        append_tokens(self.model, self.cache, operation.seq, ids)
         new = self.cache.table.cells_of(operation.seq)[-len(ids) :]
         names = token_names(self.tokenizer, ids)
         self.labels |= {cell: names[i] for cell, i in zip(new, ids, strict=True)}

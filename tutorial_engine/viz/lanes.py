@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, inside, legend, legend_width
+from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, Style, legend_width
 from tutorial_engine.viz.request_look import (
     Box,
     Look,
@@ -20,7 +20,7 @@ from tutorial_engine.viz.request_look import (
     text_width,
     tint,
 )
-from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 from tutorial_engine.viz.trace_rows import Life, Rows
 
@@ -88,7 +88,7 @@ def lane_height(count: int) -> float:
 
 
 def draw_lanes(
-    scene: Scene,
+    scene: Sheet,
     run: Rows,
     axis: Axis,
     top: float,
@@ -121,7 +121,7 @@ def draw_lanes(
             x = max([edge, *(axis.span(number)[1] for number in life.ran)]) + 5
             paper = (x - 2, y + tall / 2 - 8, text_width(life.ending, TEXT) + 4, 16.0)
             scene.rect(f"end.{name}.paper", paper, PAPER)  # no line runs through the words
-            scene.text(f"end.{name}", x, y + tall / 2 + 4, life.ending, TEXT, **FAINT)
+            scene.note(f"end.{name}", x, y + tall / 2 + 4, life.ending, TEXT)
 
 
 def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
@@ -142,7 +142,7 @@ def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
     return found
 
 
-def _pill(scene: Scene, kind: str, name: str, box: Box) -> None:
+def _pill(scene: Sheet, kind: str, name: str, box: Box) -> None:
     """Nothing runs: grey in the queue, a dashed edge where it stalls."""
     x, y, w, h = box
     high = min(14.0, h - 4)
@@ -151,15 +151,19 @@ def _pill(scene: Scene, kind: str, name: str, box: Box) -> None:
     fill, edge = (PAPER, dashed) if kind == "stalls" else ("#e9edf0", {})
     scene.rect(name, place, fill, kind, rx=min(7.0, w / 3), **edge)
     if text_width(kind, 10) + 10 <= w and h >= 14:
-        inside(scene, f"{name}.word", box, kind, 10, **FAINT)
+        scene.inside(f"{name}.word", box, kind, 10, **FAINT)
 
 
 def _box(
-    scene: Scene, name: str, kind: str, box: Box, one: Look, words: str, tip: str = ""
+    scene: Sheet, name: str, kind: str, box: Box, one: Look, words: str, tip: str = ""
 ) -> None:
     """A box with its words, or as much of them as fits: the last of them, or nothing."""
     _, _, w, h = box
-    style = {"rx": min(4.0, w / 4), "stroke": one.colour, "stroke_width": 1.2 if w > 8 else 0.6}
+    style: Style = {
+        "rx": min(4.0, w / 4),
+        "stroke": one.colour,
+        "stroke_width": 1.2 if w > 8 else 0.6,
+    }
     if kind == "recompute":
         style["stroke_dasharray"] = "4 2"
     fill = {"decode": one.dark, "preempted": HATCHED}.get(kind, one.light)
@@ -167,10 +171,10 @@ def _box(
     tries = [(words, 2), *((word, 4) for word in words.split()[1:])]  # pixels beside them
     fits = [word for word, more in tries if text_width(word, TEXT) + more <= w]
     if fits and h >= 12:
-        inside(scene, f"{name}.word", box, fits[0], TEXT)
+        scene.inside(f"{name}.word", box, fits[0], TEXT)
 
 
-def lane_legend(scene: Scene, x: float, y: float, runs: Iterable[Rows], by: By) -> float:
+def lane_legend(scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By) -> float:
     """What the shapes that occur mean, in as many lines as it takes → where the last one is.
 
     In grey: a box in a row has the row's colour.
@@ -184,14 +188,14 @@ def lane_legend(scene: Scene, x: float, y: float, runs: Iterable[Rows], by: By) 
         if kind not in seen:
             continue
         if line and x + legend_width([*line, words], 26) - 16 > scene.width - 8:
-            legend(scene, x, y, line, 26)
+            scene.legend(x, y, line, 26)
             line, y = {}, y + 20
         line[words] = partial(_sample, scene, kind)
-    legend(scene, x, y, line, 26)
+    scene.legend(x, y, line, 26)
     return y
 
 
-def _sample(scene: Scene, kind: str, name: str, box: Box) -> None:
+def _sample(scene: Sheet, kind: str, name: str, box: Box) -> None:
     x, y, w, h = box
     if kind in ("waits", "stalls"):
         _pill(scene, kind, name, (x, y - 2, w, h + 4))
@@ -199,7 +203,7 @@ def _sample(scene: Scene, kind: str, name: str, box: Box) -> None:
         _box(scene, name, kind, box, GREY, SAMPLES.get(kind, ""))
 
 
-def ruler(scene: Scene, run: Rows, axis: Axis, y: float) -> None:
+def ruler(scene: Sheet, run: Rows, axis: Axis, y: float) -> None:
     """The steps' numbers below the lanes, as many as fit."""
     right, last = -9.0, run.steps[-1].number
     room = (axis.right - axis.left) / len(run.steps)
@@ -209,16 +213,16 @@ def ruler(scene: Scene, run: Rows, axis: Axis, y: float) -> None:
         half = text_width(words, TEXT) / 2 + 2.5
         wanted = axis.by == "time" or step.number % each == 0
         if wanted and middle - half >= right:
-            scene.text(f"step.{step.number}", middle, y + 14, words, TEXT, **CENTRE, **FAINT)
+            scene.note(f"step.{step.number}", middle, y + 14, words, TEXT, **CENTRE)
             right = middle + half
-    scene.text("step", axis.left - 8, y + 14, "step", TEXT, **RIGHT, **FAINT)
+    scene.note("step", axis.left - 8, y + 14, "step", TEXT, **RIGHT)
 
 
-def time_marks(scene: Scene, axis: Axis, y: float, top: float) -> None:
+def time_marks(scene: Sheet, axis: Axis, y: float, top: float) -> None:
     """Milliseconds along the axis, with a thin line up to `top` at each."""
     each = nice_step(axis.seconds * 1000, 10)
     for i in range(int(axis.seconds * 1000 / each + 1e-6) + 1):
         x = axis.at(axis.start + i * each / 1000)
         scene.add(f"ms.{i}.line", "line", x1=x, x2=x, y1=top, y2=y, stroke=RULE, stroke_width=1)
-        scene.text(f"ms.{i}", x, y + 13, f"{i * each:g}", TEXT, **CENTRE, **FAINT)
-    scene.text("ms", axis.right + 22, y + 13, "ms", TEXT, **FAINT)
+        scene.note(f"ms.{i}", x, y + 13, f"{i * each:g}", TEXT, **CENTRE)
+    scene.note("ms", axis.right + 22, y + 13, "ms", TEXT)

@@ -6,13 +6,14 @@ Places and counters come from the layouts' own strides; the race is what was mea
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from tutorial_engine.lab.layouts import AXES, KVLayout, LayoutTimes, Touched, runs
 from tutorial_engine.viz.charts import label_bars, no_axis, panels, rows_of_bars
 from tutorial_engine.viz.parts import (
+    BOLD,
     CENTRE,
     DEAF,
     FAINT,
@@ -20,17 +21,11 @@ from tutorial_engine.viz.parts import (
     RIGHT,
     WIDTH,
     Grid,
-    cell,
-    heading,
-    legend,
-    outline,
-    panel,
-    sample,
-    span,
+    Sheet,
+    Style,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import COLOURS, Box, Look, text_width, tint
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import PAPER, QUIET, RED, RULE, SERIES, finish, house_style
 from tutorial_engine.viz.words import counted
 
@@ -72,23 +67,26 @@ def layouts_picture(
     line = max(piece, min(total, IN_LINE) // piece * piece)
     tall = 38 + LINE * -(-total // line)
     low = 62 + tall * len(layouts)
-    scene = Scene(WIDTH, low + 16, tip_at=(10, low + 6))
-    heading(scene, f"{total} numbers, {len(layouts)} orders")
-    marks = {f"layer {i}": sample(scene, "solid", LAYERS[i], rx=0) for i in range(shape[0])}
-    x = legend(scene, 10, 46, marks, 14, 8)
+    scene = Sheet(WIDTH, low + 16, tip_at=(10, low + 6))
+    scene.heading(f"{total} numbers, {len(layouts)} orders")
+    marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
+    x = scene.legend(10, 46, marks, 14, 8)
     words = "K1 = key of token 1, V1 = its value (paler)"
-    scene.text("key.kv", x + 8, 46, words, KEY, **FAINT)
+    scene.note("key.kv", x + 8, 46, words, KEY)
     marks = {
-        f"written: token {token}": partial(outline, scene),
+        f"written: token {token}": scene.outline,
         f"read: layer {layer}": partial(_read_mark, scene, up=-4),
     }
-    legend(scene, x + 24 + text_width(words, KEY), 46, marks, 16)
+    scene.legend(x + 24 + text_width(words, KEY), 46, marks, 16)
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
         told.append(f"{order}: writing {_words(write)}, reading {_words(read)}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line)
-        panel(scene, f"{order}.title", 10, 74 + tall * i, order, _counts(write, read))
+        y = 74 + tall * i
+        scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
+        x = 22 + text_width(order, 12, bold=True)
+        scene.note(f"{order}.counts", x, y, _counts(write, read))
         strip.draw_numbers()
         strip.draw_touched(layer, token, n)
     return scene.picture(
@@ -132,7 +130,7 @@ def _counts(write: Touched, read: Touched) -> str:
     )
 
 
-def _read_mark(scene: Scene, name: str, box: Box, up: float = 6) -> None:
+def _read_mark(scene: Sheet, name: str, box: Box, up: float = 6) -> None:
     """The bar above what is read."""
     x, y, wide, _ = box
     scene.rect(name, (x, y - up, wide, 4), RED, **DEAF)
@@ -141,7 +139,7 @@ def _read_mark(scene: Scene, name: str, box: Box, up: float = 6) -> None:
 class _Strip:
     """The memory of one order, from its first byte to its last, as lines of boxes."""
 
-    def __init__(self, scene: Scene, order: str, layout: KVLayout, top: float, line: int) -> None:
+    def __init__(self, scene: Sheet, order: str, layout: KVLayout, top: float, line: int) -> None:
         self.scene, self.order, self.layout, self.line = scene, order, layout, line
         wide = (WIDTH - LEFT - 12) / line
         self.grid = Grid(LEFT, top + 32, wide, LINE, line, (0, LINE - TALL))
@@ -154,7 +152,7 @@ class _Strip:
         """Elements side by side, in one line, that are alike: the first, and the box of all."""
         alike = groupby(range(len(self.elements)), lambda i: (i // self.line, key(i)))
         groups = [list(group) for _, group in alike]
-        return [(group[0], span([self.grid.box(i) for i in group])) for group in groups]
+        return [(group[0], self.grid.box(group[0], len(group))) for group in groups]
 
     def draw_numbers(self) -> None:
         """Every element, by layer and token."""
@@ -164,24 +162,24 @@ class _Strip:
             tip = f"{where}, head {e.head}, number {e.dim}"
             edge = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
             name, box = f"{self.order}.{i}", self.grid.box(i)
-            cell(scene, name, box, STATES[e.kv], LAYERS[e.layer], tip, **edge)
+            scene.cell(name, box, STATES[e.kv], LAYERS[e.layer], tip, **edge)
         for i, box in self.parts(lambda i: elements[i][:3]):
             e = elements[i]
-            edge = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}
-            outline(scene, f"{self.order}.whole{i}", box, **edge)
+            edge: Style = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}
+            scene.outline(f"{self.order}.whole{i}", box, **edge)
             self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
         for i, box in self.parts(lambda i: elements[i].layer):
             self.say(f"layer{i}", box, f"layer {elements[i].layer}", TALL + 12, 10, **FAINT)
         for i in range(0, len(elements), self.line):
             y = self.grid.box(i)[1] + 14
-            scene.text(f"{self.order}.at{i}", LEFT - 6, y, str(i * size), 10, **RIGHT, **FAINT)
+            scene.note(f"{self.order}.at{i}", LEFT - 6, y, str(i * size), 10, **RIGHT)
 
-    def say(self, name: str, box: Box, words: str, down: float, size: float, **look: str) -> None:
+    def say(self, name: str, box: Box, words: str, down: float, size: float, **look: Any) -> None:
         """Words in the middle of a box, or below it, if they fit."""
         x, y, wide, _ = box
         if text_width(words, size) <= wide:
-            place = (x + wide / 2, y + down)
-            self.scene.text(f"{self.order}.{name}", *place, words, size, **CENTRE, **DEAF, **look)
+            style = CENTRE | DEAF | look
+            self.scene.text(f"{self.order}.{name}", x + wide / 2, y + down, words, size, **style)
 
     def draw_touched(self, layer: int, token: int, n: int) -> None:
         """A bar above what attention in a layer reads, a frame around a token's write."""
@@ -192,7 +190,7 @@ class _Strip:
                 _read_mark(self.scene, f"{self.order}.read{i}", box)
         for i, box in self.parts(lambda i: i in written):
             if i in written:
-                outline(self.scene, f"{self.order}.write{i}", box)
+                self.scene.outline(f"{self.order}.write{i}", box)
 
     def places(self, part: Tensor) -> set[int]:
         """The elements that a view covers, as places in memory."""

@@ -6,10 +6,9 @@ Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 from itertools import pairwise
 
 from tutorial_engine.parallel.report import ParallelReport
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, FAINT, KEY, RIGHT, heading, inside
+from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, chip, look, patch, text_width
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, si
 
@@ -40,18 +39,18 @@ def ranks_picture(report: ParallelReport) -> Picture:
             f"{MOST_RANKS} and {MOST_HEADS}"
         )
     low = TOP + BAND * report.tp_size
-    scene = Scene(1000, low + 92, tip_at=(10, 42))
-    heading(scene, f"One model on {counted(report.tp_size, 'rank')}", size=16)
+    scene = Sheet(1000, low + 92, tip_at=(10, 42))
+    scene.heading(f"One model on {counted(report.tp_size, 'rank')}", size=16)
     says = "what a rank has of each layer; Σ adds up the parts of all ranks, and all get the sum"
-    scene.text("says", 10, 42, says, 11.5, **FAINT)
+    scene.note("says", 10, 42, says, 11.5)
     left, right = COLUMNS["attention"][0] - 12, sum(COLUMNS["sum.2"][:2]) + 12
-    dashes = {"stroke": QUIET, "stroke_dasharray": "5 3", "rx": 8}
+    dashes: Style = {"stroke": QUIET, "stroke_dasharray": "5 3", "rx": 8}
     scene.rect("layer", (left, 54, right - left, low - 50), "none", **dashes, **DEAF)
     layers = report.sizes["num_hidden_layers"]
     words = "the one layer" if layers == 1 else f"each of {layers} layers"
     scene.text("layer.name", left + 12, 72, words, 12.5, **BOLD)
     for x, wide, words in COLUMNS.values():
-        scene.text(f"column.{x}", x + wide / 2, TOP - 8, words, KEY, **CENTRE, **FAINT)
+        scene.note(f"column.{x}", x + wide / 2, TOP - 8, words, KEY, **CENTRE)
     for rank in range(report.tp_size):
         _band(scene, report, rank, TOP + BAND * rank)
     _sum(scene, report, "sum.1", low, "attention")
@@ -65,7 +64,7 @@ def ranks_picture(report: ParallelReport) -> Picture:
     return scene.picture(_caption(report), zoom=1.0)
 
 
-def _band(scene: Scene, report: ParallelReport, rank: int, y: float) -> None:
+def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     """One rank: its bytes, its heads, its MLP columns."""
     sizes, size, one = report.sizes, report.tp_size, look(FIRST_LOOK + rank)
     chip(scene, f"rank.{rank}", 10, y + 26, f"rank {rank}", one)
@@ -89,12 +88,12 @@ def _band(scene: Scene, report: ParallelReport, rank: int, y: float) -> None:
         tip = f"columns {own * part} .. {own * (part + 1) - 1}"
         _part(scene, f"mlp.{rank}.{part}", box, one, part == rank, tip)
     words = f"{own:,} of {total:,} columns"
-    scene.text(f"mlp.{rank}", x + wide / 2, y + 86, words, KEY, **CENTRE, **FAINT)
+    scene.note(f"mlp.{rank}", x + wide / 2, y + 86, words, KEY, **CENTRE)
     for i, ((x, wide, _), (end, *_)) in enumerate(pairwise(COLUMNS.values())):
         _arrow(scene, f"arrow.{rank}.{i}", x + wide + 2, end - 2, y + 44)
 
 
-def _heads(scene: Scene, report: ParallelReport, rank: int, one: Look, y: float) -> None:
+def _heads(scene: Sheet, report: ParallelReport, rank: int, one: Look, y: float) -> None:
     """All query heads in a row, below them the K/V head that each group reads; own ones filled."""
     x, wide, _ = COLUMNS["attention"]
     told = []
@@ -111,11 +110,11 @@ def _heads(scene: Scene, report: ParallelReport, rank: int, one: Look, y: float)
             _part(scene, f"{name}.{rank}.{head}", box, one, mine, f"{name} head {head}", str(head))
         told.append(f"{count // report.tp_size} of {count} {what} heads")
     place = (x + (wide + 32) / 2, y + 86)
-    scene.text(f"heads.{rank}", *place, ", ".join(told), KEY, **CENTRE, **FAINT)
+    scene.note(f"heads.{rank}", *place, ", ".join(told), KEY, **CENTRE)
 
 
 def _part(
-    scene: Scene, name: str, box: Box, one: Look, mine: bool, tip: str, words: str = ""
+    scene: Sheet, name: str, box: Box, one: Look, mine: bool, tip: str, words: str = ""
 ) -> None:
     """A part of the model: in the rank's look if it has it, else an empty place."""
     if not mine:
@@ -127,10 +126,10 @@ def _part(
         half = text_width(words, KEY, True) / 2 + 3
         tag = (x + wide / 2 - half, y + 6, 2 * half, high - 12)
         scene.rect(f"{name}.tag", tag, PAPER, rx=2)
-        inside(scene, f"{name}.word", box, words, KEY, **BOLD)
+        scene.inside(f"{name}.word", box, words, KEY, **BOLD)
 
 
-def _sum(scene: Scene, report: ParallelReport, name: str, low: float, after: str) -> None:
+def _sum(scene: Sheet, report: ParallelReport, name: str, low: float, after: str) -> None:
     """An all-reduce: a bar through all ranks, and what went through it in this run."""
     x, wide, _ = COLUMNS[name]
     calls, num_bytes = (count // 2 for count in report.traffic)
@@ -146,7 +145,7 @@ def _sum(scene: Scene, report: ParallelReport, name: str, low: float, after: str
         scene.text(f"{name}.line.{i}", x + wide / 2, low + 24 + 16 * i, words, 11.5, **style)
 
 
-def _arrow(scene: Scene, name: str, start: float, end: float, y: float) -> None:
+def _arrow(scene: Sheet, name: str, start: float, end: float, y: float) -> None:
     line = f"M{start:.1f} {y:.1f}H{end - 5:.1f}"
     scene.add(name, "path", d=line, stroke=QUIET, stroke_width=1.4, fill="none")
     head = f"M{end:.1f} {y:.1f}L{end - 7:.1f} {y - 4:.1f}L{end - 7:.1f} {y + 4:.1f}Z"

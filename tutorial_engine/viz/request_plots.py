@@ -11,10 +11,9 @@ from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import RequestStatus
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.lanes import TEXT, Axis, draw_lanes, lane_legend, name_width, time_marks
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, heading
+from tutorial_engine.viz.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RED
 from tutorial_engine.viz.timeline import plain
 from tutorial_engine.viz.trace_rows import Life, rows
@@ -54,8 +53,8 @@ def state_machine(
     ValueError for a state that has no place in the picture, and for one that is missing as a key.
     """
     edges = _edges(transitions)
-    scene = Scene(980, 390)
-    heading(scene, "The life of a request", size=16)
+    scene = Sheet(980, 390)
+    scene.heading("The life of a request", size=16)
     names = [status.value for status in transitions]
     final = [name for name in names if not any(a == name for a, _ in edges)]
     for a, b in edges:
@@ -141,7 +140,7 @@ def _beside(points: Sequence[Point], words: str) -> dict[str, Any]:
     return {"x": (x0 + x1) / 2 + 8 * side, "y": lower + 2, "words": words, "text_anchor": anchor}
 
 
-def _arrow(scene: Scene, name: str, points: Sequence[Point], to: str) -> None:
+def _arrow(scene: Sheet, name: str, points: Sequence[Point], to: str) -> None:
     """A line through the points with a head at its end; to an end of its own it looks its own."""
     colour = {"aborted": QUIET, "error": RED}.get(to, INK)
     (x0, y0), (x1, y1) = points[-2:]
@@ -156,7 +155,7 @@ def _arrow(scene: Scene, name: str, points: Sequence[Point], to: str) -> None:
     scene.add(f"{name}.head", "path", d=f"M{head}Z", fill=colour)
 
 
-def _state(scene: Scene, name: str, at: Point, half: Point, fill: str, is_final: bool) -> None:
+def _state(scene: Sheet, name: str, at: Point, half: Point, fill: str, is_final: bool) -> None:
     """A rounded box, with a double edge for a state that nothing follows."""
     (x, y), (w, h) = at, half
     gap = 4
@@ -189,8 +188,8 @@ def one_request(trace: Trace, request_id: str) -> Picture:
         raise ValueError(f"request {request_id!r} has no finished step in this trace")
     alone = run._replace(steps=steps, lives=(life,))
     end = max([times.finished or alone.end, *times.token_times])
-    scene = Scene(WIDE, 0)
-    heading(scene, f"One request: {cut_to(plain(request_id), 300, 16, True, keep=True)}", size=16)
+    scene = Sheet(WIDE, 0)
+    scene.heading(f"One request: {cut_to(plain(request_id), 300, 16, True, keep=True)}", size=16)
     lane_legend(scene, 10, 50, [alone], "time")
     left, start = max(LEAST, name_width([alone])), life.arrival
     axis = Axis.of(alone, left, END, "time", start, end - start)
@@ -210,7 +209,7 @@ def one_request(trace: Trace, request_id: str) -> Picture:
     return scene.picture(_caption(life, times))
 
 
-def _span(scene: Scene, axis: Axis, words: str, begin: float, seconds: float, y: float) -> None:
+def _span(scene: Sheet, axis: Axis, words: str, begin: float, seconds: float, y: float) -> None:
     """A bracket with its words in the middle, or behind it where they do not fit."""
     x0, x1 = axis.at(begin), axis.at(begin + seconds)
     line = f"M{x0:.1f} {y - 6:.1f}V{y + 6:.1f}M{x0:.1f} {y:.1f}H{x1:.1f}M{x1:.1f} {y - 6:.1f}v12"
@@ -221,11 +220,11 @@ def _span(scene: Scene, axis: Axis, words: str, begin: float, seconds: float, y:
     scene.text(f"{name}.word", left, y + 4.3, words, 12, **BOLD)
 
 
-def _draw_tokens(scene: Scene, axis: Axis, times: RequestMetrics, bottom: float) -> None:
+def _draw_tokens(scene: Sheet, axis: Axis, times: RequestMetrics, bottom: float) -> None:
     """A mark where each token came, numbered from 1, and the gaps between them."""
     places = [axis.at(when) for when in times.token_times]
     low, right = bottom + 18, -9.0
-    scene.text("tokens", axis.left - 10, low + 14, "tokens", 11.5, **RIGHT, **FAINT)
+    scene.note("tokens", axis.left - 10, low + 14, "tokens", 11.5, **RIGHT)
     for i, x in enumerate(places):
         line = f"M{x:.1f} {bottom:.1f}V{low:.1f}"
         scene.add(f"token.{i}.line", "path", d=line, stroke=INK, stroke_width=1.2)
@@ -236,7 +235,7 @@ def _draw_tokens(scene: Scene, axis: Axis, times: RequestMetrics, bottom: float)
             right = x + half
     y = bottom + 62
     if times.itl:
-        scene.text("itl", axis.left - 10, y + 4, "ITL, ms", 11.5, **RIGHT, **FAINT)
+        scene.note("itl", axis.left - 10, y + 4, "ITL, ms", 11.5, **RIGHT)
     for i, gap in enumerate(times.itl):
         x0, x1, number = places[i], places[i + 1], ms(gap).removesuffix(" ms")
         line = f"M{x0 + 1:.1f} {y - 8:.1f}v5H{x1 - 1:.1f}v-5"

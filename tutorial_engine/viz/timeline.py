@@ -17,10 +17,9 @@ from tutorial_engine.viz.lanes import (
     ruler,
     time_marks,
 )
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT
+from tutorial_engine.viz.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, look, patch, text_width
-from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import SPACE, cut_label, visible
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
@@ -49,7 +48,7 @@ def timeline(
     if by == "step":
         right = min(right, left + COLUMN * max(len(run.steps), 7))
     axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
-    scene = Scene(right + END, 0)
+    scene = Sheet(right + END, 0)
     top = _head(scene, title, [run], by, _settings(run)) + 16
     tall = lane_height(len(run.lives))
     bottom = top + tall * len(run.lives)
@@ -59,7 +58,7 @@ def timeline(
     draw_lanes(scene, run, axis, top, tall)
     ruler(scene, run, axis, bottom)
     for i, words in enumerate(("tokens", "run")):
-        scene.text(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT, **FAINT)
+        scene.note(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT)
     _draw_budget(scene, run, axis, base)
     scene.height = base + (26 if by == "time" else 10)
     scene.tip_at = (8, scene.height + 14)
@@ -79,7 +78,7 @@ def timelines(
     every = list(runs.values())
     left, right = name_width(every), WIDE - END
     longest = max(run.end - run.start for run in every)
-    scene = Scene(WIDE, 0)
+    scene = Sheet(WIDE, 0)
     top = y = _head(scene, title, every, "time", _settings(every[0], policy=False)) + 20
     talls = [min(24.0, lane_height(len(run.lives))) for run in every]
     scene.height = top + sum(36 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
@@ -95,28 +94,28 @@ def timelines(
         scene.text(f"{i}.reached", at, y + 13, told, 12)
         x, first = axis.at(run.end), y + 20
         y = first + tall * len(run.lives) + 16
-        ends = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
+        ends: Style = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
         scene.add(f"{i}.end", "line", stroke=INK, stroke_width=2, **ends)
         draw_lanes(scene, run, axis, first, tall, f"{i}.")
     scene.height += 14
     return scene.picture(_comparison(runs), zoom=1.1)  # four panels would weigh too much
 
 
-def _head(scene: Scene, title: str, runs: list[Rows], by: By, settings: str) -> float:
+def _head(scene: Sheet, title: str, runs: list[Rows], by: By, settings: str) -> float:
     """Title, settings and legend → where the last line is."""
     wide = scene.width - 20
     scene.text("title", 10, 22, cut_to(title, wide, 16, True, keep=True), 16, **BOLD)
-    scene.text("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5, **FAINT)
+    scene.note("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5)
     return lane_legend(scene, 10, 64, runs, by)
 
 
-def _draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
+def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
     """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
     most, limit = max(step.num_tokens for step in run.steps), _budget(run)
     near = limit is not None and limit <= 5 * most
     top = float(max(limit, most)) if limit is not None and near else 1.15 * most
     line = base - TALL * limit / top if limit is not None and near else base - TALL
-    ends = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
+    ends: Style = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
     scene.add("budget.zero", "line", y1=base, y2=base, stroke=QUIET, **ends)
     if near:
         dashed = {"stroke": INK, "stroke_dasharray": "5 3"}
@@ -135,7 +134,7 @@ def _draw_budget(scene: Scene, run: Rows, axis: Axis, base: float) -> None:
             patch(scene, f"budget.{r}.{step.number}", box, look(r), tip)
         words, middle = str(step.num_tokens), (x0 + x1) / 2
         if text_width(words, TEXT) + 4 <= x1 - x0:  # may lie on the line of the budget
-            halo = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
+            halo: Style = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
             scene.text(f"total.{step.number}", middle, y - 4, words, TEXT, **CENTRE, **halo)
     if limit is not None:
         for i, words in enumerate(

@@ -1,6 +1,6 @@
 """Transformers under our loop, and our cache under transformers' own generate()."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +15,15 @@ from checkpoints import (
     save_random,
 )
 from engines import VOCAB, one_thread, poison
-from test_kv_storage import memory
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.request import Request
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.sampling.sampler import SampledToken
 
 NEW = 10
 PROMPTS = random_sequences([7, 3, 12], VOCAB)
@@ -58,6 +60,12 @@ def free_run(peer: Any, ids: Tensor, mask: Tensor | None = None, **options: Any)
         ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0, **options
     )
     return made[:, ids.shape[1] :]
+
+
+def memory(storage: KVStorage) -> bytes:
+    """Every byte: NaN equals itself here."""
+    parts = (x.contiguous().view(torch.uint8) for x in (storage.k, storage.v))
+    return b"".join(part.numpy().tobytes() for part in parts)
 
 
 def two_rows() -> Tensor:
@@ -109,7 +117,7 @@ def test_logits_equal_those_without_a_cache(peer: Any) -> None:
     for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
         out = peer(ids[:, start:stop], past_key_values=cache, use_cache=True)
         parts.append(out.logits[0])
-        assert cache.cache.seq_lens == (stop,)
+        assert cache.num_tokens == stop
     want = reference_logits(peer, [PROMPTS[2]])
     assert largest_difference(torch.cat(parts), want) <= fp32_tolerance(want)
 
@@ -130,7 +138,7 @@ def test_other_number_of_rows_is_refused_and_nothing_written(
     before = memory(cache.cache.storage)
     with pytest.raises(ValueError, match=f"{have} rows.*{given}"):
         free_run(one_peer, two_rows()[:given], past_key_values=cache)
-    assert memory(cache.cache.storage) == before and cache.cache.seq_lens == (0,) * have
+    assert memory(cache.cache.storage) == before and cache.num_tokens == 0
     ids = two_rows()[:have]
     assert torch.equal(free_run(one_peer, ids, past_key_values=cache), free_run(one_peer, ids))
 
@@ -138,26 +146,26 @@ def test_other_number_of_rows_is_refused_and_nothing_written(
 def test_overflow_is_refused_and_the_cache_works_after_a_reset(one_peer: Any) -> None:
     cache = our_cache(one_peer, max_len=16)  # 7 + 10 − 1 tokens just fit, 12 + 10 − 1 do not
     long, short = torch.tensor([PROMPTS[2]]), torch.tensor([PROMPTS[0]])
-    with pytest.raises(ValueError, match="row 0 holds 16 of 16 tokens; 1 more"):
+    with pytest.raises(ValueError, match="row 0 would have 17 tokens, a row has room for 16"):
         free_run(one_peer, long, past_key_values=cache)
-    assert cache.cache.seq_lens == (16,)
+    assert cache.num_tokens == 16
     cache.reset()
     assert torch.equal(free_run(one_peer, short, past_key_values=cache), free_run(one_peer, short))
-    assert cache.cache.seq_lens == (16,)
+    assert cache.num_tokens == 16
 
 
 def test_prompt_that_does_not_fit_writes_nothing(one_peer: Any) -> None:
     cache = our_cache(one_peer, max_len=11)
     before = memory(cache.cache.storage)
-    with pytest.raises(ValueError, match="row 0 holds 0 of 11 tokens; 12 more"):
+    with pytest.raises(ValueError, match="row 0 would have 12 tokens, a row has room for 11"):
         one_peer(torch.tensor([PROMPTS[2]]), past_key_values=cache)
-    assert memory(cache.cache.storage) == before and cache.cache.seq_lens == (0,)
+    assert memory(cache.cache.storage) == before and cache.num_tokens == 0
 
 
-def test_rows_of_unequal_length_are_refused(one_peer: Any) -> None:
+def test_a_cache_that_others_use_is_refused(one_peer: Any) -> None:
     cache = our_cache(one_peer, 2)
-    cache.cache.commit(cache.cache.batch([[1, 2]], [1]))
-    with pytest.raises(ValueError, match=r"together.*\(0, 2\)"):
+    cache.cache.allocate("another", [1, 2], 0, 2)
+    with pytest.raises(ValueError, match="other sequences are in this cache"):
         one_peer(two_rows(), past_key_values=cache)
 
 
@@ -177,7 +185,7 @@ def test_forward_that_fails_half_way_leaves_no_trace(one_peer: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         one_peer(torch.tensor([[5, 6]]), past_key_values=dirty)
     handle.remove()
-    assert dirty.cache.seq_lens == clean.cache.seq_lens
+    assert dirty.num_tokens == clean.num_tokens
     want, got = (one_peer(torch.tensor([[9]]), past_key_values=c).logits for c in (clean, dirty))
     assert torch.equal(want, got)
 
@@ -185,26 +193,31 @@ def test_forward_that_fails_half_way_leaves_no_trace(one_peer: Any) -> None:
 # -- transformers under our loop ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 3, 99])
-@pytest.mark.parametrize("use_cache", [True, False])
+def requests(prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Request]:
+    return [Request(str(i), prompt) for i, prompt in enumerate(prompts)]
+
+
+def append(request: Request, token: int) -> Request:
+    request.append(SampledToken(token), 0.0)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("use_cache", "chunk_size"), [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]
+)
 def test_runner_gives_transformers_logits(
     peer: Any, use_cache: bool, chunk_size: int | None
 ) -> None:
-    runner = TransformersRunner(peer, use_cache=use_cache)
-    got = runner.prefill(PROMPTS, [0, 1, 2], chunk_size)
+    runner, asked = TransformersRunner(peer, use_cache=use_cache), requests()
+    got = runner.run(asked, chunk_size)
     assert got.shape == (3, VOCAB) and got.dtype == torch.float32
-    then = runner.decode([4, 5], [2, 0])
+    then = runner.run([append(asked[2], 4), append(asked[0], 5)])
     longer = [[*PROMPTS[2], 4], [*PROMPTS[0], 5]]
     for logits, sequences in ((got, PROMPTS), (then, longer)):
         want = torch.stack([reference_logits(peer, [ids])[-1] for ids in sequences])
         assert largest_difference(logits, want) <= fp32_tolerance(want)
-
-
-def test_runner_starts_afresh_at_each_prefill(one_peer: Any) -> None:
-    runner = TransformersRunner(one_peer)
-    first = runner.prefill(PROMPTS, [0, 1, 2])
-    runner.decode([1, 2, 3], [0, 1, 2])
-    assert torch.equal(runner.prefill(PROMPTS, [0, 1, 2]), first)
+    again = runner.run(requests(), chunk_size)  # new requests of the same names begin afresh
+    assert largest_difference(again, got) <= fp32_tolerance(got)
 
 
 @pytest.mark.parametrize("eos", [None, 5, [5, 7]])
@@ -226,18 +239,26 @@ def test_runner_is_as_long_as_the_model(one_peer: Any) -> None:
 @pytest.mark.parametrize("bad", [[3, VOCAB], [VOCAB, 3], [3, -1]])
 def test_refused_token_leaves_no_trace(one_peer: Any, bad: list[int], use_cache: bool) -> None:
     clean, dirty = (TransformersRunner(one_peer, use_cache=use_cache) for _ in range(2))
-    for runner in (clean, dirty):
-        runner.prefill(PROMPTS[:2], [0, 1])
-    with pytest.raises(ValueError, match=r"token id (97|-1) .*0 to 96"):
-        dirty.decode(bad, [0, 1])
-    assert torch.equal(dirty.decode([1, 2], [0, 1]), clean.decode([1, 2], [0, 1]))
+    good = {runner: requests(PROMPTS[:2]) for runner in (clean, dirty)}
+    for runner, asked in good.items():
+        runner.run(asked)
+    for request, token in zip(good[dirty], bad, strict=True):
+        append(request, token)
+    with pytest.raises(ValueError, match=r"holds (97|-1); .*0 to 96"):
+        dirty.run(good[dirty])
+    for request in good[dirty]:
+        request.token_ids.pop()
+    for asked in good.values():
+        for i, request in enumerate(asked):
+            append(request, i + 1)
+    assert torch.equal(dirty.run(good[dirty]), clean.run(good[clean]))
 
 
 @pytest.mark.parametrize(
     ("prompts", "chunk_size", "named"),
     [
-        ([[1], [2, 3, VOCAB]], None, "id 97"),
-        ([[1, 2, -3]], 2, "id -3"),
+        ([[1], [2, 3, VOCAB]], None, "holds 97"),
+        ([[1, 2, -3]], 2, "holds -3"),
         ([[1], []], None, "no token"),
         ([[1]], 0, "chunk_size.*0"),
         ([[1, 2]], -1, "chunk_size.*-1"),
@@ -248,8 +269,10 @@ def test_bad_prompts_are_refused(
 ) -> None:
     runner = TransformersRunner(one_peer)
     with pytest.raises(ValueError, match=named):
-        runner.prefill(prompts, range(len(prompts)), chunk_size)
-    assert runner.prefill([[1, 2]], [0], 1).isfinite().all()
+        runner.run(requests(prompts), chunk_size)
+    assert runner.run(requests([[1, 2]]), 1).isfinite().all()
+    with pytest.raises(ValueError, match="chunked prefill needs a cache"):
+        TransformersRunner(one_peer, use_cache=False).run(requests(), 2)
 
 
 def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> None:
@@ -261,7 +284,8 @@ def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> N
 
     for use_cache, count in ((True, 3), (False, 3)):
         runner = TransformersRunner(one_peer, make_cache, use_cache)
-        runner.prefill(PROMPTS, [0, 1, 2])
-        runner.decode([1], [1])
+        asked = requests()
+        runner.run(asked)
+        runner.run([append(asked[1], 1)])
         assert len(made) == count
     assert [c.get_seq_length() for c in made] == [7, 4, 12]

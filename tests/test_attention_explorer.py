@@ -1,0 +1,218 @@
+"""Attention and RoPE explorers: what is shown is what the engine returned, at every knob."""
+
+import re
+
+import pytest
+import torch
+from explorers import caption_of, message_of, svg_of, tips, turn
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz import attention_explorer
+from tutorial_engine.viz.attention_explorer import (
+    MAX_TOKENS,
+    AttentionExplorer,
+    attention_weights,
+)
+from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.tokens import token_labels
+
+PROMPT = "Anna had a red kite. Ben had a hat. Anna"
+
+
+@pytest.fixture
+def attention(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> AttentionExplorer:
+    return AttentionExplorer(model, tokenizer, PROMPT)
+
+
+# -- attention --------------------------------------------------------------------------------
+
+
+def test_weights_are_those_of_transformers(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    reference = AutoModelForCausalLM.from_pretrained(
+        TINY, dtype=torch.float32, attn_implementation="eager"
+    )
+    theirs = reference(torch.tensor([ids]), output_attentions=True).attentions
+    ours = attention_weights(model, ids)
+    assert ours.shape == (4, 6, len(ids), len(ids))
+    assert (ours - torch.cat(theirs)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (3, 5), (2, 1)])
+def test_tips_hold_the_weights_that_the_engine_returned(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    attention: AttentionExplorer,
+    layer: int,
+    head: int,
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
+    turn(attention, 4, layer=layer, head=head)
+    said = tips(attention)
+    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: w", t))]
+    assert len(cells) == len(ids) * (len(ids) + 1) // 2
+    for tip, cell in zip([t for t in said if "→" in t], cells, strict=True):
+        query, key = int(cell[1]), int(cell[3])
+        assert (cell[2], cell[4]) == (labels[query], labels[key])
+        assert tip.endswith(f"weight {float(weights[query, key]):.3f}")
+    bars = [t for t in said if t.startswith("key ")]
+    assert len(bars) == len(ids)
+    for key, tip in enumerate(bars):
+        weight = f"weight {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden"
+        assert tip == f"key {key} “{labels[key]}”: {weight}"
+
+
+def test_caption_says_where_the_most_attention_goes(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, attention: AttentionExplorer
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    weights, labels = attention_weights(model, ids), token_labels(tokenizer, ids)
+    turn(attention, layer=1, head=2)
+    for step in range(len(ids)):
+        caption = caption_of(turn(attention, step))
+        best = int(weights[1, 2, step].argmax())
+        assert f"query {step} “{labels[step]}” may look at {step + 1} of {len(ids)}" in caption
+        assert f"{float(weights[1, 2, step, best]):.2f} of its attention" in caption
+        assert f"to key {best} “{labels[best]}”" in caption
+
+
+def test_future_is_marked_and_explained(attention: AttentionExplorer) -> None:
+    said = tips(attention)
+    n = attention.num_steps
+    assert sum("they come later" in tip for tip in said) == n - 1
+    first = next(tip for tip in said if "they come later" in tip)
+    assert first.startswith("query 0 ") and f"keys 1 to {n - 1}" in first
+
+
+def test_prompt_runs_the_model_and_a_head_does_not(
+    attention: AttentionExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[list[int]] = []
+
+    def counted(model: Qwen3ForCausalLM, ids: list[int]) -> torch.Tensor:
+        runs.append(ids)
+        return attention_weights(model, ids)
+
+    monkeypatch.setattr(attention_explorer, "attention_weights", counted)
+    shown = {svg_of(attention)}
+    for knobs in ({"layer": 1}, {"head": 3}, {"layer": 2, "head": 0}):
+        turn(attention, **knobs)
+        shown.add(svg_of(attention))
+    assert not runs and len(shown) == 4
+    turn(attention, prompt="Mia saw a dog.")
+    assert len(runs) == 1
+    assert attention.num_steps == len(runs[0]) and attention.step == len(runs[0]) - 1
+    assert "·Mia" not in caption_of(attention) and svg_of(attention) not in shown
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "The prompt is empty"), ("Anna " * 100, f"the picture holds {MAX_TOKENS}")],
+)
+def test_impossible_prompt_is_explained_and_the_old_picture_kept(
+    attention: AttentionExplorer, prompt: str, message: str
+) -> None:
+    before = svg_of(attention), caption_of(attention), attention.num_steps
+    attention.parameters["prompt"].value = prompt
+    assert message in message_of(attention)
+    assert (svg_of(attention), caption_of(attention), attention.num_steps) == before
+    attention.slider.value = 1  # what is left can still be stepped through
+    assert caption_of(attention) == attention.caption(1)
+    with pytest.raises(ValueError, match=message):
+        attention.set(prompt=prompt)
+    attention.set(prompt="Ben had a hat.")
+    assert message_of(attention) == ""
+    assert f"of {attention.num_steps} keys" in caption_of(attention)
+    assert svg_of(attention) != before[0]
+
+
+def test_picture_is_what_is_shown_even_while_the_prompt_is_impossible(
+    attention: AttentionExplorer,
+) -> None:
+    attention.parameters["prompt"].value = ""
+    attention.parameters["layer"].value = 2
+    assert attention.shown.svg() == svg_of(attention)
+    assert attention.picture().caption == caption_of(attention)
+
+
+def test_impossible_first_prompt_is_refused(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        AttentionExplorer(model, tokenizer, "").picture()
+
+
+# -- RoPE -------------------------------------------------------------------------------------
+
+
+def score_of(explorer: RopeExplorer) -> float:
+    found = re.search(r"the score is (-?\d+\.\d\d)", caption_of(explorer))
+    assert found is not None
+    return float(found[1])
+
+
+def test_shifting_both_keeps_the_score() -> None:
+    explorer = RopeExplorer(m=12, n=3)
+    turn(explorer, 0)
+    start, scores = score_of(explorer), []
+    for step in range(1, explorer.num_steps, 7):
+        explorer.slider.value = step
+        scores.append(score_of(explorer))
+        assert f"query at m = {12 + step}, key at n = {3 + step}, distance m − n = 9" in svg_of(
+            explorer
+        )
+        assert f"shifting both by {step} changed it by less than 0.01" in caption_of(explorer)
+    assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
+
+
+def test_moving_one_of_them_changes_the_score() -> None:
+    explorer = RopeExplorer(m=9, n=4)
+    scores = {}
+    for n in range(10):
+        explorer.parameters["n"].value = n
+        scores[n] = score_of(explorer)
+    assert len(set(scores.values())) == 10
+    assert max(scores, key=lambda n: scores[n]) == 9  # nearest: all hands agree
+
+
+def test_score_is_the_sum_of_the_pairs_cosines() -> None:
+    explorer = RopeExplorer(head_dim=8, theta=100.0, m=7, n=2)
+    speeds = 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    assert score_of(explorer) == pytest.approx(float(2 * (5 * speeds).cos().sum()), abs=0.006)
+
+
+def test_score_on_the_curve_and_in_the_caption_agree() -> None:
+    explorer = RopeExplorer(m=20, n=25)
+    tip = next(t for t in tips(explorer) if t.startswith("distance "))
+    assert tip == f"distance -5: score {explorer.curve[64 - 5]:.3f}"
+    assert score_of(explorer) == pytest.approx(explorer.curve[64 - 5], abs=0.006)
+
+
+def test_tips_of_the_clocks_hold_the_engines_angles() -> None:
+    explorer = RopeExplorer(head_dim=8, theta=100.0, m=7, n=2)
+    turn(explorer, 3)
+    said = [t for t in tips(explorer) if t.startswith("pair ")]
+    assert len(said) == 1 + 4  # the big clock and one for each pair
+    for pair, tip in enumerate(said[1:]):
+        speed = 100.0 ** -(pair / 4)
+        for part in (10 * speed, 5 * speed):
+            assert f"{part:.3f} rad" in tip
+
+
+def test_chosen_pair_is_the_big_clock() -> None:
+    explorer = RopeExplorer()
+    for pair in (0, 7, 15):
+        turn(explorer, pair=pair)
+        assert f"pair {pair}: {float(explorer.rotary.inv_freq[pair]):.4f} rad a position" in svg_of(
+            explorer
+        )
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 128])
+def test_heads_of_other_sizes_can_be_explored(head_dim: int) -> None:
+    explorer = RopeExplorer(head_dim, 1_000_000.0, m=64, n=0)
+    turn(explorer, 64, pair=head_dim // 2 - 1)
+    assert "Query at 128, key at 64" in caption_of(explorer)
+    assert len([t for t in tips(explorer) if t.startswith("pair ")]) == 1 + head_dim // 2
