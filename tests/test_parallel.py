@@ -458,7 +458,7 @@ def test_a_rank_that_said_nothing_is_shown_by_its_last_lines(tmp_path: Path) -> 
 
 # -- real processes -------------------------------------------------------------------------------
 
-LONG_S = 60.0  # for what takes 6 to 9 s, most of it imports of torch, on an idle machine
+LONG_S = 180.0  # for what takes 6 to 9 s on an idle machine, most of it imports of torch
 
 
 @pytest.fixture(scope="module")
