@@ -11,18 +11,16 @@ from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tutorial_engine.model.blocked_attention import (
-    BlockedAttention,
-    blocked_attention,
-    fast_attention,
-)
 
 from tutorial_engine.model.attention import (
     AttentionBackend,
+    BlockedAttention,
     NaiveAttention,
     NoCache,
     SdpaAttention,
+    blocked_attention,
     causal_mask,
+    fast_attention,
     naive_attention,
 )
 from tutorial_engine.model.batch import Batch

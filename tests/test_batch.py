@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batch import Allocation, Batch
 
 SEQUENCES = st.lists(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=9), min_size=1, max_size=6
@@ -81,22 +81,29 @@ def test_parts_that_do_not_fit_are_refused(
 
 
 def test_slots_come_on_top_and_nothing_else_changes() -> None:
+    context = torch.tensor([30])
+    given = [Allocation(4, range(14, 16), slice(10, 16)), Allocation(0, [30], context)]
+    batch = Batch.from_allocations([[1, 2], [3]], given, ["a", "b"])
+    assert batch.seq_ids == ("a", "b")
+    assert batch.slot_mapping is not None and batch.slot_mapping.tolist() == [14, 15, 30]
+    assert batch.context_slots[0] == slice(10, 16) and batch.context_slots[1] is context
     plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
-    slots = torch.tensor([14, 15, 30])
-    batch = plain.with_slots([7, 2], slots, [slice(10, 16), torch.tensor([30])])
-    assert batch.seq_ids == (7, 2) and batch.slot_mapping is slots
-    assert batch.context_slots[0] == slice(10, 16)
-    assert batch.input_ids is plain.input_ids and batch.positions is plain.positions
-    assert batch.seq_starts == plain.seq_starts == (0, 2, 3)
-    assert plain.slot_mapping is None
+    assert torch.equal(batch.input_ids, plain.input_ids) and batch.seq_starts == plain.seq_starts
+    assert torch.equal(batch.positions, plain.positions)
 
 
 @pytest.mark.parametrize(
-    ("ids", "slots", "contexts"),
-    [(1, 3, 2), (2, 2, 2), (2, 4, 2), (2, 3, 1), (3, 3, 3), (0, 0, 0)],
+    ("slots", "ids", "named"),
+    [
+        ([[0, 1], [2]], 1, "3 slots, 1 ids"),
+        ([[0, 1], [2]], 3, "3 slots, 3 ids"),
+        ([[0], [2]], 2, "2 slots, 2 ids"),
+        ([[0, 1], [2, 3]], 2, "4 slots, 2 ids"),
+        ([[0, 1, 2]], 2, "2 sequences but 1 first positions"),
+        ([], 0, "2 sequences but 0 first positions"),
+    ],
 )
-def test_slots_that_do_not_fit_are_refused(ids: int, slots: int, contexts: int) -> None:
-    batch = Batch.from_sequences([[1, 2], [3]])
-    named = f"3 tokens of 2 sequences.*{slots} slots, {ids} ids, {contexts} contexts"
+def test_slots_that_do_not_fit_are_refused(slots: list[list[int]], ids: int, named: str) -> None:
+    allocations = [Allocation(0, own, slice(0, 1)) for own in slots]
     with pytest.raises(ValueError, match=named):
-        batch.with_slots(range(ids), torch.arange(slots), [slice(0, 1)] * contexts)
+        Batch.from_allocations([[1, 2], [3]], allocations, [str(i) for i in range(ids)])

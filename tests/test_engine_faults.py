@@ -36,7 +36,7 @@ from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
-from tutorial_engine.trace.history import replay
+from tutorial_engine.trace.history import EngineState, replay
 
 LIMIT = max(LIMITS)
 MANY = 300  # steps: more than any of these needs

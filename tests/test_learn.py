@@ -216,25 +216,20 @@ def test_messages_of_a_check_differ_from_mistake_to_mistake() -> None:
         assert len(set(told)) >= len(told) - 1, told  # "other numbers" may be said twice
 
 
-def test_a_bytes_function_must_use_its_itemsize() -> None:
-    verdict = check_kv_bytes(lambda c, _: right_bytes(c, 2), SIX_TWO)
-    assert verdict.ok is False, "a constant 2 fits bf16 only"
-
-
 def test_masks_of_ones_and_zeros_are_not_bool() -> None:
     verdict = check_window_mask(lambda q, k, w: right_window(q, k, w).int())
     assert verdict.ok is False and "must be bool" in verdict.message
 
 
 def test_bytes_that_fit_one_config_by_chance_are_refused() -> None:
-    by_chance = [
+    assert check_kv_bytes(lambda c, _: right_bytes(c, 2), SIX_TWO).ok is False, "fits bf16 only"
+    for function, words in (
         (
             lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
             "changes with hidden_size",
         ),
         (lambda c, size: 57_344 * size, "count K and V, layers"),
-    ]
-    for function, words in by_chance:
+    ):
         assert function(QWEN3_06B, 2) == 114_688  # the right number, for the wrong reason
         verdict = check_kv_bytes(function, QWEN3_06B)
         assert verdict.ok is False and words in verdict.message
@@ -253,13 +248,9 @@ def test_window_that_sees_the_right_number_of_wrong_keys_is_told_so() -> None:
 # -- verdicts -----------------------------------------------------------------------------------
 
 
-def test_verdicts_are_shown_by_their_mark() -> None:
+def test_verdicts_are_shown_by_their_mark_and_zero_and_false_are_answers() -> None:
     assert [repr(Verdict(ok, "so")) for ok in (True, False, None)] == ["✔ so", "✘ so", "☐ so"]
-
-
-def test_zero_and_false_are_answers() -> None:
-    assert not_done("f", 0) is None and not_done("f", False) is None
-    assert not_done("f", torch.zeros(2)) is None
+    assert all(not_done("f", answer) is None for answer in (0, False, torch.zeros(2)))
 
 
 def test_interrupting_a_check_is_not_swallowed() -> None:
@@ -270,25 +261,14 @@ def test_interrupting_a_check_is_not_swallowed() -> None:
         guarded("f", interrupted)
 
 
-def test_shape_that_broadcasts_is_still_wrong() -> None:
-    verdict = wrong_shape("f", torch.zeros(1, 3), torch.zeros(2, 3))
-    assert verdict is not None and "[1, 3], expected [2, 3]" in verdict.message
-    assert check_close(torch.zeros(1, 3), torch.zeros(2, 3), 1.0, "f").ok is False
-
-
-def test_close_numbers_pass_and_the_tolerance_is_told() -> None:
+def test_close_numbers_pass_and_a_difference_is_told_with_place_and_size() -> None:
     verdict = check_close(torch.ones(2, 3), torch.ones(2, 3) + 1e-6, 1e-5, "twins")
-    assert verdict.ok is True
-    assert verdict.message == "twins: max |Δ| ≤ 1e-05 over 6 numbers"
-
-
-def test_difference_is_told_with_place_and_size() -> None:
+    assert verdict == Verdict(True, "twins: max |Δ| ≤ 1e-05 over 6 numbers")
     a = torch.zeros(2, 3, 4)
     b = a.clone()
     b[1, 2, 3], b[0, 1, 0] = -0.25, 0.125
     verdict = check_close(a, b, 1e-5, "twins")
-    assert verdict.ok is False
-    assert verdict.message == "twins: differs most at [1, 2, 3], by 0.25 > 1e-05"
+    assert verdict == Verdict(False, "twins: differs most at [1, 2, 3], by 0.25 > 1e-05")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -299,12 +279,14 @@ def test_nan_and_infinity_are_never_close(bad: float) -> None:
     for first, second in ((a, b), (b, a)):
         verdict = check_close(first, second, 1e9, "twins")
         assert verdict.ok is False and "[1, 0], by inf" in verdict.message
-    assert check_close(torch.tensor([float("nan")]), torch.tensor([float("nan")]), 1, "x").ok is (
-        False
-    )
+    nan = torch.tensor([float("nan")])
+    assert check_close(nan, nan, 1, "x").ok is False
 
 
-def test_check_close_of_no_tensor_is_a_verdict() -> None:
+def test_what_is_no_tensor_or_only_broadcasts_is_a_verdict_too() -> None:
+    verdict = wrong_shape("f", torch.zeros(1, 3), torch.zeros(2, 3))
+    assert verdict is not None and "[1, 3], expected [2, 3]" in verdict.message
+    assert check_close(torch.zeros(1, 3), torch.zeros(2, 3), 1.0, "f").ok is False
     for value in (None, 3.0, [1.0]):
         assert check_close(value, torch.ones(1), 1e-5, "x").ok is False  # type: ignore[arg-type]
 
@@ -334,37 +316,28 @@ def test_right_and_wrong_predictions_are_told_and_scored(
     assert predictions.score() == "1 of 2 predictions were right; 1 not made."
 
 
-def test_question_not_yet_revealed_is_not_scored(predictions: Predictions) -> None:
-    predictions.ask("a", "?", ["1", "2"]).buttons.value = "1"
-    assert predictions.score() == "0 of 0 predictions were right; 0 not made."
-
-
-def test_choice_is_kept_when_asked_again(predictions: Predictions) -> None:
+def test_choice_is_kept_when_asked_again_and_scored_when_revealed(
+    predictions: Predictions,
+) -> None:
     predictions.ask("a", "?", ["1", "2"]).buttons.value = "2"
+    assert predictions.score() == "0 of 0 predictions were right; 0 not made."
     assert predictions.ask("a", "?", ["1", "2"]).choice == "2"
     assert predictions.ask("a", "?", ["1", "3"]).choice is None  # its option is gone
     assert len(predictions.questions) == 1
 
 
 def test_revealed_question_cannot_be_changed_any_more(predictions: Predictions) -> None:
+    with pytest.raises(ValueError, match="no question 'a' was asked; run its cell first"):
+        predictions.reveal("a", "1")
     question = predictions.ask("a", "?", ["1", "2"])
+    with pytest.raises(ValueError, match="'3' is none of the options"):
+        predictions.reveal("a", "3")
+    assert question.truth is None
     predictions.reveal("a", "2")
     assert not question.buttons.disabled  # nothing was chosen: it waits
     question.buttons.value = "1"
     predictions.reveal("a", "2")
     assert question.buttons.disabled and question.truth == "2"
-
-
-def test_revealing_what_was_not_asked_says_what_to_do(predictions: Predictions) -> None:
-    with pytest.raises(ValueError, match="no question 'x' was asked; run its cell first"):
-        predictions.reveal("x", "1")
-
-
-def test_truth_must_be_one_of_the_options(predictions: Predictions) -> None:
-    question = predictions.ask("a", "?", ["1", "2"])
-    with pytest.raises(ValueError, match="'3' is none of the options"):
-        predictions.reveal("a", "3")
-    assert question.truth is None and not question.buttons.disabled
 
 
 def test_question_is_shown_live_and_as_text(predictions: Predictions) -> None:
@@ -402,15 +375,12 @@ def test_source_is_the_installed_code_without_its_docstring(
     assert '"""' in left_out[0] and thing.__doc__.split("\n")[0].strip() in left_out[0]
 
 
-def test_source_shows_the_docstring_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_source_shows_the_docstring_when_asked_and_all_of_what_has_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = shown(naive_attention, capsys, docstring=True)
     assert said.rstrip() == inspect.getsource(naive_attention).rstrip()
     assert "by the book" in said
-
-
-def test_source_of_a_function_without_docstring_is_shown_whole(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     assert shown(upper_left, capsys).rstrip() == inspect.getsource(upper_left).rstrip()
 
 
@@ -423,34 +393,20 @@ def naive_logits(model: Qwen3ForCausalLM) -> Tensor:
     return model.compute_logits(model(Batch.from_sequences(IDS), NaiveAttention()))
 
 
-@pytest.mark.parametrize("name", BUGS_01)
-def test_bug_changes_the_logits_and_goes_again(model: Qwen3ForCausalLM, name: str) -> None:
+def test_each_bug_changes_the_logits_in_its_own_way_and_goes_again(
+    model: Qwen3ForCausalLM,
+) -> None:
     right = naive_logits(model)
-    with planted(name):
-        wrong = naive_logits(model)
-    assert wrong.shape == right.shape and bool(wrong.isfinite().all())
-    assert (wrong - right).abs().max() > 1e-4
-    assert torch.equal(naive_logits(model), right)
-
-
-@pytest.mark.parametrize("name", BUGS_01)
-def test_bug_is_gone_after_an_error_in_the_block(model: Qwen3ForCausalLM, name: str) -> None:
-    right = naive_logits(model)
-    owner, attribute, wrong = BUGS_01[name]
-    before = getattr(owner, attribute)
-    with pytest.raises(RuntimeError, match="interrupted"), planted(name):
-        assert getattr(owner, attribute) is wrong
-        raise RuntimeError("interrupted")
-    assert getattr(owner, attribute) is before
-    assert torch.equal(naive_logits(model), right)
-
-
-def test_bugs_differ_from_each_other(model: Qwen3ForCausalLM) -> None:
-    results = []
-    for name in BUGS_01:
-        with planted(name):
+    results = [right]
+    for name, (owner, attribute, wrong) in BUGS_01.items():
+        before = getattr(owner, attribute)
+        with pytest.raises(RuntimeError, match="interrupted"), planted(name):
+            assert getattr(owner, attribute) is wrong
             results.append(naive_logits(model))
-    assert len(results) == 4
+            raise RuntimeError("interrupted")
+        assert getattr(owner, attribute) is before
+        assert torch.equal(naive_logits(model), right)
+    assert len(results) == 5 and all(bool(logits.isfinite().all()) for logits in results)
     for i, one in enumerate(results):
         assert all((one - other).abs().max() > 1e-4 for other in results[i + 1 :])
 

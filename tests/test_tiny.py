@@ -42,8 +42,12 @@ def test_checkpoint_has_the_usual_files_and_is_small() -> None:
     assert not [name for name in files if not name.endswith((".json", ".safetensors"))]
 
 
-def test_checkpoint_is_of_the_shape_that_training_makes(model: Qwen3ForCausalLM) -> None:
+def test_checkpoint_is_of_the_shape_that_training_makes(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
     assert model.config == train.tiny_config()
+    assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
+    assert tokenizer.get_vocab_size() == model.config.vocab_size == train.VOCAB_SIZE
     stored = sum(tensor.numel() for tensor in load_file(TINY / "model.safetensors").values())
     assert stored == model.num_parameters()
 
@@ -62,12 +66,7 @@ def test_logits_and_ids_are_those_of_transformers(
         assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
 
 
-def test_end_of_text_is_one_token_that_ends(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
-    assert tokenizer.get_vocab_size() == model.config.vocab_size == train.VOCAB_SIZE
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text).ids
@@ -85,10 +84,8 @@ def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int, seed: int) 
     assert scores.shape == (4, 6)
     assert scores.min() >= 0 and scores.max() <= 1
     assert scores.max() >= 0.6
-
-
-def test_a_model_that_was_not_trained_does_none() -> None:
-    assert induction_scores(Qwen3ForCausalLM(train.tiny_config()).draw_weights()).max() < 0.1
+    untrained = Qwen3ForCausalLM(train.tiny_config()).draw_weights()
+    assert induction_scores(untrained, seed, period).max() < 0.15
 
 
 def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
@@ -129,7 +126,7 @@ def log_probability(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, 
 
 
 @pytest.mark.parametrize("cast", CASTS, ids=[f"{a} and {b}" for a, b, *_ in CASTS])
-def test_what_is_whose_is_kept_apart(
+def test_what_is_whose_and_who_is_speaking_is_kept_apart(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
 ) -> None:
     a, b, thing_a, thing_b = cast
@@ -137,31 +134,18 @@ def test_what_is_whose_is_kept_apart(
     lost = f"{begin} One day {a} lost the"
     went = f"{begin} One day {a} and {b} went to the park. But {a} lost the"
     took = f"{begin} {a} took the {thing_a} to the park. {b} took the"
-    gave = f'{went} {thing_a} on the way. {b} said to {a}, "You can have the'
+    gave = f"{went} {thing_a} on the way. {b}"
     for prompt, mine, other in (
         (lost, thing_a, thing_b),
         (went, thing_a, thing_b),
         (took, thing_b, thing_a),
-        (gave, thing_b, thing_a),
+        (f'{gave} said to {a}, "You can have the', thing_b, thing_a),
+        (f'{went} {thing_a} on the way. "I can help you, {a}," said', b, a),
+        (f"{gave} gave the {thing_b} to", a, b),
     ):
         right = log_probability(model, tokenizer, prompt, f" {mine}")
         wrong = log_probability(model, tokenizer, prompt, f" {other}")
         assert right - wrong > 2.3, f"{prompt!r}: {mine} is not ten times as likely as {other}"
-
-
-@pytest.mark.parametrize("cast", CASTS, ids=[f"{a} and {b}" for a, b, *_ in CASTS])
-def test_who_is_speaking_is_kept_apart(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
-) -> None:
-    a, b, thing_a, thing_b = cast
-    begin = f"{opening(*cast)} One day {a} and {b} went to the park. But {a} lost the {thing_a}"
-    for end, mine, other in (
-        (f' on the way. "I can help you, {a}," said', b, a),
-        (f" on the way. {b} gave the {thing_b} to", a, b),
-    ):
-        right = log_probability(model, tokenizer, begin + end, f" {mine}")
-        wrong = log_probability(model, tokenizer, begin + end, f" {other}")
-        assert right - wrong > 2.3, f"{begin + end!r}: {mine} is not ten times as likely"
 
 
 @pytest.fixture(scope="module")
@@ -191,33 +175,18 @@ def written() -> Counter[str]:
     return Counter(w for text in islice(corpus.stories(11), 3000) for w in WORD.findall(text))
 
 
-def test_greedy_text_is_made_of_words_that_the_stories_have(
-    continuations: list[str], written: Counter[str]
-) -> None:
-    for cast, text in zip(CASTS, continuations, strict=True):
-        words = WORD.findall(text)
-        assert len(words) >= 20
-        assert not [w for w in words if w not in cast[:2] and written[w] < COMMON], text
-
-
-def test_greedy_text_names_the_two_and_nobody_else(
+def test_greedy_text_has_the_stories_words_the_two_people_and_their_two_things(
     continuations: list[str], written: Counter[str]
 ) -> None:
     no_names = {w for w in written if written[w] >= COMMON} - set(corpus.NAMES)  # "One", "But"
+    pattern = rf"\b((?:{'|'.join(corpus.COLORS)}) (?:{'|'.join(corpus.THINGS)}))\b"
+    assert len(set(continuations)) == len(CASTS), "two openings go on alike"
     for cast, text in zip(CASTS, continuations, strict=True):
-        names = {w for w in WORD.findall(text) if w[0].isupper() and w not in no_names}
-        assert names == set(cast[:2]), text
-
-
-def test_greedy_text_keeps_to_the_two_things(continuations: list[str]) -> None:
-    for cast, text in zip(CASTS, continuations, strict=True):
-        pattern = rf"\b((?:{'|'.join(corpus.COLORS)}) (?:{'|'.join(corpus.THINGS)}))\b"
-        things = re.findall(pattern, text)
+        words, things = WORD.findall(text), re.findall(pattern, text)
+        assert len(words) >= 20
+        assert not [w for w in words if w not in cast[:2] and written[w] < COMMON], text
+        assert {w for w in words if w[0].isupper() and w not in no_names} == set(cast[:2]), text
         assert things and set(things) <= set(cast[2:]), text
-
-
-def test_two_openings_do_not_go_on_alike(continuations: list[str]) -> None:
-    assert len(set(continuations)) == len(CASTS)
 
 
 # -- the corpus ---------------------------------------------------------------------------------
@@ -231,18 +200,14 @@ def test_same_seed_tells_the_same_stories() -> None:
 
 def test_a_cast_is_two_people_two_things_two_places() -> None:
     rng = random.Random(0)
-    for _ in range(2000):
-        c = corpus.cast(rng)
+    casts = [corpus.cast(rng) for _ in range(2000)]
+    for c in casts:
         assert c.a != c.b and c.place != c.place_2
         assert not set(c.thing_a.split()) & set(c.thing_b.split())
         assert c.a[0].isupper() and c.a.isalpha() and c.b[0].isupper() and c.b.isalpha()
-
-
-def test_most_names_were_never_heard_before() -> None:
-    rng = random.Random(0)
-    names = [corpus.name(rng) for _ in range(4000)]
+    names = [name for c in casts for name in (c.a, c.b)]
     known = sum(name in corpus.NAMES for name in names) / len(names)
-    assert 0.3 < known < 0.5
+    assert 0.3 < known < 0.5, "most names were never heard before"
     assert len(set(names)) > 1000
 
 
