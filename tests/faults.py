@@ -4,6 +4,7 @@ Child processes import this module, so it imports little.
 """
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def several_jobs(rank: int, folder: Path, jobs: Mapping[str, Job]) -> None:
     for name, job in jobs.items():
         report, _ = run_rank(job, group)
         if rank == 0:
-            (folder / f"{name}.json").write_text(report.to_json())
+            (folder / f"{name}.pickle").write_bytes(pickle.dumps(report))
     if rank == 1:
         at_call(group.traffic.calls + 5, die)
     start, last = time.monotonic(), list(jobs.values())[-1]

@@ -27,6 +27,7 @@ from tutorial_engine.bench.measure import (
 )
 from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import make_runner
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
@@ -88,24 +89,20 @@ def test_figures_are_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert check["failed"] == {}
         assert set(check["tokens_equal"].values()) == {3}
         assert max(check["logit_difference"].values()) < 1e-3
-    table = capsys.readouterr().out
-    assert machine["processor"] in table and "context 24: prefill" in table
-    assert "transformers static" in table and "floor of decode" in table
-
-
-def test_floors_come_from_the_same_runs_roofline(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    assert command.main([*QUICK, "--lengths", "16", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    (limits,), config = figures["rooflines"], ModelConfig.from_pretrained(TINY)
-    prefill, decode = figures["floors"]
-    assert prefill["seconds"] == forward_flops(config, 16) / limits["peak_flops"]
-    assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
-    assert decode["with_cache"] == forward_bytes(config, 1, 16) / limits["bandwidth"]
+    config = ModelConfig.from_pretrained(TINY)
+    for i, limits in enumerate(figures["rooflines"]):  # of the same runs, one for each length
+        prefill, decode = figures["floors"][2 * i : 2 * i + 2]
+        n = limits["context"]
+        assert prefill["seconds"] == forward_flops(config, n) / limits["peak_flops"]
+        assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
+        assert decode["with_cache"] == forward_bytes(config, 1, n) / limits["bandwidth"]
     for row, floor in zip(figures["rows"], figures["floors"], strict=True):
         assert (row["phase"], row["context"]) == (floor["phase"], floor["context"])
         for name, times in floor["times"].items():
             assert times == pytest.approx(row["seconds"][name] / floor["seconds"])
+    table = capsys.readouterr().out
+    assert machine["processor"] in table and "context 24: prefill" in table
+    assert "transformers static" in table and "floor of decode" in table
 
 
 def test_without_llama_cpp_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,13 +181,13 @@ def test_every_variant_says_what_the_model_says(theirs: Any) -> None:
     ids = prompt_of(21)
     model = load_model(TINY)
     whole = theirs(torch.tensor([ids])).logits[0]
-    want = generate(model, [ids], SamplingParams(max_tokens=9, ignore_eos=True))[0].token_ids
+    (want,) = generate(model, [ids], SamplingParams(max_tokens=9, ignore_eos=True))
     variants = [Transformers(theirs, a, s) for a in ("sdpa", "eager") for s in (False, True)]
     for contender in (Ours(model), Ours(load_model(TINY, prepack=False)), *variants):
         logits = contender.last_logits(ids)
         assert logits.shape == (1, whole.shape[-1]) and logits.dtype == torch.float32
         torch.testing.assert_close(logits, whole[-1:], atol=1e-4, rtol=1e-4)
-        assert contender.generate(ids, 9).tokens == want
+        assert contender.generate(ids, 9).tokens == want.outputs[0].token_ids
 
 
 def test_variants_of_one_model_run_what_they_are_named_for(
@@ -384,13 +381,16 @@ class FakeLlama(ModuleType):
         return 7
 
     def llama_memory_clear(self, memory: Any, data: bool) -> None:
-        self.runner = make_runner(self.model, max_len=self.params.n_ctx)
+        rows = self.params.n_seq_max
+        self.runner = make_runner(self.model, num_seqs=rows, max_len=self.params.n_ctx // rows)
+        self.requests = [Request(str(i), []) for i in range(rows)]
 
     def llama_decode(self, context: int, ids: list[int]) -> int:
-        cached = self.runner.cache.seq_lens[0]  # type: ignore[union-attr]
-        if cached + len(ids) > self.params.n_ctx:
+        (request,) = self.requests
+        request.token_ids += ids
+        if request.num_tokens > self.params.n_ctx:
             return 1
-        logits = self.runner.prefill([ids], [0]) if cached == 0 else self.runner.decode(ids, [0])
+        logits = self.runner.run([request])
         self.logits = (ctypes.c_float * 512)(*logits[0].tolist())
         return 0
 

@@ -24,7 +24,6 @@ from tutorial_engine.bench.serving import Agreement
 from tutorial_engine.bench.shapes import SHAPES
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.model.batch import Slots
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.trace.events import Admitted, Recorder
 
@@ -40,6 +39,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     return load_model(TINY)
+
+
+def gather_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of scattered slots come in another order."""
+    gather = KVStorage._gather
+
+    def mistaken(self: KVStorage, which: int, *args: Any) -> Tensor:
+        out = gather(self, which, *args)
+        return out.flip(0) if which else out
+
+    monkeypatch.setattr(KVStorage, "_gather", mistaken)
 
 
 # -- the two races --------------------------------------------------------------------------------
@@ -74,18 +84,13 @@ def test_four_fifths_of_each_prompt_are_shared_and_the_rest_is_its_own() -> None
 
 def test_a_cold_server_finds_only_what_the_same_run_has_computed(tiny: Any) -> None:
     requests = shared_prefix_requests(4, tiny.config.vocab_size)
-    config, recorder = serving_config(requests), Recorder()
-    memory = memory_cost._pages(tiny, config, prefix_caching=True)
-    server = ColdServer(tiny, config, memory)
-    server.engine.scheduler.config = serving_config(requests[:1])  # one at a time
-    server.engine.trace = server.engine.scheduler.trace = memory.trace = recorder
-    recorder.bind(server.engine.clock.now, server.engine.settings)
-    found = []
+    one_at_a_time, recorder = serving_config(requests[:1]), Recorder()
+    memory = PagedKVCache.from_config(tiny.config, num_blocks=12, trace=recorder)
+    server = ColdServer(tiny, one_at_a_time, memory)
     for _ in range(2):
         server.serve(requests)
-        found.append([e.num_cached for e in recorder.events if isinstance(e, Admitted)])
-        recorder.events.clear()
-    assert found == [[0, 32, 32, 32]] * 2
+    found = [e.num_cached for e in recorder.events if isinstance(e, Admitted)]
+    assert found == [0, 32, 32, 32] * 2
 
 
 def test_prefix_race_says_the_same_and_runs_fewer_tokens(
@@ -103,7 +108,7 @@ def test_prefix_race_says_the_same_and_runs_fewer_tokens(
     requests = shared_prefix_requests(30, tiny.config.vocab_size)
     result = race_prefix_cache(tiny, requests, 1)
     assert result.agreement == dict.fromkeys(("no prefix cache", "prefix cache"), (30, 90))
-    plain, cached = (server.engine.model_runner.num_tokens for server in made)
+    plain, cached = (server.engine.runner.num_tokens for server in made)
     assert plain == 2 * 30 * 42, "two runs of 30 prompts of 40 tokens, and 2 more to run for each"
     assert cached < 0.75 * plain, "512 tokens of the first step are run before anything is found"
 
@@ -114,13 +119,7 @@ def test_wrong_answers_are_no_way_to_win(tiny: Any, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="pages: only 2 of 3 requests and 15 of 16 tokens"):
         memory_cost._checked(wrong, torch.float32)
     assert memory_cost._checked(wrong, torch.bfloat16) is wrong, "no two paths agree there"
-    read = KVStorage.read
-
-    def mistaken(self: KVStorage, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        k, v = read(self, layer, slots)
-        return (k, v) if isinstance(slots, slice) else (k, v.flip(0))
-
-    monkeypatch.setattr(KVStorage, "read", mistaken)
+    gather_wrongly(monkeypatch)
     long = [one._replace(new_tokens=40) for one in SMALL]  # until their blocks lie scattered
     with pytest.raises(ValueError, match="one is wrong"):
         race_layouts(tiny, long, 1)
@@ -140,13 +139,7 @@ def test_long_contexts_are_scattered_on_pages_and_answer_alike() -> None:
 
 
 def test_a_long_context_read_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = KVStorage.read
-
-    def mistaken(self: KVStorage, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        k, v = read(self, layer, slots)
-        return (k, v) if isinstance(slots, slice) else (k, v.flip(0))
-
-    monkeypatch.setattr(KVStorage, "read", mistaken)
+    gather_wrongly(monkeypatch)
     with pytest.raises(ValueError, match="rows and pages disagree by"):
         measure_long_context(random_model(), 3, 50, rounds=1, block_size=4)
 
@@ -154,13 +147,14 @@ def test_a_long_context_read_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_every_slot_of_a_long_context_is_written_once() -> None:
     model = random_model()
     for memory in long_context._memories(model, 3, 30, 4).values():
-        for shelf in (memory.storage.k, memory.storage.v):
-            shelf.fill_(float("nan"))
+        for tensor in (memory.storage.k, memory.storage.v):
+            tensor.fill_(float("nan"))
         step = long_context._Step(model, memory, 3, 30)
         assert bool(step.run().isfinite().all())
         memory.check_integrity()
-        held = [slot for request in step.requests for slot in memory.slots_of(request)]
-        assert len(held) == len(set(held)) == 3 * 29, "the newest token is the one that is run"
+        held = [memory.describe(request.request_id).slots[:29] for request in step.requests]
+        slots = [slot for own in held for slot in own]
+        assert len(slots) == len(set(slots)) == 3 * 29, "the newest token is the one that is run"
 
 
 def test_part_of_a_model_has_its_layers_and_its_share_of_the_head() -> None:
@@ -200,9 +194,9 @@ def test_allocation_is_measured_in_decode_on_books_that_end_empty(
             super().__init__(*args, **options)
             made.append(self)
 
-        def commit(self, request: Any, num_tokens: int) -> None:
-            asked.append(num_tokens)
-            super().commit(request, num_tokens)
+        def allocate(self, seq_id: str, token_ids: Any, num_computed: int, num_new: int) -> Any:
+            asked.append(num_new)
+            return super().allocate(seq_id, token_ids, num_computed, num_new)
 
     monkeypatch.setattr(allocation_cost, "PagedKVCache", Watched)
     measure_allocation(running=3, steps=4, prompt_len=6)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import BackendRunner, one_thread
+from engines import one_thread
 from test_bench import FakeLlama, fake_gguf
 
 import tutorial_engine.bench.__main__ as command
@@ -26,8 +26,6 @@ from tutorial_engine.bench.serving import (
     ragged_requests,
 )
 from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.sampling.params import SamplingParams
@@ -48,12 +46,10 @@ def theirs() -> Any:
 
 def alone(model: Any, requests: Sequence[Asked]) -> list[tuple[int, ...]]:
     """What each request gets when it is the only one."""
-    return [
-        generate(model, [one.prompt], SamplingParams(max_tokens=one.new_tokens, ignore_eos=True))[
-            0
-        ].token_ids
-        for one in requests
-    ]
+    params = [SamplingParams(max_tokens=one.new_tokens, ignore_eos=True) for one in requests]
+    pairs = zip(requests, params, strict=True)
+    outputs = (generate(model, [one.prompt], own)[0] for one, own in pairs)
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 # -- the race -------------------------------------------------------------------------------------
@@ -221,27 +217,19 @@ class FakeBatchLlama(FakeLlama):
     def llama_batch_free(self, batch: Any) -> None:
         self.open -= 1
 
-    def llama_memory_clear(self, memory: Any, data: bool) -> None:
-        per_seq = self.params.n_ctx // self.params.n_seq_max
-        config = CacheConfig(max_seqs=self.params.n_seq_max, max_len=per_seq)
-        cache = StaticKVCache.from_config(self.model.config, config)
-        self.runner = BackendRunner(self.model, cache)
-
     def llama_decode(self, context: int, batch: Any) -> int:
-        ids: dict[int, list[int]] = {}
+        new: dict[int, int] = {}  # sequence -> its tokens in this batch
+        ends: dict[int, int] = {}  # sequence -> where its last one stands
         for i in range(batch.n_tokens):
             (seq_id,) = batch.seq_id[i]
-            ids.setdefault(seq_id, []).append(batch.token[i])
-            cached = self.runner.cache.seq_lens[seq_id]
-            assert batch.pos[i] == cached + len(ids[seq_id]) - 1 and batch.n_seq_id[i] == 1
-        self.batches.append({seq_id: len(own) for seq_id, own in ids.items()})
-        logits = self.runner._run(list(ids.values()), list(ids))
-        ends = {batch.seq_id[i][0]: i for i in range(batch.n_tokens)}
-        self.rows = {
-            ends[seq_id]: row
-            for seq_id, row in zip(ids, logits, strict=True)
-            if batch.logits[ends[seq_id]]
-        }
+            request = self.requests[seq_id]
+            assert batch.pos[i] == request.num_tokens and batch.n_seq_id[i] == 1
+            request.token_ids.append(batch.token[i])
+            new[seq_id], ends[seq_id] = new.get(seq_id, 0) + 1, i
+        self.batches.append(new)
+        logits = self.runner.run([self.requests[seq_id] for seq_id in new])
+        pairs = zip(new, logits, strict=True)
+        self.rows = {ends[s]: row for s, row in pairs if batch.logits[ends[s]]}
         return 0
 
     def llama_get_logits_ith(self, context: int, row: int) -> Any:

@@ -521,7 +521,7 @@ def test_what_this_step_wrote_is_thick_and_nothing_else(model: Qwen3ForCausalLM)
     seen, run = items(sketch(live, 2)), live.run
     thick = {k for k, e in seen.items() if e.get("stroke-width") == str(THICK)}
     slots = {f"slot.{run.slot(2, name, i)}" for name, i in (("A", 11), ("B", 8), ("B", 9))}
-    assert thick == slots | {"token.11.A", "token.8.B", "token.9.B", "key.run"}
+    assert thick == slots | {"token.11.A", "token.8.B", "token.9.B", "key.written in this step"}
 
 
 def test_a_copy_has_an_arrow_from_its_source_and_other_steps_have_none(

@@ -333,28 +333,6 @@ def test_a_block_is_taken_when_the_token_to_be_run_falls_on_a_border() -> None:
         assert len(blocks.tables["a"]) == held, position
 
 
-@pytest.mark.parametrize("prompt", [33, 36, 99])
-def test_what_does_not_fit_changes_nothing(prompt: int) -> None:
-    blocks = manager()
-    computed(blocks, "old", TWELVE)
-    blocks.free("old")
-    before = snapshot(blocks)
-    assert blocks.admit("a", [*TWELVE, *range(100, 100 + prompt - 12)]) is None
-    assert snapshot(blocks) == before and "a" not in blocks.tables
-
-
-def test_a_request_does_not_evict_its_own_beginning() -> None:
-    """Its old blocks are first in the queue when it comes back: they are pinned before that."""
-    blocks = manager(num_blocks=4)
-    computed(blocks, "other", [90])
-    computed(blocks, "a", TWELVE)
-    blocks.free("a")
-    blocks.free("other")
-    assert list(blocks.free_queue) == [3, 2, 1, 0]
-    assert blocks.admit("a", [*TWELVE, 77]) == 12
-    assert blocks.tables["a"] == [1, 2, 3, 0]
-
-
 def test_only_a_chain_from_the_start_counts() -> None:
     blocks = manager()
     computed(blocks, "a", TWELVE)
@@ -389,57 +367,6 @@ def test_one_token_at_least_is_left_to_run(prompt: int, size: int, found: int) -
     assert computed(blocks, "a", tokens) == 0
     assert blocks.admit("b", tokens[:prompt]) == found
     assert len(blocks.tables["b"]) == blocks.num_blocks_for(prompt)
-
-
-def test_equal_blocks_that_fill_at_once_are_both_kept() -> None:
-    blocks = manager()
-    blocks.admit("a", TWELVE)
-    blocks.admit("b", TWELVE)
-    tables = {name: list(table) for name, table in blocks.tables.items()}
-    for name in "ab":
-        blocks.commit(name, TWELVE, 12)
-    blocks.check_integrity()
-    assert blocks.tables == tables and not set(tables["a"]) & set(tables["b"])
-    assert blocks.admit("c", TWELVE) == 8 and blocks.tables["c"][:2] == tables["a"][:2]
-
-
-def test_reset_is_refused_while_a_block_is_in_use() -> None:
-    blocks = manager()
-    computed(blocks, "a", TWELVE)
-    with pytest.raises(ValueError, match=r"3 of 8 blocks are in use, by \['a'\]"):
-        blocks.reset()
-    blocks.free("a")
-    blocks.reset()
-    assert blocks.admit("a", TWELVE) == 0
-    blocks.check_integrity()
-
-
-def test_a_fork_shares_all_blocks_and_the_first_to_write_copies_the_open_one() -> None:
-    copies: list[tuple[int, int, int]] = []
-    blocks = manager(copy=lambda *what: copies.append(what))
-    computed(blocks, "parent", TWELVE[:10])
-    blocks.fork("parent", "child", 9)
-    assert blocks.tables["child"] == [0, 1, 2] and blocks.num_free == 5
-    assert [block.ref_cnt for block in blocks.blocks[:3]] == [2, 2, 2] and not copies
-    assert blocks.extend("parent", 10, 11) == 2
-    assert copies == [(2, 3, 2)] and blocks.tables == {"parent": [0, 1, 3], "child": [0, 1, 2]}
-    assert blocks.extend("child", 9, 10) == 3, "the old one is its own now"
-    assert copies == [(2, 3, 2)]
-    blocks.check_integrity()
-
-
-def test_a_block_that_can_be_found_is_copied_even_by_its_only_holder() -> None:
-    """The child shares 7 of 8 tokens; the parent's second block is full, and cached."""
-    copies: list[tuple[int, int, int]] = []
-    blocks = manager(copy=lambda *what: copies.append(what))
-    computed(blocks, "parent", TWELVE[:8])
-    blocks.fork("parent", "child", 7)
-    blocks.free("parent")
-    assert blocks.extend("child", 7, 8) == 1
-    assert copies == [(1, 2, 3)] and blocks.tables["child"] == [0, 2]
-    assert 1 in blocks.free_queue and blocks.blocks[1].hash is not None
-    blocks.commit("child", TWELVE, 8)
-    blocks.check_integrity()
 
 
 @pytest.mark.parametrize(("num_blocks", "size"), [(0, 4), (4, 0), (-1, 4), (2.0, 4), (True, 4)])

@@ -5,34 +5,56 @@ from dataclasses import replace
 
 import pytest
 from checkpoints import QWEN3_06B
-from engines import one_thread
-from test_parallel import in_threads
 from traces import check_words, items
 
-from tutorial_engine.parallel.ranks import Job, ParallelReport, Traffic
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.tensor_parallel import Traffic
+from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.parallel_plots import ranks_picture
 from tutorial_engine.viz.picture import Picture
 
-
-@functools.cache
-def report() -> ParallelReport:
-    with one_thread():
-        return in_threads(Job(params=SamplingParams(max_tokens=4)))[0]
+REPORT = ParallelReport(  # the tiny model on two ranks: 10 forwards of 20 tokens together
+    tp_size=2,
+    backend="gloo",
+    dtype="float32",
+    sizes={
+        "num_hidden_layers": 4,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+    block_size=4,
+    prompt_token_ids=(),
+    token_ids=(),
+    texts=(),
+    weight_bytes=(3_546_880, 3_546_880),
+    weight_bytes_alone=6_692_608,
+    replicated_bytes=401_152,
+    kv_bytes=(65_536, 65_536),
+    kv_bytes_alone=131_072,
+    num_forwards=10,
+    num_tokens=20,
+    traffic=Traffic(2 * 4 * 10, 20 * 2 * 4 * 192 * 4),
+    logits_digests=("a", "a"),
+    event_digests=("b", "b"),
+    trace=Trace({}, ()),
+    seconds=1.0,
+)
 
 
 @functools.cache
 def drawn() -> Picture:
-    return ranks_picture(report())
+    return ranks_picture(REPORT)
 
 
 def other(size: int, **sizes: int) -> ParallelReport:
     """The report with another number of ranks and other sizes."""
-    one = report()
     return replace(
-        one,
+        REPORT,
         tp_size=size,
-        sizes={**one.sizes, **sizes},
+        sizes={**REPORT.sizes, **sizes},
         weight_bytes=(10**9,) * size,
         kv_bytes=(2 * 10**8,) * size,
     )
@@ -62,18 +84,15 @@ def test_a_key_head_is_as_wide_as_its_query_heads() -> None:
 
 
 def test_caption_and_labels_have_the_numbers_of_the_run() -> None:
-    run, found = report(), items(drawn())
-    assert run.traffic == Traffic(2 * 4 * run.num_forwards, run.num_tokens * 2 * 4 * 192 * 4)
-    half = run.traffic.bytes // 2
+    found = items(drawn())
     for number in (1, 2):
-        assert found[f"sum.{number}.line.1"].text == f"{4 * run.num_forwards} in this run"
-        assert found[f"sum.{number}.line.2"].text == f"{half:,} bytes"
+        assert found[f"sum.{number}.line.1"].text == "40 in this run"
+        assert found[f"sum.{number}.line.2"].text == "61,440 bytes"
     assert drawn().caption == (
         "Each of 2 ranks has 3 of 6 query heads, 1 of 2 K/V heads and 256 of 512 MLP columns of "
-        f"every layer, 3,546,880 of 6,692,608 bytes of weights and {run.kv_bytes[0]:,} of "
-        f"{2 * run.kv_bytes[0]:,} of K/V; {run.num_tokens} tokens in {run.num_forwards} forwards "
-        f"took {run.traffic.calls} all-reduces (2 a layer and forward) of {run.traffic.bytes:,} "
-        "bytes together, 6,144 a token."
+        "every layer, 3,546,880 of 6,692,608 bytes of weights and 65,536 of 131,072 of K/V; 20 "
+        "tokens in 10 forwards took 80 all-reduces (2 a layer and forward) of 122,880 bytes "
+        "together, 6,144 a token."
     )
 
 
@@ -83,7 +102,7 @@ def test_embedding_and_head_are_on_every_rank() -> None:
              for rank in range(2)}  # fmt: skip
     assert len(looks) == 1
     assert found["legend.2"].text == (
-        f"on every rank, with the norms: {report().replicated_bytes:,} bytes of weights"
+        f"on every rank, with the norms: {REPORT.replicated_bytes:,} bytes of weights"
     )
 
 
@@ -98,7 +117,7 @@ def test_any_split_is_readable(size: int, heads: tuple[int, int]) -> None:
 def test_the_picture_is_readable_small_and_the_same_every_time() -> None:
     check_words(drawn())
     assert len(drawn().png) <= 60_000
-    assert ranks_picture(report()) == drawn()
+    assert ranks_picture(REPORT) == drawn()
 
 
 def test_what_could_not_be_told_apart_is_refused() -> None:

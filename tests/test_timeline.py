@@ -11,7 +11,6 @@ from traces import (
     POLICIES,
     STORY,
     SVG,
-    Planned,
     check_words,
     items,
     played,
@@ -20,17 +19,16 @@ from traces import (
     story,
     words,
 )
-from tutorial_engine.engine.step_plan import StepPlan
-from tutorial_engine.viz.timeline_parts import TALL, By
 
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.viz.lanes import By
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
-from tutorial_engine.viz.timeline import timeline, timeline_scene, timelines
+from tutorial_engine.viz.timeline import TALL, timeline, timelines
 from tutorial_engine.viz.trace_rows import rows
 
 BYS: list[By] = ["step", "time"]
@@ -85,11 +83,6 @@ def test_caption_has_the_numbers_of_the_run() -> None:
         "1 step ran 8 tokens of 2 requests in 18 ms, 8.0 of 8 a step on average; A: first token in "
         "step 0, not over; B: no token, not over."
     )
-
-
-@every_by
-def test_picture_is_the_same_every_time(by: By) -> None:
-    assert timeline(story(("C", "abort"), ("D", "error")), by=by) == told(by)
 
 
 @every_by
@@ -222,14 +215,6 @@ def test_decode_begins_where_the_prompt_ends() -> None:
         assert kinds["decode"] == len(life.token_times) - 1
 
 
-def test_an_id_that_comes_again_is_another_row() -> None:
-    again = Planned({"A": (0, 3)}, sampled="A", finished="A", added={"A": 3})
-    one = Planned({"A": (0, 6)}, sampled="A", finished="A", added={"A": 6})
-    picture = timeline(played([one, again]))
-    assert {"box.0.0", "box.1.1"} <= items(picture).keys()
-    assert "2 requests" in picture.caption and rows(played([one, again])).life("A").arrival > 0
-
-
 def test_a_step_that_was_broken_off_and_begun_again_counts_once() -> None:
     trace = story()
     first = [i for i, e in enumerate(trace.events) if isinstance(e, events.Scheduled)][1]
@@ -249,8 +234,14 @@ def test_a_step_that_never_ended_is_not_drawn() -> None:
     )
 
 
+def test_hovering_says_what_a_box_is() -> None:
+    assert "step 1, B: prefill 7" in told("step").svg
+    assert "step 1: B runs 7 of 8" in told("step").svg
+
+
 @every_by
-def test_words_are_readable_whole_and_beside_each_other(by: By) -> None:
+def test_words_are_readable_whole_and_the_picture_is_the_same_every_time(by: By) -> None:
+    assert timeline(story(("C", "abort"), ("D", "error")), by=by) == told(by)
     for picture in (told(by), drawn("one rule", by), drawn("prefill first", by)):
         check_words(picture)
     for trace in (played(STORY[:1]), served("one rule", 2)[0]):
@@ -297,22 +288,6 @@ def test_a_trace_without_settings_is_drawn_too() -> None:
     )
 
 
-def test_the_cursor_frames_its_step() -> None:
-    run = rows(story())
-    scene = timeline_scene(run, "title", "step", cursor=5)
-    assert "cursor" not in timeline_scene(run, "title").items
-    frame, cell = scene.items["cursor"].attributes, scene.items["box.0.5"].attributes
-    left, right = float(cell["x"]), float(cell["x"]) + float(cell["width"])
-    assert float(frame["x"]) <= left and right <= float(frame["x"]) + float(frame["width"])
-    assert float(frame["width"]) < 1.2 * float(cell["width"])
-
-
-def test_hovering_says_what_a_box_is() -> None:
-    scene = timeline_scene(rows(story()), "title")
-    assert scene.items["box.1.1"].tip == "step 1, B: prefill 7"
-    assert scene.items["budget.1.1"].tip == "step 1: B runs 7 of 8"
-
-
 def test_no_two_requests_look_the_same_without_colour() -> None:
     looks = [look(i) for i in range(36)]
     assert len({(one.colour, one.hatch) for one in looks}) == 36
@@ -338,6 +313,9 @@ def test_compared_runs_say_who_ends_first_and_by_what_factor() -> None:
         in caption
     )
     assert (best, worst) == ("one rule", "one by one")
+    assert timelines({"a": story(), "b": story()}).caption == (
+        "“a” ends first, after 134 ms (149 tok/s); “b” takes 134 ms, as long."
+    )
 
 
 def test_compared_runs_share_one_time_axis() -> None:
@@ -361,11 +339,6 @@ def test_compared_runs_are_readable_and_the_same_every_time() -> None:
     check_words(timelines({"a": crowd(), NASTY[0]: crowd("prefill first")}))
 
 
-def test_equal_runs_take_as_long() -> None:
-    caption = timelines({"a": story(), "b": story()}).caption
-    assert caption == "“a” ends first, after 134 ms (149 tok/s); “b” takes 134 ms, as long."
-
-
 def test_what_cannot_be_drawn_is_refused_in_words() -> None:
     nothing = Trace({}, story().events[:2])
     with pytest.raises(ValueError, match="no finished step"):
@@ -381,18 +354,16 @@ def test_what_cannot_be_drawn_is_refused_in_words() -> None:
 class Overdrawn(Scheduler):
     """Gives each request the whole budget."""
 
-    def share(self, request: Request, plan: StepPlan) -> int:
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
 def test_a_step_above_the_budget_rises_above_its_line_and_into_nothing_else() -> None:
     jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
     trace = dry_run(Overdrawn, jobs, SchedulerConfig(max_num_batched_tokens=8))
-    scene = timeline_scene(rows(trace), "")
-    bars = [item for name, item in scene.items.items() if re.fullmatch(r"budget\.\d+\.\d+", name)]
-    zero, limit = (
-        float(scene.items[f"budget.{name}"].attributes["y1"]) for name in ("zero", "limit")
-    )
-    top = min(float(bar.attributes["y"]) for bar in bars)
+    found = items(timeline(trace))
+    bars = [box(e) for name, e in found.items() if re.fullmatch(r"budget\.\d+\.\d+", name)]
+    zero, limit = (float(found[f"budget.{name}"].attrib["y1"]) for name in ("zero", "limit"))
+    top = min(y for _, y, _, _ in bars)
     assert zero - top == pytest.approx(TALL)
     assert zero - limit == pytest.approx(TALL * 8 / 9)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tutorial_engine.bench.measure import PAUSE, in_turn
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
@@ -25,6 +24,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 ROWS, PAGES = "rows", "pages"
+Memory = StaticKVCache | PagedKVCache
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here
 
 
@@ -102,7 +102,7 @@ def measure_long_context(
 
 def _memories(
     model: Qwen3ForCausalLM, batch: int, context: int, block_size: int
-) -> dict[str, KVCacheManager]:
+) -> dict[str, Memory]:
     """Rows and pages that hold exactly these contexts, each in the layout that it has by itself."""
     rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
     pages = PagedKVCache.from_config(
@@ -123,9 +123,7 @@ class _Step:
     side: so no two blocks of one table are neighbours.
     """
 
-    def __init__(
-        self, model: Qwen3ForCausalLM, memory: KVCacheManager, batch: int, context: int
-    ) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, memory: Memory, batch: int, context: int) -> None:
         self.memory, self.runner = memory, ModelRunner(model, memory.storage)
         draw = random.Random(0)
         ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]

@@ -53,14 +53,13 @@ class Measured(NamedTuple):
 class DialPoint(PoolHistory):
     """The same requests with the dial at one position: counts of one run, the same everywhere.
 
-    `tokens_found` were in the cache when a request was admitted, `blocks_found` had them;
-    `bytes_gathered` were copied by attention, because a request's slots were not neighbours.
+    `tokens_found` were in the cache when a request was admitted; `bytes_gathered` were copied by
+    attention, because a request's slots were not neighbours.
     """
 
     position: Position
     trace: Trace = field(repr=False)
     tokens_found: int
-    blocks_found: int
     preemptions: int
     tokens_run: int
     bytes_gathered: int
@@ -142,7 +141,7 @@ class Dial:
         """Run all requests there, once, and count."""
         recorder = Recorder()
         runner = _Gathering(self.model, self.storage)
-        outputs = self._serve(self._engine(self.memory_at(position, recorder), runner))
+        outputs, _ = self._serve(self.memory_at(position, recorder), runner)
         trace = recorder.trace()
         history = PoolHistory.of(trace)
         found = [e.num_cached for e in trace.events if isinstance(e, events.Admitted)]
@@ -153,17 +152,27 @@ class Dial:
             position,
             trace,
             tokens_found=sum(found),
-            blocks_found=sum(isinstance(e, events.BlockShared) for e in trace.events),
             preemptions=sum(isinstance(e, events.Preempted) for e in trace.events),
             tokens_run=runner.num_tokens,
             bytes_gathered=runner.num_bytes,
             tokens_equal=[o.outputs[0].token_ids for o in outputs] == self.expected,
         )
 
-    def _engine(self, memory: KVCacheManager, runner: ModelRunner) -> LLMEngine:
+    def measure(self, position: Position) -> Measured:
+        """The same run once more, without a recorder, by the wall clock."""
+        memory = _Timed(self.memory_at(position))
+        runner = ModelRunner(self.model, self.storage)
+        outputs, seconds = self._serve(cast(KVCacheManager, memory), runner)
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return Measured(tokens / seconds, memory.seconds / runner.num_tokens)
+
+    def _serve(
+        self, memory: KVCacheManager, runner: ModelRunner
+    ) -> tuple[list[RequestOutput], float]:
+        """All requests through an engine on this memory → outputs, seconds on the wall clock."""
         for tensor in (self.storage.k, self.storage.v):
             tensor.fill_(float("nan"))  # nobody may read what the map before has left
-        return LLMEngine(
+        engine = LLMEngine(
             self.model,
             self.tokenizer,
             self.config,
@@ -171,21 +180,10 @@ class Dial:
             clock=VirtualClock(),
             runner=runner,
         )
-
-    def _serve(self, engine: LLMEngine) -> list[RequestOutput]:
-        most = sum(one.params.max_tokens for one in self.arrivals) * len(self.arrivals)
-        return serve(engine, self.arrivals, most + self.max_len * len(self.arrivals))
-
-    def measure(self, position: Position) -> Measured:
-        """The same run once more, without a recorder, by the wall clock."""
-        memory = _Timed(self.memory_at(position))
-        runner = ModelRunner(self.model, self.storage)
-        engine = self._engine(cast(KVCacheManager, memory), runner)
+        most = sum(one.params.max_tokens + self.max_len for one in self.arrivals)
         began = time.perf_counter()
-        outputs = self._serve(engine)
-        seconds = time.perf_counter() - began
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        return Measured(tokens / seconds, memory.seconds / runner.num_tokens)
+        outputs = serve(engine, self.arrivals, most * len(self.arrivals))
+        return outputs, time.perf_counter() - began
 
 
 def sweep_block_sizes(

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -121,12 +121,9 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPa
     def static(num_seqs: int) -> Runner:
         return make_runner(model, num_seqs=num_seqs, max_len=max_len)
 
-    def growing(_: int) -> Runner:
-        return CachedRunner(model, GrowingKVCache())  # type: ignore[arg-type] # its own storage
-
     return {
         REFERENCE: runner_path(lambda _: RecomputeRunner(model)),
-        "torch.cat cache": runner_path(growing),
+        "torch.cat cache": runner_path(lambda _: CachedRunner(model, GrowingKVCache())),
         "static cache": runner_path(static),
         "chunked, 3 tokens": runner_path(static, chunk_size=3),
         "batched, unequal prompts": runner_path(static, together=True),
@@ -259,37 +256,34 @@ def memory_paths(
     tokens.
     """
 
-    def pages(size: int, caching: bool = False, **does: bool) -> LedgerPath:
-        def memory(num_tokens: int, trace: Recorder) -> KVCacheManager:
-            return PagedKVCache.from_config(
-                model.config,
-                block_size=size,
-                num_blocks=-(-num_tokens // size),
-                dtype=model.dtype,
-                device=model.device,
-                prefix_caching=caching,
-                trace=trace,
-            )
+    def path(make_memory: Callable[[int, Recorder], KVCacheManager], **does: Any) -> LedgerPath:
+        return memory_path(model, make_memory, max_len, budget, **does)
 
-        return memory_path(model, memory, max_len, budget, **does)
+    def pages(size: int, prefix_caching: bool = False) -> Callable[[int, Recorder], PagedKVCache]:
+        return lambda num_tokens, trace: PagedKVCache.from_config(
+            model.config,
+            block_size=size,
+            num_blocks=-(-num_tokens // size),
+            dtype=model.dtype,
+            device=model.device,
+            prefix_caching=prefix_caching,
+            trace=trace,
+        )
 
-    def cells(**does: bool) -> LedgerPath:
-        def memory(num_tokens: int, trace: Recorder) -> KVCacheManager:
-            return CellKVCache.from_config(
-                model.config, num_tokens, dtype=model.dtype, device=model.device, trace=trace
-            )
-
-        return memory_path(model, memory, max_len, budget, **does)
+    def cells(num_tokens: int, trace: Recorder) -> CellKVCache:
+        return CellKVCache.from_config(
+            model.config, num_tokens, dtype=model.dtype, device=model.device, trace=trace
+        )
 
     return {
-        **{f"pages, blocks of {size}": pages(size) for size in BLOCK_SIZES},
-        "pages, prefix cache, cold": pages(4, caching=True, warm=False),
-        "pages, prefix cache, warm": pages(4, caching=True, warm=True),
-        "pages, preempted and resumed": pages(2, scarce=True),
-        "pages, forked": pages(4, forked=True),
-        "cells": cells(),
-        "cells, preempted and resumed": cells(scarce=True),
-        "cells, forked": cells(forked=True),
+        **{f"pages, blocks of {size}": path(pages(size)) for size in BLOCK_SIZES},
+        "pages, prefix cache, cold": path(pages(4, prefix_caching=True), warm=False),
+        "pages, prefix cache, warm": path(pages(4, prefix_caching=True), warm=True),
+        "pages, preempted and resumed": path(pages(2), scarce=True),
+        "pages, forked": path(pages(4), forked=True),
+        "cells": path(cells),
+        "cells, preempted and resumed": path(cells, scarce=True),
+        "cells, forked": path(cells, forked=True),
     }
 
 

@@ -42,17 +42,11 @@ def run_ranks(tp_size: int = 2, job: Job | None = None, timeout_s: float = 120) 
     return _run(tp_size, job or Job(), timeout_s)[0]
 
 
-def parallel_paths(checkpoint: str | Path = TINY) -> dict[str, LedgerPath]:
-    """Rows for the ledger, name -> path. The model must be this checkpoint's, in fp32."""
-    return {"two ranks": rank_path(checkpoint)}
+def parallel_paths(checkpoint: str | Path = TINY, tp_size: int = 2) -> dict[str, LedgerPath]:
+    """A row for the ledger, name -> path: the engine on tp_size processes that load a checkpoint.
 
-
-def rank_path(
-    checkpoint: str | Path = TINY, tp_size: int = 2, block_size: int = 16, timeout_s: float = 120
-) -> LedgerPath:
-    """The engine on tp_size processes, over a checkpoint that all of them load.
-
-    ParallelError if the ranks did not have the same logits, bit by bit.
+    The ledger's model must be this one, in fp32. ParallelError if the ranks did not have the same
+    logits, bit by bit.
     """
 
     def path(
@@ -63,19 +57,18 @@ def rank_path(
             params=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
             checkpoint=str(checkpoint),
             forced=None if tokens is None else tokens.tolist(),
-            block_size=block_size,
             max_num_batched_tokens=64,
             compare=False,
         )
-        report, logits = _run(tp_size, job, timeout_s)
+        report, logits = _run(tp_size, job)
         if not report.ranks_agree:
             raise ParallelError(f"the ranks had different logits: {report.logits_digests}")
         return torch.stack(logits)
 
-    return path
+    return {"two ranks" if tp_size == 2 else f"{tp_size} ranks": path}
 
 
-def _run(tp_size: int, job: Job, timeout_s: float) -> tuple[ParallelReport, list[Tensor]]:
+def _run(tp_size: int, job: Job, timeout_s: float = 120) -> tuple[ParallelReport, list[Tensor]]:
     """As run_ranks, and rank 0's logits [tokens, V] for each prompt."""
     check_divides(ModelConfig.from_pretrained(resolve_checkpoint(job.checkpoint)), tp_size)
     if job.device != "cpu" and torch.cuda.device_count() < tp_size:
@@ -117,7 +110,7 @@ def rank_process(rank: int, size: int, job: Job, folder: Path) -> None:
         result = join_and_run(job, rank, size, f"file://{folder}/ranks")
     except Exception as error:
         (folder / f"error.{rank}").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-        sys.exit(1)
+        os._exit(1)  # at once: nothing is left to be tidied up
     if rank == 0:
         (folder / RESULT).write_bytes(pickle.dumps(result))
 

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -116,15 +115,3 @@ class ParallelReport:
         """All of it, for a file."""
         raw = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps({**raw, "trace": json.loads(self.trace.to_json())}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "ParallelReport":
-        """What to_json wrote."""
-        raw = {name: _tuples(value) for name, value in json.loads(text).items()}
-        raw["trace"] = Trace.from_json(json.dumps(raw["trace"]))
-        raw["traffic"] = Traffic(*raw["traffic"])
-        return cls(**raw)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

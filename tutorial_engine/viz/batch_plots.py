@@ -17,6 +17,7 @@ from tutorial_engine.viz.parts import (
     KEY,
     RIGHT,
     Sheet,
+    Style,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, chip, cut_to, look, patch, text_width
@@ -124,7 +125,7 @@ def _table(
             y = TOP + high * i
             slot = f", slot {columns['slot'][1][i]}" if "slot" in columns else ""
             tip = f"token {i} of the batch: {block.name}, position {columns['pos'][1][i]}{slot}"
-            edge = {"stroke": block.look.colour, "rx": 2}
+            edge: Style = {"stroke": block.look.colour, "rx": 2}
             scene.rect(f"token.{i}", (x, y + 0.5, wide, high - 1), block.look.light, tip, **edge)
             for head, (at, values) in columns.items():
                 ink = QUIET if head == "slot" else INK
@@ -150,7 +151,7 @@ def _mask(
     for what, first, count in (("cached", 0, block.history), ("new", block.history, q_len)):
         start, end, name = x + wide * first, x + wide * (first + count), f"keys.{s}.{what}"
         if count:
-            line = {"x1": start + 2, "x2": end - 2, "y1": TOP - 7, "y2": TOP - 7}
+            line: Style = {"x1": start + 2, "x2": end - 2, "y1": TOP - 7, "y2": TOP - 7}
             scene.add(f"{name}.line", "line", **line, stroke=QUIET, stroke_width=1.2)
         words = [w for w in (f"{count} {what}", str(count)) if text_width(w, KEY) < end - start]
         if count and words:
@@ -198,7 +199,7 @@ def _legend(scene: Sheet, x: float, y: float, has_history: bool) -> None:
     if has_history:
         fills["sees a token in the cache"] = "#dfe3e7"
     fills |= {"masked: the future": HATCHED, "other requests: never computed": PAPER}
-    edge = {"stroke": QUIET, "stroke_width": 0.8}
+    edge: Style = {"stroke": QUIET, "stroke_width": 0.8}
     marks = {
         words: lambda name, box, fill=fill: scene.rect(name, box, fill, **edge)
         for words, fill in fills.items()

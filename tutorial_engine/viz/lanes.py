@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, legend_width
+from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, Style, legend_width
 from tutorial_engine.viz.request_look import (
     Box,
     Look,
@@ -159,7 +159,11 @@ def _box(
 ) -> None:
     """A box with its words, or as much of them as fits: the last of them, or nothing."""
     _, _, w, h = box
-    style = {"rx": min(4.0, w / 4), "stroke": one.colour, "stroke_width": 1.2 if w > 8 else 0.6}
+    style: Style = {
+        "rx": min(4.0, w / 4),
+        "stroke": one.colour,
+        "stroke_width": 1.2 if w > 8 else 0.6,
+    }
     if kind == "recompute":
         style["stroke_dasharray"] = "4 2"
     fill = {"decode": one.dark, "preempted": HATCHED}.get(kind, one.light)

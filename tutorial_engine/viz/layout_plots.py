@@ -6,7 +6,7 @@ Places and counters come from the layouts' own strides; the race is what was mea
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from tutorial_engine.viz.parts import (
     WIDTH,
     Grid,
     Sheet,
+    Style,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import COLOURS, Box, Look, text_width, tint
@@ -164,7 +165,7 @@ class _Strip:
             scene.cell(name, box, STATES[e.kv], LAYERS[e.layer], tip, **edge)
         for i, box in self.parts(lambda i: elements[i][:3]):
             e = elements[i]
-            edge = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}
+            edge: Style = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}
             scene.outline(f"{self.order}.whole{i}", box, **edge)
             self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
         for i, box in self.parts(lambda i: elements[i].layer):
@@ -173,12 +174,12 @@ class _Strip:
             y = self.grid.box(i)[1] + 14
             scene.note(f"{self.order}.at{i}", LEFT - 6, y, str(i * size), 10, **RIGHT)
 
-    def say(self, name: str, box: Box, words: str, down: float, size: float, **look: str) -> None:
+    def say(self, name: str, box: Box, words: str, down: float, size: float, **look: Any) -> None:
         """Words in the middle of a box, or below it, if they fit."""
         x, y, wide, _ = box
         if text_width(words, size) <= wide:
-            place = (x + wide / 2, y + down)
-            self.scene.text(f"{self.order}.{name}", *place, words, size, **CENTRE, **DEAF, **look)
+            style = CENTRE | DEAF | look
+            self.scene.text(f"{self.order}.{name}", x + wide / 2, y + down, words, size, **style)
 
     def draw_touched(self, layer: int, token: int, n: int) -> None:
         """A bar above what attention in a layer reads, a frame around a token's write."""

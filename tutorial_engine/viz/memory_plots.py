@@ -260,9 +260,9 @@ def shift_picture(
     plate = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": QUIET}
     named: dict[str, Any] = {"ha": "center", "fontweight": "bold", "fontsize": 10, "bbox": plate}
     for layer, pair in enumerate(zip(deepest.keys, deepest.values, strict=True)):
-        for x, name, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
-            _bar(right, x, number, 0.36, tolerance)
-            right.text(x, low * 1.5, name, **named)
+        for at, name, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
+            _bar(right, at, number, 0.36, tolerance)
+            right.text(at, low * 1.5, name, **named)
     layers = range(deepest.num_layers)
     right.set_xticks(layers, [f"layer {layer}" for layer in layers])
     right.set_title(f"K and V that stayed, in {counted(deepest.num_layers, 'layer')}")

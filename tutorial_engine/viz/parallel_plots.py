@@ -6,7 +6,7 @@ Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 from itertools import pairwise
 
 from tutorial_engine.parallel.report import ParallelReport
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet
+from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, chip, look, patch, text_width
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
@@ -44,7 +44,7 @@ def ranks_picture(report: ParallelReport) -> Picture:
     says = "what a rank has of each layer; Σ adds up the parts of all ranks, and all get the sum"
     scene.note("says", 10, 42, says, 11.5)
     left, right = COLUMNS["attention"][0] - 12, sum(COLUMNS["sum.2"][:2]) + 12
-    dashes = {"stroke": QUIET, "stroke_dasharray": "5 3", "rx": 8}
+    dashes: Style = {"stroke": QUIET, "stroke_dasharray": "5 3", "rx": 8}
     scene.rect("layer", (left, 54, right - left, low - 50), "none", **dashes, **DEAF)
     layers = report.sizes["num_hidden_layers"]
     words = "the one layer" if layers == 1 else f"each of {layers} layers"

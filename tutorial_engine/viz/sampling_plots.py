@@ -4,6 +4,7 @@ Every caption is computed from the same numbers that are drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tutorial_engine.viz.charts import (
     HATCH,
@@ -61,7 +62,7 @@ def filters_picture(
         ax.tick_params(bottom=False)
         no_axis(ax, "left")
     names = [labels[i] for i in order]
-    lean = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 7 else {}
+    lean: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 7 else {}
     axes[-1].set_xticks(range(len(names)), names, color=INK, fontsize=9, **lean)
     return finish(
         figure,

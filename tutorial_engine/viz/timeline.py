@@ -17,7 +17,7 @@ from tutorial_engine.viz.lanes import (
     ruler,
     time_marks,
 )
-from tutorial_engine.viz.parts import BOLD, CENTRE, Sheet
+from tutorial_engine.viz.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, look, patch, text_width
 from tutorial_engine.viz.style import INK, PAPER, QUIET
@@ -94,7 +94,7 @@ def timelines(
         scene.text(f"{i}.reached", at, y + 13, told, 12)
         x, first = axis.at(run.end), y + 20
         y = first + tall * len(run.lives) + 16
-        ends = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
+        ends: Style = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
         scene.add(f"{i}.end", "line", stroke=INK, stroke_width=2, **ends)
         draw_lanes(scene, run, axis, first, tall, f"{i}.")
     scene.height += 14
@@ -115,7 +115,7 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
     near = limit is not None and limit <= 5 * most
     top = float(max(limit, most)) if limit is not None and near else 1.15 * most
     line = base - TALL * limit / top if limit is not None and near else base - TALL
-    ends = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
+    ends: Style = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
     scene.add("budget.zero", "line", y1=base, y2=base, stroke=QUIET, **ends)
     if near:
         dashed = {"stroke": INK, "stroke_dasharray": "5 3"}
@@ -134,7 +134,7 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
             patch(scene, f"budget.{r}.{step.number}", box, look(r), tip)
         words, middle = str(step.num_tokens), (x0 + x1) / 2
         if text_width(words, TEXT) + 4 <= x1 - x0:  # may lie on the line of the budget
-            halo = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
+            halo: Style = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
             scene.text(f"total.{step.number}", middle, y - 4, words, TEXT, **CENTRE, **halo)
     if limit is not None:
         for i, words in enumerate(
