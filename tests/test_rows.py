@@ -373,7 +373,7 @@ def test_twin_stacks_equal_lengths_to_the_classic_shape() -> None:
         drive.cache.stacked(0)
 
 
-# -- who gives way, of those who wait ---------------------------------------------------------------
+# -- who gives way, of those who wait -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

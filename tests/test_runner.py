@@ -364,7 +364,7 @@ def test_recompute_runs_everything_again_and_refuses_chunks(engine: Qwen3ForCaus
         runner.run(all_, 4)
 
 
-# -- the engine's runner: a step in one forward -----------------------------------------------------
+# -- the engine's runner: a step in one forward ---------------------------------------------------
 
 BAD = 13  # the token at which a faulty model stumbles
 THREE = {"a": [1, 2, 3], "b": [4, 5, 6, 7, 8, 9, 10], "c": [11, 12]}
@@ -423,7 +423,7 @@ def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
                     "compute_logits",
                     lambda hidden: heads.append(len(hidden)) or real(hidden),
                 )
-                ran, output = bench.step()
+                _, output = bench.step()
             assert names(output.ready) == want and output.faults == {}
     ran_batches = [batch for batch in batches if batch.seq_ids]
     assert [batch.query_lens for batch in ran_batches] == [(3, 5), (1, 2, 2), (1, 1, 1)]
