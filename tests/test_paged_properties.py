@@ -39,6 +39,8 @@ from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, Scheduled, StepEnded
 
+pytestmark = pytest.mark.slow
+
 BATCHES, PER_BATCH = 8, 125  # 1,000 workloads; long_run.py runs as many as you like
 
 

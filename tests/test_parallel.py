@@ -57,6 +57,8 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Scheduled, StepEnded, Trace
 from tutorial_engine.trace.history import replay
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
     "4/2 heads": {},
