@@ -871,8 +871,7 @@ for own in (
 # the paths involve Hugging Face's `transformers`.
 
 # %%
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM, logging
 
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
 from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
