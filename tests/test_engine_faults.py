@@ -38,6 +38,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.trace.history import EngineState, replay
 
+pytestmark = pytest.mark.filterwarnings("ignore:a forward of")  # it is run again, each alone
 LIMIT = max(LIMITS)
 MANY = 300  # steps: more than any of these needs
 
@@ -401,9 +402,7 @@ def test_interrupts_in_several_callbacks_of_a_step_end_nobody() -> None:
     case.finish()
 
 
-@pytest.mark.parametrize(
-    ("killer", "victim"), [(1, 1), (0, 2), (2, 0), (0, 1), (1, 0)]
-)
+@pytest.mark.parametrize(("killer", "victim"), [(1, 1), (0, 2), (2, 0), (0, 1), (1, 0)])
 @pytest.mark.parametrize("call", [0, 2])
 def test_a_callback_may_abort_itself_or_a_neighbour_who_gets_nothing_more(
     killer: int, victim: int, call: int
@@ -416,7 +415,9 @@ def test_a_callback_may_abort_itself_or_a_neighbour_who_gets_nothing_more(
     (got,) = output.outputs
     assert got.finish_reason == "abort" and output.error is None and len(got.tokens) == call + 1
     if killer != victim:
-        assert heard == [result for result in case.book.results if result.request_id == f"g{victim}"]
+        assert heard == [
+            result for result in case.book.results if result.request_id == f"g{victim}"
+        ]
 
 
 def test_a_callback_may_add_a_request() -> None:
