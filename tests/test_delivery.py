@@ -232,9 +232,8 @@ def test_a_callback_may_end_its_own_request_and_is_told_nothing_more() -> None:
     desk.tokens((first, 7), (second, 8))
     assert brief(told) == [("a", 7, None)]
     results = desk.inbox.take()
-    assert [r[1:] for r in brief(results)] == [(7, None), (8, None), (None, "abort")] + [
-        (None, "abort")
-    ]
+    told_to_all = [r[1:] for r in brief(results)]
+    assert told_to_all == [(7, None), (8, None), (None, "abort"), (None, "abort")]
     assert results[-1].output == group.output() and group.output().error is None
 
 

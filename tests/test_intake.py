@@ -1,4 +1,4 @@
-"""What becomes of what callers hand in: a request that can run, or an error that names the value."""
+"""What becomes of what callers hand in: requests that can run, or an error with the value."""
 
 import re
 from typing import Any
@@ -106,7 +106,7 @@ def test_errors_have_the_name_that_was_given() -> None:
         make(params=SamplingParams(stop="x"))
 
 
-# -- ids that the engine gives ----------------------------------------------------------------------
+# -- ids that the engine gives --------------------------------------------------------------------
 
 
 def engine() -> LLMEngine:
@@ -137,7 +137,7 @@ def test_one_bad_prompt_refuses_all(bad: list[int]) -> None:
     assert not made.requests and not made.has_unfinished_requests
 
 
-# -- prompts and params -----------------------------------------------------------------------------
+# -- prompts and params ---------------------------------------------------------------------------
 
 
 def test_all_prompts_get_the_same_params_or_each_its_own() -> None:

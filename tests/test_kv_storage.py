@@ -1,6 +1,6 @@
-"""The shelves: a slot gives back what was put into it, in both layouts, and nothing else moves."""
+"""KV storage: a slot gives back what was put into it, in both layouts, and nothing else moves."""
 
-import weakref
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -9,21 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutorial_engine.cache import storage as kv_storage
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.storage import Contexts, KVStorage
-from tutorial_engine.model.batch import Batch, Slots
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.model.batch import Allocation, Batch, Slots
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
-SLOTS, KV_HEADS = 12, SPEC.num_kv_heads
+SLOTS = 12
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 
 
 def poisoned(slots_first: bool = False, slots: int = SLOTS, spec: KVCacheSpec = SPEC) -> KVStorage:
     """A storage in which a slot that was never written cannot go unnoticed."""
     storage = KVStorage(spec, slots, slots_first=slots_first)
-    for shelf in (storage.k, storage.v):
-        shelf.fill_(float("nan"))
+    for tensor in (storage.k, storage.v):
+        tensor.fill_(float("nan"))
     return storage
 
 
@@ -37,7 +36,7 @@ def random_kv(tokens: int, seed: int = 0, spec: KVCacheSpec = SPEC) -> tuple[Ten
 
 
 def memory(storage: KVStorage) -> bytes:
-    """Every byte of the shelves: NaN equals itself here."""
+    """Every byte of the tensors: NaN equals itself here."""
     return b"".join(
         x.contiguous().view(torch.uint8).numpy().tobytes() for x in (storage.k, storage.v)
     )
@@ -160,20 +159,29 @@ def test_no_rows_are_refused(rows: int) -> None:
 # -- update -------------------------------------------------------------------------------------
 
 
-def batch_at(slots: list[list[int]], contexts: list[Tensor | slice]) -> Batch:
-    batch = Batch.from_sequences([[0] * len(own) for own in slots])
-    flat = torch.tensor([slot for own in slots for slot in own])
-    return batch.with_slots(range(len(slots)), flat, contexts)
+def update(
+    storage: KVStorage, layer: int, k: Tensor, v: Tensor, *writes: tuple[list[int], Slots]
+) -> list[tuple[Tensor, Tensor]]:
+    """Slots to write, and slots to read, of each sequence → copies of what it is given."""
+    asked = storage.update(layer, k, v, batch_of(*writes))
+    return [(k.clone(), v.clone()) for k, v in asked]
+
+
+def batch_of(*writes: tuple[list[int], Slots]) -> Batch:
+    return Batch.from_allocations(
+        [[0] * len(new) for new, _ in writes],
+        [Allocation(0, new, context) for new, context in writes],
+        [str(number) for number in range(len(writes))],
+    )
 
 
 @LAYOUTS
 def test_update_gives_each_sequence_its_own_history_and_new(slots_first: bool) -> None:
     storage = poisoned(slots_first)
     k, v = random_kv(7)
-    storage.update(0, k[:4], v[:4], batch_at([[0, 1], [9, 4]], [slice(0, 2), torch.tensor([9, 4])]))
-    first, second = storage.update(
-        0, k[4:], v[4:], batch_at([[2], [11, 5]], [slice(0, 3), torch.tensor([9, 4, 11, 5])])
-    )
+    update(storage, 0, k[:4], v[:4], ([0, 1], slice(0, 2)), ([9, 4], torch.tensor([9, 4])))
+    later = ([2], slice(0, 3)), ([11, 5], torch.tensor([9, 4, 11, 5]))
+    first, second = update(storage, 0, k[4:], v[4:], *later)
     for got, own in zip((*first, *second), ([0, 1, 4],) * 2 + ([2, 3, 5, 6],) * 2, strict=True):
         whole = k if got.shape[-1] == 4 else v
         assert torch.equal(got, whole[own])
@@ -247,7 +255,7 @@ def test_storage_without_slots_is_refused(slots: int) -> None:
         KVStorage(SPEC, slots)
 
 
-def test_shelves_on_the_meta_device_take_no_memory() -> None:
+def test_tensors_on_the_meta_device_take_no_memory() -> None:
     spec = KVCacheSpec(num_layers=48, num_kv_heads=64, k_head_dim=128, v_head_dim=128)
     storage = KVStorage(spec, 10**6, device="meta")
     assert storage.k.is_meta and storage.num_bytes == 48 * 64 * 256 * 4 * 10**6
@@ -268,7 +276,7 @@ def test_layers_never_share_a_slot() -> None:
 
 
 def filled(slots_first: bool) -> KVStorage:
-    """Every slot of layers 0 and 1 written, layer 2 and slot 11 of all still poisoned."""
+    """Every slot but the last written in layers 0 and 1; the rest is still poisoned."""
     storage = poisoned(slots_first)
     for layer in (0, 1):
         storage.write(layer, torch.arange(SLOTS - 1), *random_kv(SLOTS - 1, seed=layer))
@@ -278,117 +286,57 @@ def filled(slots_first: bool) -> KVStorage:
 SCATTERED = torch.tensor([9, 4, 0]), torch.tensor([2, 7]), torch.tensor([9, 4])
 
 
-def ask(storage: KVStorage, layer: int, *contexts: Tensor | slice) -> Contexts:
+def ask(storage: KVStorage, layer: int, *contexts: Slots) -> Iterator[tuple[Tensor, Tensor]]:
     """An update that writes one token per sequence over what is in its first slot already."""
     own = [slots.start if isinstance(slots, slice) else int(slots[0]) for slots in contexts]
     k, v = (x.clone() for x in storage.read(layer, torch.tensor(own)))
-    return storage.update(layer, k, v, batch_at([[slot] for slot in own], list(contexts)))
+    writes = zip(own, contexts, strict=True)
+    return iter(storage.update(layer, k, v, batch_of(*(([slot], one) for slot, one in writes))))
 
 
 @LAYOUTS
-def test_no_sequences_copy_is_another_ones_memory(slots_first: bool) -> None:
+def test_each_pair_is_right_when_it_is_asked_for_also_between_layers(slots_first: bool) -> None:
     storage = filled(slots_first)
+    asked = [ask(storage, layer, *SCATTERED) for layer in (0, 1)]
+    for slots in SCATTERED:
+        for layer, contexts in enumerate(asked):
+            for got, want in zip(next(contexts), random_kv(SLOTS - 1, seed=layer), strict=True):
+                assert torch.equal(got, want[slots])
+    assert all(next(contexts, None) is None for contexts in asked)
+
+
+@LAYOUTS
+def test_scattered_slots_are_copied_into_one_memory_that_is_kept(slots_first: bool) -> None:
+    storage, where = filled(slots_first), set()
     before = memory(storage)
-    first, second, third = ask(storage, 0, *SCATTERED)
-    wanted = [[x.clone() for x in pair] for pair in (first, second, third)]
-    for x in second:
-        x.fill_(-1)
-    assert memory(storage) == before, "nor the shelves'"
-    for pair, want in ((first, wanted[0]), (third, wanted[2])):
-        assert all(torch.equal(x, y) for x, y in zip(pair, want, strict=True))
+    for layer in (0, 1, 0):
+        for k, v in ask(storage, layer, *SCATTERED):
+            where.add((k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()))
+            k.fill_(-1)
+            v.fill_(-1)
+    assert len(where) == 1 and memory(storage) == before, "and never over the storage"
+    read = storage.read(0, SCATTERED[0])
+    next(ask(storage, 1, SCATTERED[1]))
+    assert torch.equal(read[0], random_kv(SLOTS - 1)[0][SCATTERED[0]]), "read gives a copy"
 
 
 @LAYOUTS
-def test_contexts_of_two_layers_stay_those_of_their_layer(slots_first: bool) -> None:
+def test_who_trains_gets_copies_that_stay(slots_first: bool) -> None:
     storage = filled(slots_first)
-    zero, one = ask(storage, 0, *SCATTERED), ask(storage, 1, *SCATTERED)
-    for _ in range(2):  # asked in turn, and again
-        for layer, contexts in ((0, zero), (1, one)):
-            k, v = random_kv(SLOTS - 1, seed=layer)
-            for (got_k, got_v), slots in zip(contexts, SCATTERED, strict=True):
-                assert torch.equal(got_k, k[slots]) and torch.equal(got_v, v[slots])
-
-
-@LAYOUTS
-@pytest.mark.parametrize("part", [1, 30, 10**6])
-def test_heads_one_after_the_other_are_the_whole_context(
-    slots_first: bool, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_storage, "PART", part)
-    contexts = ask(filled(slots_first), 1, *SCATTERED, slice(2, 6))
-    for index, (k, v) in enumerate(contexts):
-        parts = [(some, k.clone(), v.clone()) for some, k, v in contexts.by_heads(index)]
-        assert [h for some, _, _ in parts for h in range(KV_HEADS)[some]] == list(range(KV_HEADS))
-        assert len(parts) == (1 if index == 3 or part == 10**6 else KV_HEADS)
-        assert torch.equal(torch.cat([k for _, k, _ in parts], dim=1), k)
-        assert torch.equal(torch.cat([v for _, _, v in parts], dim=1), v)
-
-
-@LAYOUTS
-def test_heads_are_copied_into_one_memory_and_never_over_the_shelves(slots_first: bool) -> None:
-    storage = filled(slots_first)
-    contexts = ask(storage, 0, *SCATTERED)
-    before, where = memory(storage), set()
-    for _ in range(3):
-        for index in range(3):
-            for _, k, v in contexts.by_heads(index):
-                where.add((k.untyped_storage().data_ptr(), v.untyped_storage().data_ptr()))
-                k.fill_(-1)
-                v.fill_(-1)
-    assert len(where) == 1 and memory(storage) == before
-
-
-def test_only_a_large_copy_is_read_by_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts = ask(filled(True), 0, SCATTERED[0], SCATTERED[1], slice(0, 8))
-    assert not any(contexts.is_large(index) for index in range(3))
-    monkeypatch.setattr(kv_storage, "SMALL", 2 * filled(True).k_bytes)
-    assert [contexts.is_large(index) for index in range(3)] == [True, False, False]
+    with torch.enable_grad():
+        pairs = list(ask(storage, 0, *SCATTERED))
+    for pair, slots in zip(pairs, SCATTERED, strict=True):
+        for got, want in zip(pair, random_kv(SLOTS - 1), strict=True):
+            assert torch.equal(got, want[slots])
 
 
 @LAYOUTS
 def test_neighbours_are_read_without_a_copy(slots_first: bool) -> None:
     storage = filled(slots_first)
-    contexts = ask(storage, 0, slice(3, 8), torch.tensor([9, 4]))
-    for shelf, x in zip((storage.k, storage.v), contexts[0], strict=True):
-        assert x.untyped_storage().data_ptr() == shelf.untyped_storage().data_ptr()
-    for shelf, x in zip((storage.k, storage.v), contexts[1], strict=True):
-        assert x.untyped_storage().data_ptr() != shelf.untyped_storage().data_ptr()
-
-
-@LAYOUTS
-def test_a_context_is_read_when_it_is_asked_for_and_then_let_go(
-    slots_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = filled(slots_first)
-    alive: list[weakref.ref[Tensor]] = []
-    read = storage.read
-
-    def watched(layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        pair = read(layer, slots)
-        alive.extend(map(weakref.ref, pair))
-        return pair
-
-    contexts = ask(storage, 0, *SCATTERED)
-    monkeypatch.setattr(storage, "read", watched)
-    assert len(contexts) == 3 and not alive, "nothing was copied yet"
-    for s in range(3):
-        assert len(contexts[s][0]) == len(SCATTERED[s])
-        assert len(alive) == 2 * s + 2 and not any(copy() is not None for copy in alive)
-    one_by_one = iter(contexts)
-    for _ in SCATTERED:
-        next(one_by_one)
-        assert not any(copy() is not None for copy in alive), "the iterator keeps none"
-
-
-def test_contexts_are_counted_and_cut_like_a_list() -> None:
-    storage = filled(True)
-    contexts = ask(storage, 0, *SCATTERED)
-    for got, want in ((contexts[-1], contexts[2]), (contexts[1:][0], contexts[1])):
-        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
-    assert [len(k) for k, _ in contexts] == [3, 2, 2] and len(contexts[:-1]) == 2
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            contexts[index]
+    neighbours, scattered = ask(storage, 0, slice(3, 8), torch.tensor([9, 4]))
+    for tensor, view, copy in zip((storage.k, storage.v), neighbours, scattered, strict=True):
+        assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
 
 @LAYOUTS
@@ -396,8 +344,8 @@ def test_longer_contexts_need_nothing_but_their_slots(slots_first: bool) -> None
     storage, k, v = poisoned(slots_first), *random_kv(SLOTS)
     order = [9, 4, 11, 5, 0, 7]
     for n in range(1, len(order) + 1):  # as in decode: each time one token more
-        own = batch_at([[order[n - 1]]], [torch.tensor(order[:n])])
-        (got,) = storage.update(2, k[n - 1 : n], v[n - 1 : n], own)
+        own = [order[n - 1]], torch.tensor(order[:n])
+        (got,) = update(storage, 2, k[n - 1 : n], v[n - 1 : n], own)
         assert torch.equal(got[0], k[:n]) and torch.equal(got[1], v[:n])
 
 
@@ -405,10 +353,9 @@ def test_longer_contexts_need_nothing_but_their_slots(slots_first: bool) -> None
 def test_inference_mode_leaves_nothing_behind_that_others_cannot_use(slots_first: bool) -> None:
     with torch.inference_mode():
         storage = filled(slots_first)
-        contexts = ask(storage, 0, *SCATTERED)
-        inside = [[x.clone() for x in pair] for pair in contexts]
-    for pair, want in zip(contexts, inside, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(pair, want, strict=True))
-        pair[0].add_(1)  # a copy made outside is an ordinary tensor
+        inside = [k.clone() for k, _ in ask(storage, 0, *SCATTERED)]
+    for (k, _), want in zip(ask(storage, 0, *SCATTERED), inside, strict=True):
+        assert torch.equal(k, want)
+        k.add_(1)  # it is an ordinary tensor
     storage.write(0, torch.tensor([SLOTS - 1]), *random_kv(1))
     assert unwritten(storage, 0) == []

@@ -225,7 +225,7 @@ def test_an_output_cannot_be_changed() -> None:
         output.outputs[0].text = "no"  # type: ignore[misc]
 
 
-# -- what a step runs of it -------------------------------------------------------------------------
+# -- what a step runs of it -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

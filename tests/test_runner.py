@@ -1,21 +1,28 @@
-"""Prefill and decode: how many tokens run, where they stand, and that a failure leaves no trace."""
+"""New tokens in, logits out: how many run, where they stand, and that a failure leaves no trace."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import fp32_tolerance, largest_difference, random_sequences
-from engines import VOCAB, one_thread, poison, random_model, watched
+from engines import VOCAB, BackendRunner, one_thread, poison, random_model, watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kv_storage import memory
 from torch import Tensor
 
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache, TokenCache
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import (
     CachedRunner,
+    ModelOutput,
+    ModelRunner,
     RecomputeRunner,
     Runner,
     decode,
@@ -23,13 +30,16 @@ from tutorial_engine.engine.runner import (
     make_runner,
     prefill,
 )
-from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
+from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken
 
 ROWS, MAX_LEN = 4, 24
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
-CACHES = ["static", "slots first", "growing"]
+CACHES = ["static", "slots first", "growing", "pages", "cells"]
 EVERY_CACHE = pytest.mark.parametrize("name", CACHES)
 
 
@@ -48,8 +58,27 @@ def engine() -> Qwen3ForCausalLM:
 def make(name: str, engine: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> Any:
     if name == "growing":
         return GrowingKVCache()
+    if name == "pages":
+        return poison(PagedKVCache.from_config(engine.config, block_size=4, num_blocks=40))
+    if name == "cells":
+        return poison(CellKVCache.from_config(engine.config, 120))
     config = CacheConfig(max_seqs=ROWS, max_len=max_len, slots_first=name == "slots first")
     return poison(StaticKVCache.from_config(engine.config, config))
+
+
+def requests_of(prompts: Sequence[Sequence[int]]) -> list[Request]:
+    return [Request("abcdefgh"[i], prompt) for i, prompt in enumerate(prompts)]
+
+
+def say(requests: Sequence[Request], tokens: Sequence[int]) -> Sequence[Request]:
+    """One token more for each, as if it were sampled."""
+    for request, token in zip(requests, tokens, strict=True):
+        request.token_ids.append(token)
+    return requests
+
+
+def lens(requests: Sequence[Request]) -> list[int]:
+    return [request.num_computed_tokens for request in requests]
 
 
 def truth(engine: Qwen3ForCausalLM, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -58,79 +87,51 @@ def truth(engine: Qwen3ForCausalLM, sequences: Sequence[Sequence[int]]) -> Tenso
     return engine.compute_logits(torch.cat(alone))
 
 
-def close(got: Tensor, want: Tensor) -> bool:
+def right(engine: Qwen3ForCausalLM, got: Tensor, requests: Sequence[Request]) -> bool:
+    """Are these the logits after all tokens of each?"""
+    want = truth(engine, [request.token_ids for request in requests])
+    assert got.shape == want.shape and got.dtype == torch.float32
     return largest_difference(got, want) <= fp32_tolerance(want)
 
 
-# -- what is run --------------------------------------------------------------------------------
+# -- prefill and decode ---------------------------------------------------------------------------
 
 
 @EVERY_CACHE
 def test_prefill_runs_the_prompt_and_decode_one_token_each(
     engine: Qwen3ForCausalLM, name: str
 ) -> None:
-    cache = make(name, engine)
+    cache, all_ = make(name, engine), requests_of(PROMPTS)
     with watched(engine) as batches:
-        prefill(engine, cache, PROMPTS)
+        assert right(engine, prefill(engine, cache, all_), all_)
         for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-            decode(engine, cache, tokens)
-        decode(engine, cache, [9], [2])
-    assert [batch.num_tokens for batch in batches] == [25, 4, 4, 1]
-    assert [batch.query_lens for batch in batches[:2]] == [(7, 1, 12, 5), (1, 1, 1, 1)]
-    assert cache.seq_lens == (9, 3, 15, 7)
+            assert right(engine, decode(engine, cache, say(all_, tokens)), all_)
+        some = [all_[2], all_[0]]
+        assert right(engine, decode(engine, cache, say(some, [9, 10])), some)
+    ran = [batch for batch in batches if batch.seq_ids]  # and not those of the truth
+    assert [batch.query_lens for batch in ran] == [(7, 1, 12, 5), *[(1,) * 4] * 2, (1, 1)]
+    assert ran[3].positions.tolist() == [14, 9] and ran[3].seq_ids == ("c", "a")
+    assert lens(all_) == [10, 3, 15, 7]
 
 
 @EVERY_CACHE
-def test_decode_position_is_the_number_of_cached_tokens(
-    engine: Qwen3ForCausalLM, name: str
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5, 12, 99])
+def test_any_chunking_runs_each_token_once_and_gives_the_logits_of_the_whole(
+    engine: Qwen3ForCausalLM, name: str, chunk_size: int | None
 ) -> None:
-    cache = make(name, engine)
-    prefill(engine, cache, PROMPTS)
-    for _ in range(3):
-        cached = cache.seq_lens
-        with watched(engine) as batches:
-            decode(engine, cache, [3, 3, 3], [3, 0, 1])
-        assert batches[0].positions.tolist() == [cached[3], cached[0], cached[1]]
-
-
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 12, 99])
-def test_chunks_run_each_token_once(engine: Qwen3ForCausalLM, chunk_size: int) -> None:
-    cache = make("static", engine)
+    cache, all_ = make(name, engine), requests_of(PROMPTS)
     with watched(engine) as batches:
-        prefill(engine, cache, PROMPTS, chunk_size=chunk_size)
-    assert sum(batch.num_tokens for batch in batches) == 25
-    assert all(max(batch.query_lens) <= chunk_size for batch in batches)
-    assert len(batches) == -(-12 // chunk_size)
-    ran: list[list[int]] = [[] for _ in PROMPTS]
+        got = prefill(engine, cache, all_, chunk_size)
+    assert all(max(batch.query_lens) <= (chunk_size or 12) for batch in batches)
+    assert len(batches) == -(-12 // (chunk_size or 12))
+    ran: dict[str, list[int]] = {}
     for batch in batches:
         parts = batch.input_ids.split(batch.query_lens)
         for seq_id, ids in zip(batch.seq_ids, parts, strict=True):
-            ran[seq_id] += ids.tolist()
-    assert ran == PROMPTS
-
-
-def test_recompute_runs_everything_again(engine: Qwen3ForCausalLM) -> None:
-    runner = RecomputeRunner(engine)
-    runner.prefill(PROMPTS, range(4))
-    runner.decode([1, 2], [0, 2])
-    assert runner.tokens_run == 25 + 8 + 13
-
-
-# -- equal logits -------------------------------------------------------------------------------
-
-
-@EVERY_CACHE
-@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 5, 99])
-def test_any_chunking_gives_the_logits_of_the_whole(
-    engine: Qwen3ForCausalLM, name: str, chunk_size: int | None
-) -> None:
-    cache = make(name, engine)
-    got = prefill(engine, cache, PROMPTS, chunk_size=chunk_size)
-    assert got.shape == (4, VOCAB) and got.dtype == torch.float32
-    assert close(got, truth(engine, PROMPTS))
-    then = decode(engine, cache, [1, 2, 3, 4])
-    longer = [[*p, t] for p, t in zip(PROMPTS, [1, 2, 3, 4], strict=True)]
-    assert close(then, truth(engine, longer))
+            ran[seq_id] = ran.get(seq_id, []) + ids.tolist()
+    assert list(ran.values()) == PROMPTS and lens(all_) == [7, 1, 12, 5]
+    assert right(engine, got, all_)
+    assert right(engine, decode(engine, cache, say(all_, [1, 2, 3, 4])), all_)
 
 
 @settings(deadline=None, max_examples=40)
@@ -147,64 +148,51 @@ def test_any_chunking_gives_the_logits_of_the_whole(
     ),
     chunk_size=st.none() | st.integers(1, 3),
 )
-def test_any_order_of_rows_and_steps_gives_the_logits_of_the_whole(
+def test_any_order_of_sequences_and_steps_gives_the_logits_of_the_whole(
     name: str, steps: list[dict[int, list[int]]], chunk_size: int | None
 ) -> None:
     engine = random_model(num_hidden_layers=2)
-    cache, history = make(name, engine), [[] for _ in range(ROWS)]
+    cache, all_ = make(name, engine), requests_of([[]] * ROWS)
     for new in steps:
-        got = prefill(engine, cache, list(new.values()), list(new), chunk_size)
-        for row, ids in new.items():
-            history[row] += ids
-        assert close(got, truth(engine, [history[row] for row in new]))
-
-
-@pytest.mark.parametrize("backend", [NaiveAttention, SdpaAttention])
-def test_backend_can_be_handed_in(
-    engine: Qwen3ForCausalLM, backend: Callable[..., AttentionBackend]
-) -> None:
-    cache = make("static", engine)
-    forward(engine, cache, PROMPTS, attention=backend(cache=cache))
-    got = decode(engine, cache, [1, 2, 3, 4], attention=backend(cache=cache))
-    assert close(got, truth(engine, [[*p, i] for i, p in enumerate(PROMPTS, 1)]))
-
-
-# -- the length has one owner -------------------------------------------------------------------
+        some = [all_[index] for index in new]
+        for request, ids in zip(some, new.values(), strict=True):
+            request.token_ids += ids
+        assert right(engine, prefill(engine, cache, some, chunk_size), some)
 
 
 @EVERY_CACHE
 def test_length_stands_still_between_the_layers(engine: Qwen3ForCausalLM, name: str) -> None:
-    cache, seen = make(name, engine), []
+    cache, some, seen = make(name, engine), requests_of(PROMPTS[:2]), []
     watcher = NaiveAttention(
-        observe=lambda layer, s, w: seen.append((layer, s, cache.seq_lens, w.shape[-1])),
-        cache=cache,
+        observe=lambda layer, s, w: seen.append((layer, s, *lens(some), w.shape[-1])),
+        cache=cache.storage,
     )
-    forward(engine, cache, PROMPTS[:2], attention=watcher)
-    before = cache.seq_lens
-    assert before[:2] == (7, 1)
+    forward(engine, cache, some, attention=watcher)
     seen.clear()
-    forward(engine, cache, [[3], [4, 5]], attention=watcher)
-    assert seen == [
-        (layer, s, before, kv_len) for layer in range(3) for s, kv_len in ((0, 8), (1, 3))
-    ]
-    assert cache.seq_lens[:2] == (8, 3)
+    some[0].token_ids.append(3)
+    some[1].token_ids += [4, 5]
+    forward(engine, cache, some, attention=watcher)
+    kv_lens = ((0, 8), (1, 3))
+    assert seen == [(layer, s, 7, 1, kv_len) for layer in range(3) for s, kv_len in kv_lens]
+    assert lens(some) == [8, 3]
 
 
-# -- failures leave no trace --------------------------------------------------------------------
+# -- failures leave no trace ----------------------------------------------------------------------
 
 
 class Boom(Exception):
     """Something went wrong inside a layer."""
 
 
-class Breaking:
-    """A backend that raises in a layer, after that layer's keys were stored."""
+class Breaking(SdpaAttention):
+    """Raises in a layer, after that layer's keys were stored."""
 
-    def __init__(self, cache: TokenCache, layer: int) -> None:
-        self.inner, self.layer = SdpaAttention(cache), layer
+    def __init__(self, cache: Any, layer: int) -> None:
+        super().__init__(cache.storage)
+        self.layer = layer
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        out = self.inner.attend(layer, q, k, v, batch)
+        out = super().attend(layer, q, k, v, batch)
         if layer == self.layer:
             raise Boom
         return out
@@ -212,72 +200,74 @@ class Breaking:
 
 @EVERY_CACHE
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_exception_inside_a_layer_changes_nothing(
-    engine: Qwen3ForCausalLM, name: str, layer: int
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_exception_inside_a_layer_changes_nothing(
+    engine: Qwen3ForCausalLM, name: str, layer: int, is_first: bool
 ) -> None:
-    clean, dirty = make(name, engine), make(name, engine)
-    for cache in (clean, dirty):
-        prefill(engine, cache, PROMPTS)
-    for sequences in ([[9, 9, 9], [8]], [[1], [2]]):
-        with pytest.raises(Boom):
-            forward(engine, dirty, sequences, attention=Breaking(dirty, layer))
-        assert dirty.seq_lens == clean.seq_lens
-    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        assert torch.equal(decode(engine, dirty, tokens), decode(engine, clean, tokens))
+    logits = []
+    for broken in (False, True):
+        cache, all_ = make(name, engine), requests_of(PROMPTS)
+        if not is_first:
+            prefill(engine, cache, all_)
+            say(all_, [1, 2, 3, 4])
+        before = lens(all_)
+        if broken:
+            for some in (all_[:2], all_[1:]):
+                with pytest.raises(Boom):
+                    forward(engine, cache, some, attention=Breaking(cache, layer))
+                assert lens(all_) == before
+        logits.append(prefill(engine, cache, all_))
+        assert right(engine, logits[-1], all_)
+    assert torch.equal(*logits)
 
 
-@EVERY_CACHE
-@pytest.mark.parametrize("layer", [0, 2])
-def test_exception_in_the_very_first_forward_changes_nothing(
-    engine: Qwen3ForCausalLM, name: str, layer: int
-) -> None:
-    clean, dirty = make(name, engine), make(name, engine)
-    with pytest.raises(Boom):
-        forward(engine, dirty, PROMPTS, attention=Breaking(dirty, layer))
-    assert not any(dirty.seq_lens)
-    assert torch.equal(prefill(engine, dirty, PROMPTS), prefill(engine, clean, PROMPTS))
+def add(call: Callable[..., object], sequences: Any, *args: Any, say: Any = ()) -> Any:
+    """A call with requests of their own, beside those that are there."""
+    made = [Request(f"n{i}", ids) for i, ids in enumerate(sequences)]
+    return lambda model, cache, all_: call(model, cache, made, *args)
 
 
-BAD_CALLS: dict[str, tuple[Callable[[Qwen3ForCausalLM, Any], object], str]] = {
-    "id in the middle": (lambda m, c: prefill(m, c, [[1, 2], [3, VOCAB, 4]]), f"id {VOCAB}"),
-    "id in a later chunk": (
-        lambda m, c: prefill(m, c, [[1, 2, 3, 999, 4]], chunk_size=2),
-        "id 999",
+BAD_CALLS: dict[str, tuple[Callable[[Qwen3ForCausalLM, Any, list[Request]], object], str]] = {
+    "id in the middle": (add(prefill, [[1, 2], [3, VOCAB, 4]]), f"n1 holds {VOCAB}"),
+    "id in a later chunk": (add(prefill, [[1, 2, 3, 999, 4]], 2), "n0 holds 999"),
+    "negative id": (add(prefill, [[1, -1, 2]]), "-1"),
+    "negative id in a later chunk": (add(prefill, [[1, 2, -7]], 2), "-7"),
+    "id that is no number": (add(prefill, [[1, "2"]]), "'2'"),
+    "half an id": (add(prefill, [[1, 2.5]]), "2.5"),
+    "no prompts": (add(prefill, []), "at least one"),
+    "an empty prompt": (add(prefill, [[1], []]), "n1 has no token to run"),
+    "chunks of nothing": (add(prefill, [[1]], 0), "chunk_size.*0"),
+    "chunks of less": (add(prefill, [[1]], -3), "chunk_size.*-3"),
+    "decode: id == vocabulary": (
+        lambda m, c, all_: decode(m, c, say(all_, [1, 2, VOCAB, 4])),
+        f"c holds {VOCAB}",
     ),
-    "negative id": (lambda m, c: prefill(m, c, [[1, -1, 2]]), "-1"),
-    "negative id in a later chunk": (lambda m, c: prefill(m, c, [[1, 2, -7]], None, 2), "-7"),
-    "id that is no number": (lambda m, c: prefill(m, c, [[1, "2"]]), "'2'"),
-    "half an id": (lambda m, c: prefill(m, c, [[1, 2.5]]), "2.5"),
-    "decode: id == vocabulary": (lambda m, c: decode(m, c, [1, 2, VOCAB, 4]), f"{VOCAB}"),
-    "decode: negative id": (lambda m, c: decode(m, c, [1, -2, 3, 4]), "-2"),
-    "decode: nothing": (lambda m, c: decode(m, c, []), "at least one"),
-    "no prompts": (lambda m, c: prefill(m, c, []), "at least one"),
-    "an empty prompt": (lambda m, c: prefill(m, c, [[1], []]), "sequence 1 is empty"),
-    "chunks of nothing": (lambda m, c: prefill(m, c, [[1]], chunk_size=0), "chunk_size.*0"),
-    "chunks of less": (lambda m, c: prefill(m, c, [[1]], chunk_size=-3), "chunk_size.*-3"),
-    "a row twice": (lambda m, c: prefill(m, c, [[1], [2]], [1, 1]), r"once.*\[1, 1\]"),
-    "too few rows": (lambda m, c: prefill(m, c, [[1], [2]], [1]), "2 sequences but 1"),
-    "decode: a row twice": (lambda m, c: decode(m, c, [1, 2], [1, 1]), r"once.*\[1, 1\]"),
-    "decode: too few rows": (lambda m, c: decode(m, c, [1, 2], [1]), "2 sequences but 1"),
-    "a flat list of ids": (lambda m, c: prefill(m, c, [1, 2, 3]), "list"),
+    "decode: negative id": (lambda m, c, all_: decode(m, c, say(all_, [1, -2, 3, 4])), "-2"),
+    "decode: nobody": (lambda m, c, all_: decode(m, c, []), "at least one"),
+    "decode: nothing new": (lambda m, c, all_: decode(m, c, all_), "request a has 0 that"),
+    "decode: too much": (add(decode, [[1, 2]]), "request n0 has 2 that are not computed"),
+    "one twice": (lambda m, c, all_: prefill(m, c, [*say(all_, [1] * 4), all_[0]]), "an id of its"),
+    "two of one id": (
+        lambda m, c, all_: prefill(m, c, [Request("x", [1]), Request("x", [2])]),
+        r"an id of its own: got \['x', 'x'\]",
+    ),
 }
-NO_ROOM: dict[str, tuple[Callable[[Qwen3ForCausalLM, Any], object], str]] = {
-    "unknown row": (lambda m, c: prefill(m, c, [[1], [2]], [0, 9]), "no row 9"),
-    "more prompts than rows": (lambda m, c: prefill(m, c, [[1]] * 5), "no row 4"),
-    "prompt": (lambda m, c: prefill(m, c, [[1] * 13], [2]), "row 2 holds 12 of 24.* 13 more"),
-    "one row only": (
-        lambda m, c: prefill(m, c, [[1], [1] * 20, [1]], [1, 0, 3]),
-        "row 0 holds 7 of 24 tokens; 20 more",
-    ),
+NO_ROOM: dict[str, tuple[Callable[[Qwen3ForCausalLM, Any, list[Request]], object], str]] = {
+    "more prompts than rows": (add(prefill, [[1]]), "no room for 1 tokens of request n0: free"),
     "all chunks together": (
-        lambda m, c: prefill(m, c, [[1] * 18], [0], chunk_size=3),
-        "row 0 holds 7 of 24 tokens; 18 more",
+        lambda m, c, all_: prefill(m, c, [longer(all_[0], 18)], 3),
+        "sequence a would have 25 tokens, a row has room for 24",
     ),
-    "all chunks of one row": (
-        lambda m, c: prefill(m, c, [[1], [1] * 13], [1, 2], chunk_size=1),
-        "row 2 holds 12 of 24 tokens; 13 more",
+    "one row only": (
+        lambda m, c, all_: prefill(m, c, [longer(all_[1], 1), longer(all_[2], 13)]),
+        "sequence c would have 25 tokens",
     ),
 }
+
+
+def longer(request: Request, by: int) -> Request:
+    request.token_ids += [1] * by
+    return request
 
 
 @pytest.mark.parametrize(
@@ -285,66 +275,60 @@ NO_ROOM: dict[str, tuple[Callable[[Qwen3ForCausalLM, Any], object], str]] = {
     [(name, what) for name in CACHES for what in BAD_CALLS]
     + [(name, what) for name in ("static", "slots first") for what in NO_ROOM],
 )
-def test_bad_call_is_refused_and_nothing_is_written(
+def test_bad_call_is_refused_and_nothing_is_run(
     engine: Qwen3ForCausalLM, name: str, what: str
 ) -> None:
     call, named = (BAD_CALLS | NO_ROOM)[what]
-    clean, dirty = make(name, engine), make(name, engine)
-    for cache in (clean, dirty):
-        prefill(engine, cache, PROMPTS)
-    bytes_before = None if name == "growing" else memory(dirty.storage)
-    with pytest.raises(ValueError, match=named):
-        call(engine, dirty)
-    assert dirty.seq_lens == clean.seq_lens
-    if bytes_before is not None:
-        assert memory(dirty.storage) == bytes_before
-    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        assert torch.equal(decode(engine, dirty, tokens), decode(engine, clean, tokens))
+    cache, all_ = make(name, engine), requests_of(PROMPTS)
+    prefill(engine, cache, all_)
+    bytes_before = None if name == "growing" else memory(cache.storage)
+    with pytest.raises(ValueError, match=named), watched(engine) as batches:
+        call(engine, cache, all_)
+    assert lens(all_) == [7, 1, 12, 5] and not batches
+    assert bytes_before is None or memory(cache.storage) == bytes_before
+    for request, prompt in zip(all_, PROMPTS, strict=True):
+        request.token_ids = list(prompt)
+    assert right(engine, decode(engine, cache, say(all_, [1, 2, 3, 4])), all_)
 
 
-def test_decode_fills_the_last_slot_and_no_more(engine: Qwen3ForCausalLM) -> None:
-    cache = make("static", engine, max_len=12)
-    prefill(engine, cache, PROMPTS)
-    before = memory(cache.storage)
-    with pytest.raises(ValueError, match="row 2 holds 12 of 12 tokens; 1 more"):
-        decode(engine, cache, [1, 2, 3, 4])
-    assert cache.seq_lens == (7, 1, 12, 5) and memory(cache.storage) == before
-    got = decode(engine, cache, [1, 2, 4], [0, 1, 3])
-    longer = [[*PROMPTS[s], t] for s, t in ((0, 1), (1, 2), (3, 4))]
-    assert close(got, truth(engine, longer))
-
+# -- runners --------------------------------------------------------------------------------------
 
 RUNNERS: dict[str, Callable[[Qwen3ForCausalLM], Runner]] = {
     "static cache": lambda m: make_runner(m, num_seqs=2, max_len=MAX_LEN),
     "torch.cat cache": lambda m: CachedRunner(m, GrowingKVCache()),
+    "pages": lambda m: CachedRunner(m, make("pages", m)),
+    "textbook attention": lambda m: BackendRunner(m, make("cells", m)),
     "no cache": lambda m: make_runner(m, use_cache=False),
 }
 
 
-@pytest.mark.parametrize("bad", [[3, VOCAB], [VOCAB, 3], [3, -1]])
 @pytest.mark.parametrize("name", RUNNERS)
-def test_runner_works_after_a_refused_token(
-    engine: Qwen3ForCausalLM, name: str, bad: list[int]
+def test_a_runner_runs_what_is_new_also_after_what_it_refused(
+    engine: Qwen3ForCausalLM, name: str
 ) -> None:
     runner = RUNNERS[name](engine)
-    runner.prefill(PROMPTS[:2], [0, 1])
-    with pytest.raises(ValueError, match=str(max(bad) if min(bad) > 0 else -1)):
-        runner.decode(bad, [0, 1])
-    got = runner.decode([1, 2], [0, 1])
-    assert close(got, truth(engine, [[*PROMPTS[0], 1], [*PROMPTS[1], 2]]))
-
-
-@pytest.mark.parametrize("name", RUNNERS)
-def test_runner_works_after_a_refused_prompt(engine: Qwen3ForCausalLM, name: str) -> None:
-    runner = RUNNERS[name](engine)
+    assert runner.eos_token_ids == (5, 7) and runner.vocab_size == VOCAB
     for bad in ([[1, 2], [3, VOCAB]], [[1], []], [[-1], [1]]):
         with pytest.raises(ValueError):
-            runner.prefill(bad, [0, 1])
-    got = runner.prefill(PROMPTS[:2], [0, 1])
-    assert close(got, truth(engine, PROMPTS[:2]))
+            runner.run(requests_of(bad))
+    two = requests_of(PROMPTS[:2])
+    assert right(engine, runner.run(two), two)
+    for bad in ([3, VOCAB], [VOCAB, 3], [3, -1]):
+        with pytest.raises(ValueError, match=str(max(bad) if min(bad) > 0 else -1)):
+            runner.run(say(two, bad))
+        for request in two:
+            request.token_ids.pop()
+    assert right(engine, runner.run(say(two, [1, 2])), two)
 
 
-# -- runners ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [name for name in RUNNERS if name != "no cache"])
+def test_what_a_cache_held_under_the_id_of_a_new_request_is_forgotten(
+    engine: Qwen3ForCausalLM, name: str
+) -> None:
+    runner = RUNNERS[name](engine)
+    for prompts in (PROMPTS[:2], PROMPTS[2:], [PROMPTS[3]]):
+        new = requests_of(prompts)
+        assert right(engine, runner.run(new, 5), new)
 
 
 @pytest.mark.parametrize(
@@ -355,33 +339,212 @@ def test_runner_is_as_long_as_cache_and_model_allow(
 ) -> None:
     runner = make_runner(engine, num_seqs=3, max_len=max_len)
     assert isinstance(runner, CachedRunner) and isinstance(runner.cache, StaticKVCache)
-    assert runner.max_len == runner.cache.max_len == length
-    assert runner.cache.num_rows == 3
+    assert runner.max_len == runner.cache.max_len == length and runner.cache.num_rows == 3
     assert CachedRunner(engine, GrowingKVCache()).max_len == 64
-
-
-@pytest.mark.parametrize("name", RUNNERS)
-def test_runner_knows_the_models_ends(engine: Qwen3ForCausalLM, name: str) -> None:
-    assert RUNNERS[name](engine).eos_token_ids == (5, 7)
+    for num_seqs in (0, -1, True):
+        with pytest.raises(ValueError, match=f"max_seqs.*{num_seqs}"):
+            make_runner(engine, num_seqs=num_seqs)
 
 
 def test_cache_takes_the_models_dtype() -> None:
     runner = make_runner(random_model().bfloat16(), max_len=8)
     assert isinstance(runner, CachedRunner) and isinstance(runner.cache, StaticKVCache)
     assert runner.cache.storage.k.dtype == torch.bfloat16
-    assert runner.prefill([[1, 2]], [0]).dtype == torch.float32
-    assert runner.decode([3], [0]).isfinite().all()
+    new = requests_of([[1, 2]])
+    assert runner.run(new).dtype == torch.float32
+    assert runner.run(say(new, [3])).isfinite().all()
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4])
-def test_chunks_without_a_cache_are_refused(engine: Qwen3ForCausalLM, chunk_size: int) -> None:
-    runner = make_runner(engine, use_cache=False)
+def test_recompute_runs_everything_again_and_refuses_chunks(engine: Qwen3ForCausalLM) -> None:
+    runner, all_ = RecomputeRunner(engine), requests_of(PROMPTS)
+    runner.run(all_)
+    runner.run(say([all_[0], all_[2]], [1, 2]))
+    assert runner.tokens_run == 25 + 8 + 13 and not any(lens(all_)) and not runner.can_chunk
     with pytest.raises(ValueError, match="needs a cache"):
-        runner.prefill([[1, 2]], [0], chunk_size)
-    assert close(runner.prefill([[1, 2]], [0]), truth(engine, [[1, 2]]))
+        runner.run(all_, 4)
 
 
-@pytest.mark.parametrize("num_seqs", [0, -1, True])
-def test_runner_for_nobody_is_refused(engine: Qwen3ForCausalLM, num_seqs: int) -> None:
-    with pytest.raises(ValueError, match=f"max_seqs.*{num_seqs}"):
-        make_runner(engine, num_seqs=num_seqs)
+# -- the engine's runner: a step in one forward ---------------------------------------------------
+
+BAD = 13  # the token at which a faulty model stumbles
+THREE = {"a": [1, 2, 3], "b": [4, 5, 6, 7, 8, 9, 10], "c": [11, 12]}
+
+
+class Bench:
+    """Scheduler, rows full of NaN, and the runner; next tokens are given by hand."""
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        prompts: dict[str, list[int]] = THREE,
+        naive: bool = False,
+        **limits: Any,
+    ) -> None:
+        rows = make("static", model, max_len=32)
+        self.scheduler = Scheduler(SchedulerConfig(**limits), rows, VirtualClock().now)
+        attention = NaiveAttention(cache=rows.storage) if naive else None
+        self.runner, self.model = ModelRunner(model, rows.storage, attention), model
+        for name, prompt in prompts.items():
+            self.scheduler.add(Request(name, prompt, SamplingParams(max_tokens=20)))
+
+    def step(self) -> tuple[list[str], ModelOutput]:
+        """Plan and run; whoever is due a token gets 50 + its number of outputs → who ran.
+
+        Each row of logits must be what the model says of that request alone, without a cache.
+        """
+        scheduled = self.scheduler.schedule()
+        output = self.runner.run(scheduled)
+        if output.ready:
+            assert right(self.model, output.logits, [one.request for one in output.ready])
+        result: dict[str, SampledToken | Exception] = {
+            one.request.request_id: SampledToken(50 + len(one.request.tokens))
+            for one in output.ready
+        }
+        self.scheduler.update(scheduled, result | output.faults)
+        self.scheduler.check_integrity()
+        return names(scheduled), output
+
+
+def names(scheduled: Sequence[ScheduledRequest]) -> list[str]:
+    return [one.request.request_id for one in scheduled]
+
+
+@pytest.mark.parametrize("naive", [False, True])
+def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
+    engine: Qwen3ForCausalLM, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, heads = Bench(engine, naive=naive, max_num_batched_tokens=8), list[int]()
+    real = engine.compute_logits
+    with watched(engine) as batches:
+        for want in (["a"], ["a", "b", "c"], ["a", "b", "c"]):
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    bench.runner.model,
+                    "compute_logits",
+                    lambda hidden: heads.append(len(hidden)) or real(hidden),
+                )
+                _, output = bench.step()
+            assert names(output.ready) == want and output.faults == {}
+    ran_batches = [batch for batch in batches if batch.seq_ids]
+    assert [batch.query_lens for batch in ran_batches] == [(3, 5), (1, 2, 2), (1, 1, 1)]
+    assert bench.runner.num_forwards == 3 and bench.runner.num_tokens == 8 + 5 + 3
+    assert heads[::2] == [1, 3, 3], "the head computes no other rows (then comes the truth's)"
+    batch = ran_batches[1]
+    assert batch.input_ids.tolist() == [50, 9, 10, 11, 12]
+    assert batch.positions.tolist() == [3, 5, 6, 0, 1] and batch.seq_ids == ("a", "b", "c")
+    assert batch.slot_mapping is not None
+    assert batch.slot_mapping.tolist() == [3, 32 + 5, 32 + 6, 64, 65]
+    assert batch.context_slots == (slice(0, 4), slice(32, 39), slice(64, 66))
+
+
+def test_one_in_the_middle_or_all_may_not_be_due(engine: Qwen3ForCausalLM) -> None:
+    ran, output = Bench(engine, long_prefill_token_threshold=4).step()
+    assert (ran, names(output.ready)) == (["a", "b", "c"], ["a", "c"])
+    bench = Bench(engine, {"b": THREE["b"]}, max_num_batched_tokens=4)
+    _, output = bench.step()
+    assert output.ready == [] and output.logits.numel() == 0 and output.faults == {}
+    assert bench.runner.num_forwards == 1
+    assert names(bench.step()[1].ready) == ["b"]
+
+
+def test_a_resumed_request_is_computed_again(engine: Qwen3ForCausalLM) -> None:
+    bench = Bench(engine)
+    bench.step()
+    bench.step()
+    bench.scheduler.preempt(bench.scheduler.running[-1])
+    with watched(engine) as batches:
+        assert names(bench.step()[1].ready) == ["a", "b", "c"]
+    assert batches[0].query_lens == (1, 1, 4)
+
+
+def test_nothing_is_kept_for_training() -> None:
+    model = random_model().requires_grad_(True)
+    with torch.enable_grad():
+        _, output = Bench(model).step()
+    assert not output.logits.requires_grad
+
+
+@contextmanager
+def stumbling(model: Qwen3ForCausalLM, fault: BaseException | None = None) -> Iterator[None]:
+    """Inside the block the model fails in its second layer when it meets BAD in a cache."""
+    met = []
+
+    def look(_: object, args: tuple[Batch]) -> None:
+        met.append(bool(args[0].seq_ids) and bool((args[0].input_ids == BAD).any()))
+
+    def fail(*_: object) -> None:
+        if met[-1]:
+            raise fault or ArithmeticError("thirteen")
+
+    handles = [
+        model.register_forward_pre_hook(look),
+        model.model.layers[1].register_forward_pre_hook(fail),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore:a forward of")
+def test_a_model_that_raises_fails_the_faulty_one_only(engine: Qwen3ForCausalLM) -> None:
+    bench = Bench(engine, THREE | {"x": [20, BAD, 21]})
+    with stumbling(engine):
+        ran, output = bench.step()
+        assert (ran, names(output.ready)) == ([*"abcx"], [*"abc"])
+        assert {key: str(fault) for key, fault in output.faults.items()} == {"x": "thirteen"}
+        assert bench.runner.num_forwards == 1 + 4
+        for _ in range(2):
+            ran, output = bench.step()
+            assert ran == [*"abc"] and output.faults == {}
+        assert bench.runner.num_forwards == 5 + 2
+        bench.scheduler.running[1].token_ids[-1] = BAD  # in decode, after a good prefill
+        _, output = bench.step()
+    assert (names(output.ready), list(output.faults)) == (["a", "c"], ["b"])
+
+
+@pytest.mark.filterwarnings("ignore:a forward of")
+@pytest.mark.parametrize(
+    ("prompts", "good", "forwards"),
+    [
+        ({"a": [1], "x": [BAD], "y": [BAD, 2]}, ["a"], 4),
+        ({"x": [BAD], "y": [BAD]}, [], 3),
+        ({"x": [BAD]}, [], 2),  # who is alone has a second try, too
+        ({"a": [1], "y": [2, -4], "c": [11]}, ["a", "c"], 3),  # no batch can be made: 1 less
+    ],
+)
+def test_several_may_fail_and_also_all(
+    prompts: dict[str, list[int]], good: list[str], forwards: int, engine: Qwen3ForCausalLM
+) -> None:
+    bench = Bench(engine, prompts)
+    with stumbling(engine):
+        _, output = bench.step()
+    assert (names(output.ready), sorted(output.faults)) == (good, sorted({*prompts} - {*good}))
+    assert bench.scheduler.has_unfinished == bool(good)
+
+
+@pytest.mark.filterwarnings("ignore:a forward of")
+def test_a_fault_with_nobody_due_is_a_fault_too(engine: Qwen3ForCausalLM) -> None:
+    bench = Bench(engine, {"x": [1, BAD], "b": THREE["b"]}, max_num_batched_tokens=4)
+    with stumbling(engine):
+        ran, output = bench.step()
+        assert (ran, output.ready, list(output.faults)) == (["x", "b"], [], ["x"])
+        while not output.ready:
+            _, output = bench.step()
+
+
+def test_what_is_run_again_is_told(engine: Qwen3ForCausalLM) -> None:
+    with stumbling(engine), pytest.warns(UserWarning, match="2 requests failed .*thirteen"):
+        Bench(engine, {"a": [1], "x": [BAD]}).step()
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()])
+def test_an_interrupt_is_no_fault_and_the_step_can_be_run_again(
+    engine: Qwen3ForCausalLM, stop: BaseException
+) -> None:
+    bench = Bench(engine, THREE | {"x": [BAD]})
+    with stumbling(engine, stop), pytest.raises(type(stop)):
+        bench.step()
+    assert bench.runner.num_forwards == 1
+    assert names(bench.step()[1].ready) == [*"abcx"]

@@ -55,12 +55,8 @@ def forward(
     both this. A backend of your own must be made with cache.storage. ValueError, before anything
     runs, for a request that has nothing to run or no room, or that is there twice.
     """
-    names = [request.request_id for request in requests]
-    if len({*names}) < len(names):
-        raise ValueError(f"each request once, by an id of its own: got {names}")
+    _check(model, requests)
     scheduled = [_allocate(cache, request, num_tokens) for request in requests]
-    for one in scheduled:  # on a GPU the embedding itself would kill the process
-        check_token_ids(f"request {one.request.request_id}", one.token_ids, model.config.vocab_size)
     attention = attention or fast_attention(model.device, cache.storage)
     hidden = run_scheduled(model, attention, scheduled)
     for request, num_run, allocation in scheduled:
@@ -69,12 +65,22 @@ def forward(
     return hidden
 
 
+def _check(model: Qwen3ForCausalLM, requests: Sequence[Request]) -> None:
+    """ValueError, before any of them gets memory, for requests that cannot run."""
+    names = [request.request_id for request in requests]
+    if not names or len({*names}) < len(names):
+        raise ValueError(f"at least one request, each with an id of its own: got {names}")
+    for request in requests:
+        name, new = request.request_id, request.token_ids[request.num_computed_tokens :]
+        if not new:
+            raise ValueError(f"request {name} has no token to run: append the one that was sampled")
+        # on a GPU the embedding itself would kill the process
+        check_token_ids(f"request {name}", new, model.config.vocab_size)
+
+
 def _allocate(cache: KVCacheManager, request: Request, num_tokens: int | None) -> ScheduledRequest:
-    name, left = request.request_id, request.num_new_tokens
-    if left < 1:
-        raise ValueError(f"request {name} has no token to run: append the one that was sampled")
-    num_new = min(left, num_tokens or left)
-    computed = request.num_computed_tokens
+    name, computed = request.request_id, request.num_computed_tokens
+    num_new = min(request.num_new_tokens, num_tokens or request.num_new_tokens)
     allocation = cache.allocate(name, request.token_ids, computed, num_new)
     if allocation is None:
         raise ValueError(
@@ -98,15 +104,11 @@ def prefill(
     to rounding. They are inference tensors: clone() before you write to them. ValueError, before
     anything runs, for a prompt that is empty or longer than the cache.
     """
-    if not requests:
-        raise ValueError("prefill needs at least one request, got none")
+    _check(model, requests)
     if chunk_size is not None:
         at_least_one("chunk_size", chunk_size)
         for request in requests:  # all of it must be possible before a part of it runs
             _allocate(cache, request, None)
-            check_token_ids(
-                f"request {request.request_id}", request.token_ids, model.config.vocab_size
-            )
     last: dict[str, Tensor] = {}  # request_id -> hidden state of its last token so far
     left = list(requests)
     while left:
