@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -38,14 +38,17 @@ class Line(NamedTuple):
     function: str
 
 
-def no_signal(file: str, number: int) -> bool:
-    """Is this a line before which CPython handles no signal?
+@cache
+def line_of(file: str, number: int, function: str) -> Line | None:
+    """None for a line before which CPython handles no signal.
 
     It handles them where a function begins, a call ends and a loop goes round. What stands before
     `try:` is an assignment; a call that ends a `try` block ends within it, not in the `finally`.
     """
     here, before = (linecache.getline(file, n).strip() for n in (number, number - 1))
-    return here == "try:" or before == "finally:"
+    if here == "try:" or before == "finally:":
+        return None
+    return Line(Path(file).name, number, function)
 
 
 class AtLine:
@@ -59,14 +62,17 @@ class AtLine:
         return self.lines[-1]
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        if not file.startswith(WATCHED) or file == UNWATCHED:
+        code = frame.f_code
+        if not code.co_filename.startswith(WATCHED) or code.co_filename == UNWATCHED:
             return None
-        is_over = self.number is not None and len(self.lines) > self.number
-        if event == "line" and not is_over and not no_signal(file, line):
-            self.lines.append(Line(Path(file).name, line, frame.f_code.co_name))
-            if len(self.lines) - 1 == self.number:
-                signal.raise_signal(signal.SIGINT)
+        if self.number is not None and len(self.lines) > self.number:
+            return None  # it came
+        if event == "line":
+            line = line_of(code.co_filename, frame.f_lineno, code.co_name)
+            if line is not None:
+                self.lines.append(line)
+                if len(self.lines) - 1 == self.number:
+                    signal.raise_signal(signal.SIGINT)
         return self
 
     @contextmanager

@@ -226,7 +226,7 @@ def test_picture_is_the_table_after_any_operations(explorer: CellExplorer, numbe
 @pytest.mark.parametrize(
     ("name", "knobs", "says"),
     [
-        ("seq_add", {"seq": 1, "p0": 2, "delta": -1}, "seq_add(1, 2, −1, −1): cell 2 belongs to"),
+        ("seq_add", {"seq": 1, "p0": 2, "delta": -1}, "(1, 2, −1, −1): sequences [0, 1] share"),
         (APPEND, {"seq": 0, "text": "One day Anna and Ben"}, "cell each, 2 of 8 are empty"),
         (APPEND, {"seq": 0, "text": ""}, "there is no text"),
         ("seq_unshare", {"seq": 1}, "sequence 1 shares 4 cells, 2 are empty"),

@@ -44,6 +44,8 @@ from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 from tutorial_engine.trace import events
 
+pytestmark = pytest.mark.slow
+
 QUIET: dict[str, Any] = {
     "database": None,
     "deadline": None,

@@ -11,6 +11,8 @@ from engines import one_thread
 
 from tutorial_engine.engine.delivery import interrupts_wait
 
+pytestmark = pytest.mark.slow
+
 usual_handler = signal.default_int_handler
 
 

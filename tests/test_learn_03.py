@@ -21,7 +21,6 @@ from tutorial_engine.learn.checks_03 import (
 )
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import StepEnded
@@ -31,11 +30,6 @@ from tutorial_engine.trace.events import StepEnded
 def quick() -> Iterator[None]:
     with one_thread():
         yield
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
 
 
 def share(known: int, computed: int, budget: int) -> int:

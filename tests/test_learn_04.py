@@ -22,7 +22,6 @@ from tutorial_engine.learn.checks_04 import (
 )
 from tutorial_engine.learn.eager_pages import Cost, EagerPages, cost, crowd, tokens
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Trace
 
@@ -39,11 +38,6 @@ PROMPTS = [
 def quick() -> Iterator[None]:
     with one_thread():
         yield
-
-
-@pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    return load_model()
 
 
 # -- right answers ----------------------------------------------------------------------------

@@ -39,6 +39,8 @@ from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, Scheduled, StepEnded
 
+pytestmark = pytest.mark.slow
+
 BATCHES, PER_BATCH = 8, 125  # 1,000 workloads; long_run.py runs as many as you like
 
 
@@ -305,7 +307,7 @@ def silent_about_forks(self: Recorder, kind: type[Event], *values: object) -> No
 def aborts_the_first_alone(self: LLMEngine, request_id: str) -> None:
     request = self.requests[request_id]
     if not request.is_over:
-        self._deliver([self.scheduler.abort(request)])
+        self._inbox.deliver([self.scheduler.abort(request)])
 
 
 def hashes_without_a_parent(self: BlockManager, parent: bytes | None, ids: Sequence[int]) -> bytes:

@@ -278,7 +278,7 @@ def test_a_first_sample_that_never_ran_leaves_the_others_a_whole_prompt(
     engine = engine_on("pages of 4", model, max_num_batched_tokens=4)
     engine.add_request(PROMPT, WARM, "A")
     engine.step()
-    engine._deliver([engine.scheduler.fail(engine.requests["A"], RuntimeError("gone"))])
+    engine._inbox.deliver([engine._fail(engine.requests["A"], RuntimeError("gone"))])
     assert engine.state().waiting == ("A.1", "A.2")
     engine.check_integrity()
     outputs = {out.request_id: out for out in engine.run()}

@@ -457,7 +457,7 @@ print("heads x head_dim =", 16 * 128, "but hidden =", qwen3_06b.hidden_size)
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -11,7 +11,7 @@ import torch
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn import Predictions, check_close, show_source
-from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.viz.tokens import token_labels
 
@@ -81,7 +81,8 @@ work_picture(without, with_cache, flops_without, flops_with)
 # and values, and remembers the keys of every layer.
 
 # %%
-from tutorial_engine.model import Batch, NoCache, SdpaAttention
+from tutorial_engine.model import Batch, SdpaAttention
+from tutorial_engine.model.attention import NoCache
 
 
 class Catcher(NoCache):
@@ -870,12 +871,10 @@ for own in (
 # the paths involve Hugging Face's `transformers`.
 
 # %%
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM, logging
 
 from tutorial_engine.lab.hf import OurCache, TransformersRunner
 from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
-from tutorial_engine.model.checkpoint import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -12,7 +12,7 @@ import torch
 from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn import Predictions, show_source
-from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
 
@@ -879,7 +879,6 @@ from transformers.utils import logging
 
 from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
-from tutorial_engine.model.checkpoint import TINY
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

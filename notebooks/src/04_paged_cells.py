@@ -11,7 +11,7 @@ import torch
 from tutorial_engine.cache import CellKVCache, PagedKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.learn import Predictions, show_source
-from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
 from tutorial_engine.trace.history import history
@@ -874,7 +874,6 @@ from transformers.utils import logging
 from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.lab.ledger import engine_paths, ledger, memory_paths, our_paths, runner_path
 from tutorial_engine.lab.ledger import table as ledger_table
-from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.parallel import parallel_paths
 
 logging.disable_progress_bar()

@@ -240,7 +240,8 @@ class CellTable:
             *_, last = cells = list(group)
             name = str(last) if len(cells) == 1 else f"{cells[0]}..{last}"
             pos, owners, shift = self[last]
-            what = "free" if start < 0 else f"{pos:>4}{shift:>+7}  {str(_in_order(owners))[1:-1]}"
+            whose = ", ".join(map(str, _in_order(owners)))
+            what = "free" if start < 0 else f"{pos:>4}{shift:>+7}  {whose}"
             lines.append(f"{name:>10}  {what}{'  < head' if self.head in cells else ''}")
         return "\n".join(lines)
 

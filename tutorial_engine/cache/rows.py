@@ -79,6 +79,11 @@ class StaticKVCache:
             )
         row = self._rows.get(seq_id)
         if row is None:
+            if num_computed:
+                raise ValueError(
+                    f"sequence {seq_id} says that {num_computed} of its tokens are computed, and "
+                    "has no row here: set num_computed_tokens to 0, and they are run again"
+                )
             if not self._free:
                 return None
             row = self._rows[seq_id] = self._free.pop()

@@ -7,7 +7,6 @@ head_dim.
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,13 +93,18 @@ class KVStorage:
             old = tensor.narrow(axis, source.start, length)
             tensor.narrow(axis, target.start, length).copy_(old)
 
-    def read(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies."""
+    def read(self, layer: int, slots: Slots, keep: bool = False) -> tuple[Tensor, Tensor]:
+        """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies.
+
+        With `keep` the copies are in memory that is kept for the next reading: good until then.
+        """
         k, v = self._k_of[layer], self._v_of[layer]
         if isinstance(slots, slice):
             start, length = slots.start, slots.stop - slots.start
             k = k.narrow(self._slot_axis, start, length)
             v = v.narrow(self._slot_axis, start, length)
+        elif keep:
+            k, v = self._gather(0, k, slots), self._gather(1, v, slots)
         else:
             k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
@@ -117,15 +121,8 @@ class KVStorage:
         if batch.slot_mapping is None:
             raise ValueError("this batch has no slots: get it from Batch.from_allocations")
         self.write(layer, batch.slot_mapping, k, v)
-        return map(partial(self._read_into_scratch, layer), batch.context_slots)
-
-    def _read_into_scratch(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        if isinstance(slots, slice) or torch.is_grad_enabled():
-            return self.read(layer, slots)
-        k, v = (
-            self._gather(i, x, slots) for i, x in enumerate((self._k_of[layer], self._v_of[layer]))
-        )
-        return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
+        keep = not torch.is_grad_enabled()
+        return (self.read(layer, slots, keep) for slots in batch.context_slots)
 
     def _gather(self, which: int, tensor: Tensor, slots: Tensor) -> Tensor:
         """One layer's K (0) or V (1) of these slots, in memory that is kept."""

@@ -26,9 +26,7 @@ class Clock(Protocol):
 class WallClock:
     """The time that really passes."""
 
-    def now(self) -> float:
-        """As Clock.now."""
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
 
     def forward_done(self, num_tokens: int) -> None:
         """As Clock.forward_done: the time has passed by itself."""

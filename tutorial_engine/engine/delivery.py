@@ -73,9 +73,9 @@ class Inbox:
 
     def take(self, owner: object = None) -> list[StepOutput]:
         """All that waits for this owner, in the order in which it came."""
-        mine = [result.whole() for result in self._results if result.request.group.owner is owner]
+        mine = [result for result in self._results if result.request.group.owner is owner]
         self._results = [r for r in self._results if r.request.group.owner is not owner]
-        return mine
+        return [result.whole() if result.is_last else result.told for result in mine]
 
     def drop(self, group: SampleGroup) -> None:
         """Nobody will take these."""
@@ -91,8 +91,9 @@ class Inbox:
         for result in [self._file(update) for update in updates]:
             if result.request.group is self._telling:
                 self._telling.on_token = None
-            self._to_tell.append(result)
-        if self._telling is None:  # else a callback brought this about: its turn comes
+            if result.request.group.on_token is not None:
+                self._to_tell.append(result)
+        if self._to_tell and self._telling is None:  # else a callback brought this about
             self._tell()
 
     def _tell(self) -> None:
@@ -121,9 +122,9 @@ class Inbox:
     def _file(self, update: Update) -> _Result:
         request, token = update
         group, text = request.group, request.checker.take_text()
-        group.num_told += request.is_over
+        group.num_told += request.finish is not None
         index = group.samples.index(request)
-        told = StepOutput(group.request_id, token, text, request.finish, None, index)
+        told = StepOutput(group.samples[0].request_id, token, text, request.finish, None, index)
         result = _Result(request, told, group.num_told == len(group.samples))
         self._results.append(result)
         return result

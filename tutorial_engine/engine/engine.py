@@ -187,7 +187,9 @@ class LLMEngine:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
         with interrupts_wait():
             left = [s for s in self.requests[request_id].group.samples if not s.is_over]
-            self._deliver([self.scheduler.abort(sample) for sample in left])
+            updates = [self.scheduler.abort(sample) for sample in left]
+            self._forget(self.requests[request_id].group)
+            self._inbox.deliver(updates)
 
     # -- what an engine is
 
@@ -208,7 +210,7 @@ class LLMEngine:
                 with interrupts_wait():
                     sampled = self._sample(output)
                     updates = self._update(scheduled, sampled)
-                    self._deliver(updates)
+                    self._inbox.deliver(updates)
         finally:
             self._in_step = False
             if self._abandoned:
@@ -245,18 +247,14 @@ class LLMEngine:
         num_tokens = sum(one.num_tokens for one in scheduled)
         self.clock.forward_done(num_tokens)
         updates = self.scheduler.update(scheduled, sampled)
+        for request, _ in updates:
+            if request.finish is not None:
+                self._forget(request.group)
         if self.trace is not None:
             self.trace.record(StepEnded, num_tokens)
             self.trace.step += 1
         self.num_steps += 1
         return updates
-
-    def _deliver(self, updates: Sequence[Update]) -> None:
-        """Into the inbox, and to the callbacks."""
-        for update in updates:
-            if update.request.is_over:
-                self._forget(update.request.group)
-        self._inbox.deliver(updates)
 
     def _forget(self, group: SampleGroup) -> None:
         if group.is_over:

@@ -48,10 +48,7 @@ class PrefillFirst(Scheduler):
     Only a resumed request that outgrew the budget is cut, and its rest runs beside decodes.
     """
 
-    @property
-    def can_chunk(self) -> bool:
-        """As Scheduler.can_chunk: here every prompt runs whole."""
-        return False
+    can_chunk = False  # every prompt runs whole
 
     def schedule(self) -> list[ScheduledRequest]:
         """As Scheduler.schedule."""

@@ -63,6 +63,8 @@ class Scheduler:
     overrides one of the small methods in between.
     """
 
+    can_chunk = True  # may a prompt be spread over several steps? A policy may say no
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -71,13 +73,9 @@ class Scheduler:
         trace: events.Recorder | None = None,
     ) -> None:
         self.config, self.memory, self.now, self.trace = config, memory, now, trace
+        self.can_chunk = self.can_chunk and config.enable_chunked_prefill
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission
-
-    @property
-    def can_chunk(self) -> bool:
-        """May a prompt be spread over several steps?"""
-        return self.config.enable_chunked_prefill
 
     @property
     def has_unfinished(self) -> bool:
@@ -147,12 +145,13 @@ class Scheduler:
     def schedule_running(self, plan: StepPlan) -> None:
         """Those who run already, in admission order. If memory is out, the last one gives way."""
         for request in list(self.running):
-            if request.status is not RequestStatus.RUNNING:
-                break  # preempted in this very step, and all after it
+            if plan.preempted and request in plan.preempted:
+                break  # and all after it
             num_tokens = self.num_tokens_to_run(request, plan)
             if num_tokens == 0:
                 continue
-            while (allocation := self._allocate(request, num_tokens)) is None:
+            ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
+            while (allocation := self.memory.allocate(*ask)) is None:
                 victim = self.running[-1]
                 self.preempt(victim)
                 plan.preempted.append(victim)
@@ -179,7 +178,8 @@ class Scheduler:
         num_tokens = self.num_tokens_to_run(request, plan)
         if num_tokens == 0:
             return False
-        allocation = self._allocate(request, num_tokens)
+        name, computed = request.request_id, request.num_computed_tokens
+        allocation = self.memory.allocate(name, request.token_ids, computed, num_tokens)
         if allocation is None:
             return False
         num_cached = allocation.first_position
@@ -188,7 +188,7 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         if self.trace is not None:
-            found = self.memory.describe(request.request_id).slots[:num_cached]
+            found = self.memory.describe(name).slots[:num_cached]
             self._record(events.Admitted, request, num_cached, found)
         self._schedule(plan, request, allocation)
         return True
@@ -297,10 +297,6 @@ class Scheduler:
             assert computed <= room, f"{request.request_id}: {computed} computed, room for {room}"
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
-
-    def _allocate(self, request: Request, num_tokens: int) -> Allocation | None:
-        computed = request.num_computed_tokens
-        return self.memory.allocate(request.request_id, request.token_ids, computed, num_tokens)
 
     def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)

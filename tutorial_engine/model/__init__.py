@@ -5,16 +5,16 @@ that its weights are read from. It knows no cache, no request and no text beyond
 attention asks "give me all keys and values" and does not know who answers.
 """
 
-from tutorial_engine.model.attention import NaiveAttention, NoCache, SdpaAttention, causal_mask
+from tutorial_engine.model.attention import NaiveAttention, SdpaAttention, causal_mask
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.config import ModelConfig
 
 __all__ = [
+    "TINY",
     "Batch",
     "ModelConfig",
     "NaiveAttention",
-    "NoCache",
     "SdpaAttention",
     "causal_mask",
     "load_model",

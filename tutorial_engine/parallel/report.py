@@ -89,14 +89,14 @@ class ParallelReport:
             "not run" if self.largest_logit is None else f"{1e-4 * max(1, self.largest_logit):.2g}"
         )
         events = ", ".join(f"{count} {name}" for name, count in self.event_counts.items())
-        shares = [
+        ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
         ]
         return "\n".join(
             [
                 f"{self.tp_size} ranks over {self.backend}, {self.dtype}",
-                *shares,
+                *ranks,
                 f"alone:  {self.weight_bytes_alone:,} bytes of weights, {self.kv_bytes_alone:,} "
                 f"of K/V ({self.replicated_bytes:,} of the weights are on every rank)",
                 f"{self.num_tokens} tokens in {self.num_forwards} forwards: {self.traffic.calls} "

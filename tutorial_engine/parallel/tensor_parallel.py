@@ -109,7 +109,7 @@ def shard(
         if isinstance(module, Linear):
             whole[f"{name}.weight"] = nn.Parameter(module.plain_weight(), requires_grad=False)
     state = {
-        name: nn.Parameter(_share(name, whole[name], model.config, rank, tp_size), False)
+        name: nn.Parameter(_part_of(name, whole[name], model.config, rank, tp_size), False)
         for name, _ in part.named_parameters()
     }
     part.load_state_dict(state, strict=False, assign=True)
@@ -124,7 +124,7 @@ def shard(
     return part
 
 
-def _share(name: str, whole: Tensor, config: ModelConfig, rank: int, tp_size: int) -> Tensor:
+def _part_of(name: str, whole: Tensor, config: ModelConfig, rank: int, tp_size: int) -> Tensor:
     """What a rank has of a parameter: rows of each merged part, columns, or all of it."""
     *_, module, kind = name.split(".")
     q, kv = (

@@ -215,7 +215,7 @@ class CellExplorer(Explorer):
             "seq_add": self._add,
             "seq_unshare": self._unshare,
             SHIFT: lambda _: cells.apply_shifts(),
-            RESET: lambda _: cells.reset(),
+            RESET: lambda _: [cells.seq_rm(seq_id) for seq_id in cells.table.seq_ids],
         }
 
     def _append(self, operation: Operation) -> None:
@@ -224,6 +224,12 @@ class CellExplorer(Explorer):
             raise ValueError("there is no text: type some, with a blank before a new word")
         if self.cache.table.next_pos(operation.seq) + len(ids) - 1 > MAX_POS:
             raise ValueError(f"positions end at {MAX_POS} here")
+        empty = self.num_cells - self.cache.table.num_used
+        if len(ids) > empty:
+            raise ValueError(
+                f"{len(ids)} tokens need a cell each, {empty} of {self.num_cells} are empty: "
+                "remove a sequence, or make more cells"
+            )
         append_tokens(self.model, self.cache, operation.seq, ids)
         new = self.cache.table.cells_of(operation.seq)[-len(ids) :]
         names = token_names(self.tokenizer, ids)

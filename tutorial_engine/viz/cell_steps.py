@@ -94,7 +94,7 @@ def take_snapshot(
         left_over = pos is None and old is not None and (old.is_used or old.left_over)
         token = labels.get(cell, old.token if old is not None else "")
         known = visible(token) if pos is not None or left_over else ""
-        rows.append(CellRow(pos, tuple(sorted(owners)), shift, known, left_over))
+        rows.append(CellRow(pos, tuple(sorted(map(int, owners))), shift, known, left_over))
     heat = _heat(cache, kv_head)
     for cell, row in enumerate(rows):
         if not row.is_used and not row.left_over:

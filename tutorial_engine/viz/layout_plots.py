@@ -160,9 +160,9 @@ class _Strip:
         for i, e in enumerate(elements):
             where = f"byte {i * size}: layer {e.layer}, {KIND[e.kv]} of token {e.token}"
             tip = f"{where}, head {e.head}, number {e.dim}"
-            edge = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
+            thin = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
             name, box = f"{self.order}.{i}", self.grid.box(i)
-            scene.cell(name, box, STATES[e.kv], LAYERS[e.layer], tip, **edge)
+            scene.cell(name, box, STATES[e.kv], LAYERS[e.layer], tip, **thin)
         for i, box in self.parts(lambda i: elements[i][:3]):
             e = elements[i]
             edge: Style = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}

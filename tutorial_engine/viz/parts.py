@@ -158,7 +158,8 @@ class Sheet(Scene):
         for i, fill in enumerate(fills):
             points = _band(box, i / len(fills), (i + 1) / len(fills))
             self.add(f"{name}.{i}", "polygon", points=points, fill=fill, **DEAF)
-        self.rect(name, box, "none", **({"rx": 2, "stroke": INK} | edge), **DEAF)
+        border: Style = {"rx": 2, "stroke": INK} | edge
+        self.rect(name, box, "none", **border, **DEAF)
 
     def outline(self, name: str, box: Box, more: float = 0, **style: Any) -> None:
         """A thick frame around what is new or chosen, `more` pixels outside the box."""
@@ -204,7 +205,7 @@ class Sheet(Scene):
         """A line through points that ends, going right, in a head; it stands out on anything."""
         line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
-            style = {"fill": "none", "stroke": colour, "stroke_width": thick}
+            style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
             self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
         x, y = points[-1]
         wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width

@@ -90,7 +90,7 @@ class RopeExplorer(Explorer):
         scene.add(f"{name}.face", "circle", tip=tip, cx=x, cy=y, r=r, **look)
         for who, position, colour, dash in (("k", n, RED, "5 3"), ("q", m, BLUE, "none")):
             angle = position * speed
-            end = {"x2": x + r * math.cos(angle), "y2": y - r * math.sin(angle)}
+            end: dict[str, Any] = {"x2": x + r * math.cos(angle), "y2": y - r * math.sin(angle)}
             style: dict[str, Any] = {"stroke": colour, "stroke_width": 2 + r / 60, **DEAF}
             style |= {"stroke_dasharray": dash}
             scene.add(f"{name}.{who}", "line", x1=x, y1=y, **end, **style)

@@ -5,6 +5,7 @@ Knows places; what there is to say comes from scheduler_steps.
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tutorial_engine.viz.parts import (
@@ -19,6 +20,7 @@ from tutorial_engine.viz.parts import (
     Grid,
     Mark,
     Sheet,
+    Style,
 )
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
@@ -135,10 +137,9 @@ class _StepSheet(Sheet):
         self.heading(f"step {self.step} of 0–{run.last} · {now}", limits)
         note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
-        marks: dict[str, Mark] = {
-            words: lambda name, box, kind=kind: self._activity(name, (*box[:3], 12.0), kind, one)
-            for kind, words in ACTIVITIES.items()
-        }
+        marks: dict[str, Mark] = {}
+        for kind, words in ACTIVITIES.items():
+            marks[words] = partial(self._activity, kind=kind, one=one)
         marks["first token"] = lambda name, box: self._dot(name, box[0] + 9, 44)
         self.legend(34 + text_width(note, KEY), 49, marks, gap=18)
 
@@ -252,7 +253,7 @@ class _StepSheet(Sheet):
         run, one, event = self.run, self.looks[who], self.now.scheduled.get(who)
         base, new = row * run.max_len, event.slots if event else ()
         slots = (*self.now.planned.requests[who].slots, *new)
-        used, thin = len(slots), {"stroke_width": 0.8, "rx": 0}
+        used, thin = len(slots), Style(stroke_width=0.8, rx=0)
         self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.colour, **BOLD)
         for i, slot in enumerate(slots):
             tip = f"slot {slot}: K and V of token {i} of {who}, “{run.label(who, i)}”"
