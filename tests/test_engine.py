@@ -12,7 +12,7 @@ from workloads import (
     POOL_SIZE,
     alone,
     pool,
-    same_tokens,
+    same_as_alone,
     small_model,
     the_tokenizer,
 )
@@ -56,14 +56,8 @@ def free_rows(engine: LLMEngine) -> int:
 
 
 def as_alone(output: RequestOutput, index: int) -> None:
-    (got,), want = output.outputs, alone(index, LIMIT)
-    same_tokens(output.request_id, got.tokens, want.tokens)
-    assert (got.text, got.finish_reason, got.stop_reason, got.index) == (
-        want.text,
-        want.finish_reason,
-        want.stop_reason,
-        0,
-    )
+    (got,) = output.outputs
+    same_as_alone(output.request_id, got, index)
 
 
 def asked(indices: Sequence[int]) -> tuple[list[Any], list[SamplingParams]]:

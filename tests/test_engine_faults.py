@@ -22,6 +22,7 @@ from workloads import (
     Party,
     alone,
     pool,
+    same_as_alone,
     same_tokens,
     several,
     small_model,
@@ -109,10 +110,8 @@ class Book:
 
 
 def as_alone(name: str, output: RequestOutput, index: int) -> None:
-    (got,), want = output.outputs, alone(index, LIMIT)
-    same_tokens(name, got.tokens, want.tokens)
-    ended = (got.text, got.finish_reason, got.stop_reason)
-    assert ended == (want.text, want.finish_reason, want.stop_reason)
+    (got,) = output.outputs
+    same_as_alone(name, got, index)
 
 
 def still_good(party: Party) -> None:
