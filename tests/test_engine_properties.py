@@ -465,7 +465,7 @@ BUGS: dict[str, tuple[Bug, type[Exception], str]] = {
     "row kept after an abort": (
         replaced(Scheduler, "abort", forgets_the_memory),
         AssertionError,
-        "rows",
+        "rows|stuck",
     ),
     "takes up where it was, without its memory": (
         replaced(Scheduler, "preempt", forgets_to_begin_anew),
