@@ -404,41 +404,28 @@ def short_of_memory(**limits: Any) -> Toy:
     return toy
 
 
-def test_the_last_to_run_gives_way_and_waits_at_the_front() -> None:
-    toy = short_of_memory()
+def test_the_last_to_run_gives_way_and_runs_prompt_and_outputs_again() -> None:
+    toy = short_of_memory(long_prefill_token_threshold=5)
     b = toy.requests["b"]
+    sampler, outputs, before = b.sampler, b.output_token_ids, b.metrics
     toy.step()
-    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
-    assert b.status is RequestStatus.PREEMPTED
-    assert b.num_computed_tokens == 0 and "b" not in toy.memory.slots
-
-
-def test_a_preempted_request_keeps_its_tokens_and_its_sampler() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
-    sampler, outputs = b.sampler, b.output_token_ids
-    toy.step()
-    assert b.status is RequestStatus.PREEMPTED
-    assert b.sampler is sampler and sampler.num_sampled == 2
+    assert (toy.running, toy.waiting) == (["a"], ["b", "c"]), "it waits at the front"
+    assert b.status is RequestStatus.PREEMPTED and "b" not in toy.memory.slots
+    assert b.sampler is sampler and (sampler.num_sampled, b.checker.num_tokens) == (2, 2)
     assert b.output_token_ids == outputs == alone("b", 3, 2)
-    assert (b.num_new_tokens, len(b.tokens), b.checker.num_tokens) == (5, 2, 2)
-
-
-def test_nobody_comes_in_when_someone_was_thrown_out() -> None:
-    toy = short_of_memory(long_prefill_token_threshold=3)
-    toy.step()
-    assert toy.steps[-1] == {"a": 1}
-    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
-    assert toy.memory.allocate("b", [0] * 5, 0, 3) is not None, "a chunk of b would have fitted"
-
-
-def test_a_resumed_request_runs_prompt_and_outputs_again() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
+    assert (b.num_computed_tokens, b.num_new_tokens) == (0, 5)
+    assert toy.memory.allocate("c", [0], 0, 1) is not None, "c fitted, but nobody comes in"
+    toy.memory.free("c")
     toy.run()
     assert toy.steps[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
-    assert b.output_token_ids == alone("b", 3, 4)
-    assert toy.requests["a"].output_token_ids == alone("a", 3, 4)
+    assert [toy.requests[name].output_token_ids for name in "ab"] == [
+        alone(name, 3, 4) for name in "ab"
+    ]
+    after = b.metrics  # the first time counts
+    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
+    assert after.queue_time == before.queue_time == 0.0
+    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
+    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
     assert len(toy.memory.free_slots) == 8
 
 
@@ -454,18 +441,6 @@ def test_random_draws_are_the_same_after_a_preemption() -> None:
         texts.append(b.output_token_ids)
     assert texts[0] == texts[1] and len(set(texts[0])) > 1
     assert texts[0] != alone("b", 3, 4), "the draws were not random"
-
-
-def test_the_time_to_the_first_token_is_counted_once() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
-    before = b.metrics
-    toy.run()
-    after = b.metrics
-    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
-    assert after.queue_time == before.queue_time == 0.0
-    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
-    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
 
 
 def preemptions(whole: bool) -> int:
@@ -578,42 +553,28 @@ def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
 # -- faults and ends ------------------------------------------------------------------------------
 
 
-def test_a_fault_ends_one_request_only() -> None:
+def test_a_fault_or_a_stop_check_that_raises_ends_its_request_only() -> None:
     toy = Toy()
     a, b, c = (toy.add(name, 3) for name in "abc")
     toy.step()
-    updates = toy.step(faults={"b": ArithmeticError("too warm")})
-    assert [(update.request, update.token is None) for update in updates] == [
-        (a, False),
-        (b, True),
-        (c, False),
-    ]
-    assert b.status is RequestStatus.ERROR and b.finish == Finish("error")
-    assert b.error == "ArithmeticError: too warm"
-    assert b.output_token_ids == alone("b", 3, 1) and "b" not in toy.memory.slots
-    assert b.group.output().error == b.error
-    toy.run()
-    assert a.output_token_ids == alone("a", 3, 4) and c.output_token_ids == alone("c", 3, 4)
-
-
-def test_a_stop_check_that_raises_ends_its_request_only() -> None:
-    toy = Toy()
-    a, b = toy.add("a", 3), toy.add("b", 3)
 
     def broken(token_id: int) -> Finish | None:
-        raise KeyError(token_id)
+        raise KeyError("no")
 
-    a.checker.update = broken  # type: ignore[method-assign]
-    updates = toy.step()
-    assert [update.token is None for update in updates] == [True, False]
-    assert a.status is RequestStatus.ERROR and (a.error or "").startswith("KeyError")
-    assert a.output_token_ids == () and a.token_times == []
+    c.checker.update = broken  # type: ignore[method-assign]
+    updates = toy.step(faults={"b": ArithmeticError("too warm")})
+    assert [u.request for u in updates] == [a, b, c]
+    assert [u.token is None for u in updates] == [False, True, True]
+    for one, error in ((b, "ArithmeticError: too warm"), (c, "KeyError: 'no'")):
+        assert one.status is RequestStatus.ERROR and one.finish == Finish("error")
+        assert one.error == one.group.output().error == error
+        assert one.output_token_ids == alone(one.request_id, 3, 1) and len(one.token_times) == 1
+    assert [*toy.memory.slots] == ["a"]
     toy.run()
-    assert b.output_token_ids == alone("b", 3, 4)
-    assert len(toy.memory.free_slots) == 1000
+    assert a.output_token_ids == alone("a", 3, 4) and len(toy.memory.free_slots) == 1000
 
 
-# -- the books ------------------------------------------------------------------------------------
+# -- what must add up -----------------------------------------------------------------------------
 
 
 def settled() -> Toy:
