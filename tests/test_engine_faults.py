@@ -119,7 +119,7 @@ def still_good(party: Party) -> None:
     engine, memory = party.engine, party.memory
     engine.check_integrity()
     assert not engine.requests and not engine.has_unfinished_requests
-    assert not (engine._inbox._results or engine._abandoned or engine._in_step)
+    assert not (engine._inbox._results or engine._to_sweep or engine._in_step)
     memory.check_empty()
     assert replay(party.recorder.events).unfinished() == EngineState((), (), {})
     indices = guests(2)

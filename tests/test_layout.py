@@ -1,6 +1,7 @@
 """The house: rooms, modules, files and settings agree with each other and with the syllabus."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import jupytext
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -108,7 +110,7 @@ def test_room_says_what_it_is_for_and_hands_out_little(room: Room) -> None:
     init = parsed(PACKAGE / room.name / "__init__.py")
     assert set(notebooks_of(PACKAGE / room.name / "__init__.py")) <= NUMBERS
     names = handed_out(PACKAGE / room.name)
-    public = [ast.literal_eval(n.value) for n in init.body if isinstance(n, ast.Assign)]
+    public = [sorted(ast.literal_eval(n.value)) for n in init.body if isinstance(n, ast.Assign)]
     assert public == ([sorted(names)] if names else []), "__all__ is what it imports"
     assert len(names) <= 8
     rest = [n for n in init.body[1:] if not isinstance(n, ast.ImportFrom | ast.Assign)]
@@ -402,3 +404,13 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     links = [t for t in re.findall(r"\]\(([^)#]+)", readme) if not t.startswith("http")]
     assert links
     assert not [target for target in links if not (ROOT / target).exists()]
+
+
+def test_the_architecture_page_shows_the_step_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    trace_step = importlib.import_module("trace_step")
+    with torch.inference_mode():
+        outline = trace_step.decode_step().text()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert outline in page, "python tools/draw_step.py draws and inserts it anew"
+    assert len(outline.splitlines()) - 2 <= 60, "functions"
