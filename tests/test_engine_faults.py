@@ -22,6 +22,7 @@ from workloads import (
     Party,
     alone,
     pool,
+    same_as_alone,
     same_tokens,
     several,
     small_model,
@@ -38,6 +39,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.trace.history import EngineState, replay
 
+pytestmark = pytest.mark.filterwarnings("ignore:a forward of")  # it is run again, each alone
 LIMIT = max(LIMITS)
 MANY = 300  # steps: more than any of these needs
 
@@ -73,27 +75,7 @@ def guests(many: int = 4, **wanted: Any) -> list[int]:
 
 
 def party_for(indices: Sequence[int], **options: Any) -> Party:
-    options = {"max_num_seqs": 3, "budget": 12, **options}
-    return Party(several(indices, **options))
-
-
-def add(
-    party: Party,
-    indices: Sequence[int],
-    callbacks: dict[int, Callable[[StepOutput], None]] | None = None,
-    samplers: dict[int, Sampler] | None = None,
-) -> list[str]:
-    """Request number k of them is called g{k}."""
-    for k, index in enumerate(indices):
-        asked = pool()[index]
-        party.engine.add_request(
-            asked.prompt,
-            asked.params,
-            f"g{k}",
-            on_token=(callbacks or {}).get(k),
-            sampler=(samplers or {}).get(k),
-        )
-    return [f"g{k}" for k in range(len(indices))]
+    return Party(several(indices, **{"max_num_seqs": 3, "budget": 12, **options}))
 
 
 class Book:
@@ -128,27 +110,8 @@ class Book:
 
 
 def as_alone(name: str, output: RequestOutput, index: int) -> None:
-    (got,), want = output.outputs, alone(index, LIMIT)
-    same_tokens(name, got.tokens, want.tokens)
-    ended = (got.text, got.finish_reason, got.stop_reason)
-    assert ended == (want.text, want.finish_reason, want.stop_reason)
-
-
-def all_as_alone(
-    outputs: dict[str, RequestOutput], indices: Sequence[int], but: Iterable[int] = ()
-) -> None:
-    for k, index in enumerate(indices):
-        if k not in set(but):
-            assert outputs[f"g{k}"].error is None
-            as_alone(f"g{k}", outputs[f"g{k}"], index)
-
-
-def broken(output: RequestOutput, index: int, error: str, num_tokens: int | None = None) -> None:
-    """It ended with this error, and what it had got by then is right and there."""
-    (got,), want = output.outputs, alone(index, LIMIT)
-    assert got.finish_reason == "error" and output.error == error
-    assert num_tokens is None or len(got.tokens) == num_tokens
-    same_tokens(output.request_id, got.tokens, want.tokens[: len(got.tokens)])
+    (got,) = output.outputs
+    same_as_alone(name, got, index)
 
 
 def still_good(party: Party) -> None:
@@ -156,7 +119,7 @@ def still_good(party: Party) -> None:
     engine, memory = party.engine, party.memory
     engine.check_integrity()
     assert not engine.requests and not engine.has_unfinished_requests
-    assert not (engine._inbox._results or engine._abandoned or engine._in_step)
+    assert not (engine._inbox._results or engine._to_sweep or engine._in_step)
     memory.check_empty()
     assert replay(party.recorder.events).unfinished() == EngineState((), (), {})
     indices = guests(2)
@@ -168,6 +131,48 @@ def still_good(party: Party) -> None:
     engine.check_integrity()
     assert not engine.requests
     memory.check_empty()
+
+
+class Case:
+    """Some guests in an engine, g0, g1 ...: with callbacks or samplers of their own."""
+
+    def __init__(
+        self,
+        many: int = 3,
+        callbacks: dict[int, Callable[[StepOutput], None]] | None = None,
+        samplers: dict[int, Sampler] | None = None,
+        greedy: bool = False,
+        **options: Any,
+    ) -> None:
+        self.indices = guests(many, greedy=greedy)
+        self.party = party_for(self.indices, **options)
+        self.engine, self.book = self.party.engine, Book(self.party.engine)
+        for k in range(many):
+            self.add(k, on_token=(callbacks or {}).get(k), sampler=(samplers or {}).get(k))
+
+    def add(self, k: int, **options: Any) -> None:
+        asked = pool()[self.indices[k]]
+        self.engine.add_request(asked.prompt, asked.params, f"g{k}", **options)
+
+    def finish(self, but: Iterable[int] = ()) -> dict[str, RequestOutput]:
+        """To the end: all but these came out as if alone, each token once, and all is well."""
+        outputs = self.book.finish()
+        for k, index in enumerate(self.indices):
+            name = f"g{k}"
+            assert self.book.tokens(name) == outputs[name].outputs[0].tokens, "each token once"
+            if k not in set(but):
+                assert outputs[name].error is None
+                as_alone(name, outputs[name], index)
+        still_good(self.party)
+        return outputs
+
+    def only(self, k: int, error: str, num_tokens: int | None = None) -> None:
+        """It alone ended with this error, and what it had got by then is right and there."""
+        output, want = self.finish(but=[k])[f"g{k}"], alone(self.indices[k], LIMIT)
+        (got,) = output.outputs
+        assert got.finish_reason == "error" and (output.error or "").startswith(error)
+        assert num_tokens is None or len(got.tokens) == num_tokens
+        same_tokens(output.request_id, got.tokens, want.tokens[: len(got.tokens)])
 
 
 @contextmanager
@@ -209,63 +214,48 @@ def own_token(indices: Sequence[int], k: int) -> int:
 @pytest.mark.parametrize("number", range(8))
 def test_a_model_call_that_raises_once_costs_nobody_a_token(number: int) -> None:
     """Each runs again, alone."""
-    indices = guests()
-    party = party_for(indices)
-    names, book = add(party, indices), Book(party.engine)
-    seen: list[int] = []
-    fails = fails_at([number])
+    case, seen, fails = Case(4), list[int](), fails_at([number])
 
     def do(batch: Batch) -> None:
         seen.append(batch.num_seqs)
         fails(batch)
 
     with before_forward(do):
-        outputs = book.finish()
-    assert outputs.keys() == set(names)
-    assert len(seen) > number
-    all_as_alone(outputs, indices)
-    assert party.engine.runner.num_forwards == party.engine.num_steps + seen[number]
-    still_good(party)
+        case.book.finish()
+    assert case.engine.runner.num_forwards == case.engine.num_steps + seen[number]
+    case.finish()
 
 
 def test_a_model_call_that_always_raises_ends_all_and_the_engine_lives() -> None:
-    indices = guests()
-    party = party_for(indices)
-    names, book = add(party, indices), Book(party.engine)
-    book.step()
-    book.step()
+    case = Case(4)
+    case.book.step()
+    case.book.step()
     with before_forward(fails_at(range(1000))):
-        outputs = book.finish()
-    assert outputs.keys() == set(names)
-    for k, index in enumerate(indices):
-        broken(outputs[f"g{k}"], index, "RuntimeError: the device is gone")
-    assert any(book.tokens(name) for name in names), "two steps went well"
-    still_good(party)
+        case.book.finish()
+    outputs = case.finish(but=range(4))
+    for k, index in enumerate(case.indices):
+        output, (got,) = outputs[f"g{k}"], outputs[f"g{k}"].outputs
+        assert output.error == "RuntimeError: the device is gone"
+        same_tokens(output.request_id, got.tokens, alone(index, LIMIT).tokens[: len(got.tokens)])
+    assert any(case.book.tokens(f"g{k}") for k in range(4)), "two steps went well"
 
 
 @pytest.mark.parametrize("of_prompt", [True, False])
 @pytest.mark.parametrize("k", range(4))
 def test_a_model_that_dislikes_one_request_fails_only_that_one(k: int, of_prompt: bool) -> None:
-    indices = guests()
-    party = party_for(indices, max_num_seqs=4)
-    engine, prompt_len = party.engine, len(pool()[indices[k]].prompt)
+    case, name = Case(4, max_num_seqs=4), f"g{k}"
+    prompt_len = len(pool()[case.indices[k]].prompt)
 
     def dislikes(batch: Batch) -> None:
-        request = engine.requests.get(f"g{k}")
-        if request is not None and batch.slot_mapping is not None:
-            rows = batch.slot_mapping // LIMIT
-            mine = torch.tensor(
-                [row in party.memory.describe(f"g{k}").table for row in rows.tolist()]
-            )
-            if (mine & (of_prompt | (batch.positions >= prompt_len))).any():
+        if name in batch.seq_ids:
+            s = batch.seq_ids.index(name)
+            last = int(batch.positions[batch.last_token_indices[s]])
+            if of_prompt or last >= prompt_len:
                 raise RuntimeError("no kernel for that")
 
-    add(party, indices)
     with before_forward(dislikes):
-        outputs = Book(party.engine).finish()
-    all_as_alone(outputs, indices, but=[k])
-    broken(outputs[f"g{k}"], indices[k], "RuntimeError: no kernel for that", not of_prompt)
-    still_good(party)
+        case.book.finish()
+    case.only(k, "RuntimeError: no kernel for that", not of_prompt)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -274,7 +264,6 @@ def test_a_model_that_dislikes_one_request_fails_only_that_one(k: int, of_prompt
 def test_logits_that_are_no_numbers_end_their_request_alone(
     token: int, bad: float, greedy: bool
 ) -> None:
-    indices = guests(3, greedy=greedy)
     run = ModelRunner.run
 
     def spoiled(self: ModelRunner, scheduled: Any) -> ModelOutput:
@@ -285,15 +274,10 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
                     output.logits[row, 3] = bad
         return output
 
-    party = party_for(indices)
-    add(party, indices)
+    case = Case(greedy=greedy)
     with patch.object(ModelRunner, "run", spoiled):
-        outputs = Book(party.engine).finish()
-    all_as_alone(outputs, indices, but=[1])
-    error = outputs["g1"].error
-    assert error is not None and "not numbers" in error and str(bad) in error
-    broken(outputs["g1"], indices[1], error, token)
-    still_good(party)
+        case.book.finish()
+    case.only(1, f"ValueError: these logits are not numbers, the largest is {bad}", token)
 
 
 # -- samplers, tokenizers -------------------------------------------------------------------------
@@ -324,14 +308,8 @@ def ctrl_c() -> None:
 @pytest.mark.parametrize("k", range(3))
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_a_sampler_that_raises_ends_its_request_alone(k: int, at: int) -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    sampler = Raising(pool()[indices[k]].params, at, out_of_luck)
-    add(party, indices, samplers={k: sampler})
-    outputs = Book(party.engine).finish()
-    all_as_alone(outputs, indices, but=[k])
-    broken(outputs[f"g{k}"], indices[k], "ZeroDivisionError: out of luck", at)
-    still_good(party)
+    sampler = Raising(pool()[guests(3)[k]].params, at, out_of_luck)
+    Case(samplers={k: sampler}).only(k, "ZeroDivisionError: out of luck", at)
 
 
 class Illiterate:
@@ -353,18 +331,16 @@ def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
     indices = guests(3)
     token = own_token(indices, 1)
     illiterate: Any = Illiterate(token)
-    party = Party(several(indices, max_num_seqs=3, budget=12), illiterate)
-    add(party, indices)
-    outputs = Book(party.engine).finish()
-    all_as_alone(outputs, indices, but=[1])
-    number = alone(indices[1], LIMIT).token_ids.index(token)
-    broken(outputs["g1"], indices[1], f"UnicodeError: what is {token}?", number)
+    with patch("workloads.the_tokenizer", lambda: illiterate):
+        case = Case()
+    case.book.finish()
     with pytest.raises(UnicodeError, match="what is hello"):
-        party.engine.add_request("hello")
+        case.engine.add_request("hello")
     with pytest.raises(UnicodeError, match="what is hello"):
-        party.engine.generate([[1, 2], "hello"])
+        case.engine.generate([[1, 2], "hello"])
     illiterate.token = -1
-    still_good(party)
+    number = alone(indices[1], LIMIT).token_ids.index(token)
+    case.only(1, f"UnicodeError: what is {token}?", number)
 
 
 # -- callbacks ------------------------------------------------------------------------------------
@@ -384,159 +360,93 @@ def at_call(number: int, do: Callable[[], object]) -> Callable[[StepOutput], Non
 @pytest.mark.parametrize("k", range(3))
 @pytest.mark.parametrize("call", [0, 3])
 def test_a_callback_that_raises_ends_its_request_alone(k: int, call: int) -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    add(party, indices, {k: at_call(call, out_of_luck)})
-    book = Book(party.engine)
-    outputs = book.finish()
-    all_as_alone(outputs, indices, but=[k])
-    broken(outputs[f"g{k}"], indices[k], "ZeroDivisionError: out of luck", call + 1)
-    assert book.tokens(f"g{k}") == outputs[f"g{k}"].outputs[0].tokens, "each token once"
-    still_good(party)
+    case = Case(callbacks={k: at_call(call, out_of_luck)})
+    case.only(k, "ZeroDivisionError: out of luck", call + 1)
 
 
 def test_a_callback_that_raises_at_the_last_token_changes_no_token() -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    last = len(alone(indices[1], LIMIT).token_ids) - 1
-    add(party, indices, {1: at_call(last, out_of_luck)})
-    outputs = Book(party.engine).finish()
-    all_as_alone(outputs, indices, but=[1])
-    as_alone("g1", outputs["g1"], indices[1])
-    assert outputs["g1"].error == "ZeroDivisionError: out of luck"
-    still_good(party)
+    last = len(alone(guests(3)[1], LIMIT).token_ids) - 1
+    case = Case(callbacks={1: at_call(last, out_of_luck)})
+    output = case.finish(but=[1])["g1"]
+    as_alone("g1", output, case.indices[1])
+    assert output.error == "ZeroDivisionError: out of luck"
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def exit_now() -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("stop", [ctrl_c, exit_now])
 @pytest.mark.parametrize("call", [0, 2, 5])
 @pytest.mark.parametrize("k", range(3))
-def test_ctrl_c_in_a_callback_ends_nobody(k: int, call: int, kind: type[BaseException]) -> None:
-    def stop() -> None:
-        if kind is KeyboardInterrupt:
-            ctrl_c()
-        else:
-            raise kind
-
-    indices = guests(3)
-    party = party_for(indices)
-    add(party, indices, {k: at_call(call, stop)})
-    book = Book(party.engine)
-    with pytest.raises(kind):
-        book.finish()
-    assert not party.engine._in_step
-    outputs = book.finish()
-    all_as_alone(outputs, indices)
-    for j in range(3):
-        assert book.tokens(f"g{j}") == outputs[f"g{j}"].outputs[0].tokens, "each token once"
-    still_good(party)
+def test_an_interrupt_in_a_callback_ends_nobody(
+    k: int, call: int, stop: Callable[[], None]
+) -> None:
+    case = Case(callbacks={k: at_call(call, stop)})
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        case.book.finish()
+    assert not case.engine._in_step
+    case.finish()
 
 
-def test_interrupt_that_a_callback_raises_itself_ends_nobody() -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    indices = guests(3)
-    party = party_for(indices)
-    add(party, indices, {k: at_call(1, stop) for k in range(3)})
-    book = Book(party.engine)
+def test_interrupts_in_several_callbacks_of_a_step_end_nobody() -> None:
+    case = Case(callbacks={k: at_call(1, exit_now) for k in range(3)})
     seen = 0
-    for _ in range(MANY):
+    while case.engine.has_unfinished_requests:
         try:
-            outputs = book.finish()
-            break
-        except KeyboardInterrupt:
+            case.book.step()
+        except SystemExit:
             seen += 1
     assert 1 <= seen <= 3
-    all_as_alone(outputs, indices)
-    still_good(party)
+    case.finish()
 
 
+@pytest.mark.parametrize(("killer", "victim"), [(1, 1), (0, 2), (2, 0), (0, 1), (1, 0)])
 @pytest.mark.parametrize("call", [0, 2])
-def test_a_callback_may_abort_its_own_request(call: int) -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    engine = party.engine
-    add(party, indices, {1: at_call(call, lambda: engine.abort("g1"))})
-    book = Book(engine)
-    outputs = book.finish()
-    all_as_alone(outputs, indices, but=[1])
-    (got,) = outputs["g1"].outputs
-    assert got.finish_reason == "abort" and len(got.tokens) == call + 1
-    assert outputs["g1"].error is None and book.tokens("g1") == got.tokens
-    still_good(party)
-
-
-@pytest.mark.parametrize(("killer", "victim"), [(0, 2), (2, 0), (0, 1), (1, 0)])
-@pytest.mark.parametrize("call", [0, 2])
-def test_a_callback_may_abort_a_neighbour_who_gets_nothing_more(
+def test_a_callback_may_abort_itself_or_a_neighbour_who_gets_nothing_more(
     killer: int, victim: int, call: int
 ) -> None:
     """It keeps its token of this very step, whichever comes first in the batch."""
-    indices = guests(3)
-    party = party_for(indices, budget=500)  # so all run from the first step on
-    engine, book = party.engine, Book(party.engine)
-    had: list[int] = []
-
-    def kill() -> None:
-        had.append(len(engine.requests[f"g{victim}"].tokens))
-        engine.abort(f"g{victim}")
-
-    add(party, indices, {killer: at_call(call, kill)})
-    outputs = book.finish()
-    all_as_alone(outputs, indices, but=[victim])
-    (got,) = outputs[f"g{victim}"].outputs
-    assert got.finish_reason == "abort" and outputs[f"g{victim}"].error is None
-    assert [len(got.tokens)] == had == [call + 1] and book.tokens(f"g{victim}") == got.tokens
-    assert book.results.index(next(r for r in book.results if r.output)) < len(book.results)
-    still_good(party)
+    heard: list[StepOutput] = []
+    kill = at_call(call, lambda: case.engine.abort(f"g{victim}"))
+    case = Case(callbacks={victim: heard.append, killer: kill}, budget=500)  # all run at once
+    output = case.finish(but=[victim])[f"g{victim}"]
+    (got,) = output.outputs
+    assert got.finish_reason == "abort" and output.error is None and len(got.tokens) == call + 1
+    if killer != victim:
+        assert heard == [
+            result for result in case.book.results if result.request_id == f"g{victim}"
+        ]
 
 
 def test_a_callback_may_add_a_request() -> None:
-    indices = guests(4)
-    party = party_for(indices)
-    engine, asked = party.engine, pool()[indices[3]]
-    late = at_call(1, lambda: engine.add_request(asked.prompt, asked.params, "g3"))
-    add(party, indices[:3], {0: late})
-    outputs = Book(engine).finish()
-    all_as_alone(outputs, indices)
-    still_good(party)
+    asked = pool()[guests(4)[3]]
+    late = at_call(1, lambda: case.engine.add_request(asked.prompt, asked.params, "g3"))
+    case = Case(3, callbacks={0: late})
+    case.indices = guests(4)
+    case.finish()
 
 
 def test_an_id_is_free_again_in_the_callback_that_brings_the_end() -> None:
     (index,) = guests(1)
-    party = party_for([index])
-    engine, asked = party.engine, pool()[index]
     last = len(alone(index, LIMIT).token_ids) - 1
-    add(
-        party,
-        [index],
-        {0: at_call(last, lambda: engine.add_request(asked.prompt, asked.params, "g0"))},
-    )
-    first, second = engine.run()
-    assert first.request_id == second.request_id == "g0"
-    as_alone("g0", first, index)
-    as_alone("g0", second, index)
-    still_good(party)
+    case = Case(1, callbacks={0: at_call(last, lambda: case.add(0))})
+    first, second = case.engine.run()
+    for output in (first, second):
+        as_alone("g0", output, index)
+    still_good(case.party)
 
 
 @pytest.mark.parametrize("how", ["step", "run", "generate", "stream"])
 def test_a_callback_cannot_run_another_step(how: str) -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    engine = party.engine
     calls: dict[str, Callable[[], object]] = {
-        "step": engine.step,
-        "run": engine.run,
-        "generate": lambda: engine.generate([[1, 2]]),
-        "stream": lambda: list(engine.stream([[1, 2]])),
+        "step": lambda: case.engine.step(),
+        "run": lambda: case.engine.run(),
+        "generate": lambda: case.engine.generate([[1, 2]]),
+        "stream": lambda: list(case.engine.stream([[1, 2]])),
     }
-    add(party, indices, {1: at_call(1, calls[how])})
-    outputs = Book(engine).finish()
-    all_as_alone(outputs, indices, but=[1])
-    error = outputs["g1"].error
-    assert error is not None and error.startswith("RuntimeError: a step is under way")
-    broken(outputs["g1"], indices[1], error, 2)
-    still_good(party)
+    case = Case(callbacks={1: at_call(1, calls[how])})
+    case.only(1, "RuntimeError: a step is under way", 2)
 
 
 # -- Ctrl-C ---------------------------------------------------------------------------------------
@@ -576,36 +486,27 @@ def ctrl_c_in(place: str, number: int) -> Iterator[None]:
 PLACES = ["forward", "schedule", "sample", "update", "allocate", "deliver"]
 
 
+def asked_by(indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    return [pool()[i].prompt for i in indices], [pool()[i].params for i in indices]
+
+
 @pytest.mark.parametrize("number", [0, 1, 4])
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_in_generate_takes_away_only_what_it_brought(place: str, number: int) -> None:
-    indices = guests(4)
-    party = party_for(indices)
-    engine = party.engine
-    handler = signal.getsignal(signal.SIGINT)
-    add(party, indices[:2])
-    asked = [pool()[i] for i in indices[2:]]
-    prompts, params = [a.prompt for a in asked], [a.params for a in asked]
+    case, handler = Case(2), signal.getsignal(signal.SIGINT)
     with ctrl_c_in(place, number), pytest.raises(KeyboardInterrupt):
-        engine.generate(prompts, params)
+        case.engine.generate(*asked_by(guests(4)[2:]))
     assert signal.getsignal(signal.SIGINT) is handler
-    engine.check_integrity()
-    assert engine.requests.keys() == {"g0", "g1"}
-    book = Book(engine)
-    outputs = book.finish()
-    assert outputs.keys() == {"g0", "g1"}
-    all_as_alone(outputs, indices[:2])
-    for name in ("g0", "g1"):
-        assert book.tokens(name) == outputs[name].outputs[0].tokens, "each token once"
-    still_good(party)
+    case.engine.check_integrity()
+    assert case.engine.requests.keys() == {"g0", "g1"}
+    assert case.finish().keys() == {"g0", "g1"}
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_ctrl_c_while_generate_brings_its_requests_in(number: int) -> None:
-    indices = guests(3)
-    party = party_for(indices)
+    party = party_for(guests(3))
     with ctrl_c_in("add", number), pytest.raises(KeyboardInterrupt):
-        party.engine.generate([pool()[i].prompt for i in indices])
+        party.engine.generate(*asked_by(guests(3)))
     still_good(party)
 
 
@@ -613,27 +514,20 @@ def test_ctrl_c_while_generate_brings_its_requests_in(number: int) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_in_a_step_loses_nothing(place: str, number: int) -> None:
     """The interrupt comes out of step(); whoever goes on stepping gets every token once."""
-    indices = guests(4)
-    party = party_for(indices, capacity=LIMIT)
-    names, book = add(party, indices), Book(party.engine)
+    case = Case(4, capacity=LIMIT)
     with ctrl_c_in(place, number), pytest.raises(KeyboardInterrupt):
-        book.finish()
-    outputs = book.finish()
-    all_as_alone(outputs, indices)
-    for name in names:
-        assert book.tokens(name) == outputs[name].outputs[0].tokens, "each token once"
-    still_good(party)
+        case.book.finish()
+    case.finish()
 
 
 def test_a_second_ctrl_c_while_cleaning_up_leaks_nothing() -> None:
-    indices = guests(3)
-    party = party_for(indices)
+    party = party_for(guests(3))
     with (
         ctrl_c_in("forward", 2),
         patch.object(Scheduler, "abort", interrupted_once(Scheduler.abort)),
         pytest.raises(KeyboardInterrupt),
     ):
-        party.engine.generate([pool()[i].prompt for i in indices])
+        party.engine.generate(*asked_by(guests(3)))
     still_good(party)
 
 
@@ -652,56 +546,27 @@ def interrupted_once(real: Callable[..., Any]) -> Any:
 # -- streams --------------------------------------------------------------------------------------
 
 
-def stream_of(party: Party, indices: Sequence[int]) -> Iterator[StepOutput]:
-    asked = [pool()[i] for i in indices]
-    return party.engine.stream([a.prompt for a in asked], [a.params for a in asked])
+def stream_of(party: Party, indices: Sequence[int]) -> Any:
+    return party.engine.stream(*asked_by(indices))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 5])
 @pytest.mark.parametrize("how", ["closed", "dropped", "raised"])
 def test_a_stream_that_is_left_early_takes_its_requests_along(how: str, taken: int) -> None:
-    indices = guests(4)
-    party = party_for(indices)
-    add(party, indices[:2])
-    stream = stream_of(party, indices[2:])
+    case = Case(2)
+    stream = stream_of(case.party, guests(4)[2:])
     for _ in range(taken):
         next(stream)
-    assert len(party.engine.requests) == (4 if taken else 2)
+    assert len(case.engine.requests) == (4 if taken else 2), "it enters with its first token"
     if how == "closed":
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
     elif how == "raised" and taken:
         with pytest.raises(LookupError):
-            stream.throw(LookupError("in the reader"))  # type: ignore[attr-defined]
+            stream.throw(LookupError("in the reader"))
     del stream
     gc.collect()
-    assert party.engine.requests.keys() <= {"g0", "g1"}
-    book = Book(party.engine)
-    all_as_alone(book.finish(), indices[:2])
-    still_good(party)
-
-
-def test_an_exception_in_the_readers_loop_ends_the_stream() -> None:
-    indices = guests(3)
-    party = party_for(indices)
-
-    def reader() -> None:
-        for result in stream_of(party, indices):
-            if result.token is not None:
-                raise LookupError("in the reader")
-
-    with pytest.raises(LookupError):
-        reader()
-    gc.collect()
-    still_good(party)
-
-
-def test_a_stream_that_nobody_reads_brings_nothing_in() -> None:
-    indices = guests(3)
-    party = party_for(indices)
-    stream = stream_of(party, indices)
-    assert not party.engine.has_unfinished_requests
-    del stream
-    still_good(party)
+    assert case.engine.requests.keys() <= {"g0", "g1"}
+    case.finish()
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -715,7 +580,7 @@ def test_a_stream_aborts_nobody_elses_request_of_the_same_id(begun: bool) -> Non
         name = next(stream).request_id
         engine.abort(name)
         engine.add_request(other.prompt, other.params, name)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
     else:
         name = "r0"
         engine.add_request(other.prompt, other.params, name)
@@ -729,33 +594,28 @@ def test_a_stream_aborts_nobody_elses_request_of_the_same_id(begun: bool) -> Non
 
 def test_a_request_of_a_stream_that_fails_ends_in_the_stream() -> None:
     indices = guests(3)
-    party = party_for(indices)
-    token = own_token(indices, 1)
+    party, token = party_for(indices), own_token(indices, 1)
 
     def dislikes(batch: Batch) -> None:
         if token in batch.input_ids.tolist():
             raise RuntimeError("no")
 
     with before_forward(dislikes):
-        ends = {r.request_id: r for r in stream_of(party, indices) if r.output is not None}
-    reasons = sorted(str(r.finish.reason) for r in ends.values() if r.finish)
+        ends = [r.finish.reason for r in stream_of(party, indices) if r.output is not None]
     wanted = [alone(indices[k], LIMIT).finish_reason for k in (0, 2)]
-    assert reasons == sorted([*wanted, "error"])
+    assert sorted(ends) == sorted([*wanted, "error"])
     still_good(party)
 
 
 def test_a_stream_that_the_garbage_collector_drops_while_a_step_is_planned() -> None:
-    """Its requests are aborted in the middle of schedule(): nobody else may notice."""
-    indices = guests(4)
-    party = party_for(indices, max_num_seqs=4, budget=500)
-    stream = stream_of(party, indices[:2])
+    """Its requests are aborted when the step is over: nobody else may notice."""
+    case = Case(2, max_num_seqs=4, budget=500)
+    stream = stream_of(case.party, guests(4)[2:])
     next(stream)
-    add(party, indices[2:])
-    party.engine.step()
     circle: list[Any] = [stream]
     circle.append(circle)
     del stream, circle
-    allocate, calls = party.memory.allocate, iter(range(10**6))
+    allocate, calls = case.party.memory.allocate, iter(range(10**6))
 
     def collecting(*args: Any) -> Any:
         if next(calls) == 0:
@@ -764,11 +624,8 @@ def test_a_stream_that_the_garbage_collector_drops_while_a_step_is_planned() -> 
 
     gc.disable()
     try:
-        with patch.object(party.memory, "allocate", collecting):
-            book = Book(party.engine)
-            outputs = book.finish()
+        with patch.object(case.party.memory, "allocate", collecting):
+            case.book.finish()
     finally:
         gc.enable()
-    for k, index in enumerate(indices[2:]):
-        as_alone(f"g{k}", outputs[f"g{k}"], index)
-    still_good(party)
+    case.finish()

@@ -51,6 +51,9 @@ def test_each_sample_has_a_sampler_and_a_stop_checker_of_its_own() -> None:
     assert [first.request_id, second.request_id] == sample_ids("a", 2) == ["a", "a.1"]
     assert first.sampler is not second.sampler and first.checker is not second.checker
     assert [one.params for one in group.samples] == [params.sample(0), params.sample(1)]
+    assert (params.sample(1).seed, params.sample(1).n) == (4, 1)
+    assert SamplingParams(seed=2**64 - 1, n=2, temperature=1.0).sample(1).seed == 0
+    assert SamplingParams(n=2, temperature=1.0).sample(1).seed is None
     first.append(SampledToken(1), 0.0)
     assert (first.checker.num_tokens, second.checker.num_tokens) == (1, 0)
     assert group.on_token == told.append and group.unqueued == [second]

@@ -1,6 +1,7 @@
 """The house: rooms, modules, files and settings agree with each other and with the syllabus."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import jupytext
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -402,3 +404,13 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     links = [t for t in re.findall(r"\]\(([^)#]+)", readme) if not t.startswith("http")]
     assert links
     assert not [target for target in links if not (ROOT / target).exists()]
+
+
+def test_the_architecture_page_shows_the_step_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    trace_step = importlib.import_module("trace_step")
+    with torch.inference_mode():
+        outline = trace_step.decode_step().text()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert outline in page, "python tools/draw_step.py draws and inserts it anew"
+    assert len(outline.splitlines()) - 2 <= 60, "functions"

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import random_sequences
 from engines import VOCAB, one_thread, poison, random_model
 from memory_runs import check_empty
@@ -287,22 +286,6 @@ def test_a_first_sample_that_never_ran_leaves_the_others_a_whole_prompt(
     check_empty(engine.memory)
 
 
-def test_results_come_with_their_index_and_the_output_with_the_last(
-    model: Qwen3ForCausalLM,
-) -> None:
-    want = alone(model, WARM)
-    engine = engine_on("pages of 4", model)
-    results = list(engine.stream([PROMPT, OTHERS[0]], [WARM, SamplingParams(max_tokens=3)]))
-    names = {result.request_id for result in results}
-    assert len(names) == 2
-    many = [r for r in results if r.request_id == results[0].request_id]
-    for index, ids in enumerate(want):
-        own = [r.token.token_id for r in many if r.sample == index and r.token is not None]
-        assert tuple(own) == ids
-    assert [r.output is not None for r in many] == [False] * (len(many) - 1) + [True]
-    check_empty(engine.memory)
-
-
 def test_leaving_a_stream_ends_all_samples(model: Qwen3ForCausalLM) -> None:
     engine = engine_on("pages of 4", model)
     for number, _ in enumerate(engine.stream([PROMPT], WARM)):
@@ -310,13 +293,6 @@ def test_leaving_a_stream_ends_all_samples(model: Qwen3ForCausalLM) -> None:
             break
     assert not engine.requests
     check_empty(engine.memory)
-
-
-def test_generate_gives_them_in_order(model: Qwen3ForCausalLM) -> None:
-    engine = engine_on("cells", model)
-    first, second = engine.generate([PROMPT, OTHERS[1]], WARM)
-    assert tokens(first) == alone(model, WARM)
-    assert tokens(second) == alone(model, WARM, OTHERS[1])
 
 
 def test_a_prefix_found_in_the_cache_is_forked_as_well(model: Qwen3ForCausalLM) -> None:
@@ -343,32 +319,6 @@ def test_what_cannot_be_is_refused(model: Qwen3ForCausalLM) -> None:
         engine.add_request(PROMPT, WARM, "A")
     assert engine.requests.keys() == {"A.1"}
     engine.run()
-
-
-def test_a_seed_belongs_to_a_sample_and_none_stays_none() -> None:
-    assert WARM.sample(2) == SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
-    assert SamplingParams(seed=2**64 - 1, n=2, temperature=1.0).sample(1).seed == 0
-    assert SamplingParams(n=2, temperature=1.0).sample(1).seed is None
-
-
-def test_unseeded_samples_differ(model: Qwen3ForCausalLM) -> None:
-    torch.manual_seed(0)
-    params = SamplingParams(n=4, temperature=1.0, max_tokens=12, ignore_eos=True)
-    (output,) = engine_on("cells", model).generate([PROMPT], params)
-    assert len(set(tokens(output))) == 4
-
-
-def test_a_callback_hears_of_all_samples(model: Qwen3ForCausalLM) -> None:
-    heard: list[tuple[int, bool]] = []
-
-    def hear(result: StepOutput) -> None:
-        heard.append((result.sample, result.output is None))
-
-    engine = engine_on("pages of 4", model)
-    engine.add_request(PROMPT, WARM, "A", on_token=hear)
-    engine.run()
-    assert sorted({index for index, _ in heard}) == [0, 1, 2] and len(heard) == 3 * 12
-    assert [pending for _, pending in heard].count(False) == 1 and not heard[-1][1]
 
 
 def test_a_callback_that_raises_at_a_samples_end_is_told_by_the_output_of_all(

@@ -25,7 +25,7 @@ from tutorial_engine.sampling.sampler import (
     apply_temperature,
     filter_logits,
     min_p,
-    sample_batch,
+    sample_each,
     top_k,
     top_p,
 )
@@ -43,6 +43,12 @@ def logits_of(*probs: float) -> Tensor:
 
 def token_ids(sampler: Sampler, rows: Tensor) -> list[int]:
     return [sampler.sample(row).token_id for row in rows]
+
+
+def tokens_of(logits: Tensor, samplers: list[Sampler]) -> list[SampledToken]:
+    found = sample_each(logits, samplers)
+    assert not [one for one in found if isinstance(one, Exception)]
+    return [one for one in found if isinstance(one, SampledToken)]
 
 
 # -- against transformers -----------------------------------------------------------------------
@@ -324,7 +330,7 @@ class Recorder(TorchDispatchMode):
 def test_greedy_batch_is_one_max_without_a_softmax() -> None:
     logits = torch.randn(5, 300)
     with Recorder() as recorder:
-        tokens = sample_batch(logits, [Sampler(SamplingParams()) for _ in range(5)])
+        tokens = sample_each(logits, [Sampler(SamplingParams()) for _ in range(5)])
     assert tokens == [SampledToken(i) for i in logits.argmax(-1).tolist()]
     assert recorder.names.count("aten.max.dim") == 1
     assert len(recorder.names) <= 6, recorder.names  # as many for five rows as for one
@@ -376,7 +382,7 @@ def test_tokens_do_not_depend_on_the_neighbours(neighbours: int) -> None:
         samplers = [*others[:at], watched, *others[at:]]
         logits = torch.randn(neighbours + 1, 40)
         logits[at] = row
-        got.append(sample_batch(logits, samplers)[at])
+        got.append(tokens_of(logits, samplers)[at])
     assert [t.token_id for t in got] == [t.token_id for t in expected]
     for ours, theirs_ in zip(got, expected, strict=True):
         assert ours.logprob == pytest.approx(theirs_.logprob, abs=1e-6)
@@ -394,9 +400,8 @@ def test_batch_is_each_request_alone() -> None:
     for _ in range(10):
         logits = torch.randn(len(kinds), 12)
         rows = zip(logits, alone, strict=True)
-        assert sample_batch(logits, together) == [s.sample(row) for row, s in rows]
+        assert sample_each(logits, together) == [s.sample(row) for row, s in rows]
     assert [s.num_sampled for s in together] == [10] * len(kinds)
-    assert [s.cumulative_logprob for s in together] == [s.cumulative_logprob for s in alone]
 
 
 def test_draws_follow_the_filtered_softmax() -> None:
@@ -437,7 +442,6 @@ def test_any_draw_lands_on_a_token_that_is_kept(
 def test_logprobs_are_those_of_the_model_itself(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=10, seed=0, logprobs=4)
     sampler = Sampler(params)
-    total = 0.0
     ranks = set()
     for row in torch.randn(25, 30) * 2:
         token = sampler.sample(row)
@@ -447,21 +451,18 @@ def test_logprobs_are_those_of_the_model_itself(temperature: float) -> None:
         assert token.rank == raw.sort(descending=True).indices.tolist().index(token.token_id) + 1
         assert [i for i, _ in token.top_logprobs] == best.indices.tolist()
         assert [p for _, p in token.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
-        total += raw[token.token_id].item()
         ranks.add(token.rank)
-    assert sampler.cumulative_logprob == pytest.approx(total, abs=1e-4)
     assert ranks == {1} if temperature == 0 else len(ranks) > 2
 
 
 def test_there_are_as_many_logprobs_as_wanted_best_first() -> None:
     row = torch.tensor([0.0, 2.0, 1.0])
     without = Sampler(SamplingParams(temperature=1.0, seed=0))
-    assert without.sample(row)[1:] == (None, None, ()) and without.cumulative_logprob is None
+    assert without.sample(row)[1:] == (None, None, ())
     its_own = Sampler(SamplingParams(logprobs=0))
-    assert its_own.cumulative_logprob == 0
     token = its_own.sample(row)
     assert token.logprob == pytest.approx(row.log_softmax(-1)[1].item())
-    assert token.top_logprobs == () and its_own.cumulative_logprob == token.logprob
+    assert token.top_logprobs == ()
     all_of_them = Sampler(SamplingParams(logprobs=99)).sample(row).top_logprobs
     assert [i for i, _ in all_of_them] == [1, 2, 0]
     assert all(a > b for (_, a), (_, b) in pairwise(all_of_them))
@@ -496,7 +497,7 @@ def test_eos_and_stop_ids_wait_for_min_tokens(temperature: float) -> None:
 def test_plain_greedy_masks_too() -> None:
     samplers = [Sampler(SamplingParams(min_tokens=n), eos_token_ids=[1]) for n in (0, 1, 2)]
     logits = torch.tensor([[0.0, 2.0, 1.0]]).expand(3, -1)
-    steps = [[t.token_id for t in sample_batch(logits, samplers)] for _ in range(3)]
+    steps = [[one.token_id for one in tokens_of(logits, samplers)] for _ in range(3)]
     assert steps == [[1, 2, 2], [1, 1, 2], [1, 1, 1]]
 
 
@@ -527,24 +528,24 @@ def test_bad_row_is_refused_and_the_next_call_works(bad: list[float], temperatur
     params = SamplingParams(temperature=temperature, seed=7, logprobs=1, min_tokens=3)
     sampler, twin = Sampler(params, [0]), Sampler(params, [0])
     for row in torch.randn(6, 30):
-        with pytest.raises(ValueError, match=r"row 0 are not numbers.*look at"):
+        with pytest.raises(ValueError, match=r"these logits are not numbers.*look at"):
             sampler.sample(torch.tensor(bad))
         assert sampler.sample(row) == twin.sample(row)
     assert sampler.num_sampled == 6
-    assert sampler.cumulative_logprob == twin.cumulative_logprob
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_bad_row_is_named_and_leaves_the_whole_batch_untouched(temperature: float) -> None:
+def test_one_bad_row_has_its_error_and_the_others_go_on(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=7)
     samplers, twins = [Sampler(params) for _ in range(3)], [Sampler(params) for _ in range(3)]
     good = torch.randn(3, 30)
     bad = good.clone()
     bad[1, 4] = math.nan
-    with pytest.raises(ValueError, match="row 1 are not numbers, the largest is nan"):
-        sample_batch(bad, samplers)
-    assert [s.num_sampled for s in samplers] == [0, 0, 0]
-    assert sample_batch(good, samplers) == sample_batch(good, twins)
+    first, fault, last = sample_each(bad, samplers)
+    assert isinstance(fault, ValueError) and "not numbers, the largest is nan" in str(fault)
+    assert [first, None, last] == [twins[0].sample(good[0]), None, twins[2].sample(good[2])]
+    assert [s.num_sampled for s in samplers] == [1, 0, 1]
+    assert sample_each(good, samplers) == sample_each(good, twins)
 
 
 def test_scores_that_overflow_when_divided_are_refused() -> None:
@@ -563,8 +564,8 @@ def test_shapes_that_are_no_row_for_each_sampler_are_refused() -> None:
     samplers = [Sampler(SamplingParams()) for _ in range(3)]
     for shape in ((2, 5), (4, 5), (3,), (3, 0), (1, 3, 5)):
         with pytest.raises(ValueError, match=r"3 samplers take logits \[3, V\], got \["):
-            sample_batch(torch.zeros(shape), samplers)
-    assert sample_batch(torch.zeros(0, 7), []) == []
+            sample_each(torch.zeros(shape), samplers)
+    assert sample_each(torch.zeros(0, 7), []) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])

@@ -202,19 +202,90 @@ def shares(step: Mapping[str, int]) -> list[tuple[str, int]]:
 # -- one rule -----------------------------------------------------------------------------------
 
 
-def test_a_budget_of_64_and_three_prompts_of_40() -> None:
-    toy = Toy(max_num_batched_tokens=64)
-    for name in "abc":
-        toy.add(name, 40)
-    steps = toy.run()
-    assert [shares(step) for step in steps[:3]] == [
-        [("a", 40), ("b", 24)],
-        [("a", 1), ("b", 16), ("c", 40)],
-        [("a", 1), ("b", 1), ("c", 1)],
-    ]
-    assert [request.output_token_ids for request in toy.requests.values()] == [
-        alone(name, 40, 4) for name in "abc"
-    ]
+PLANS: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]], list[dict[str, int]]]] = {
+    "a budget of 64 and three prompts of 40": (
+        {"max_num_batched_tokens": 64},
+        [("a", 40, 4), ("b", 40, 4), ("c", 40, 4)],
+        [{"a": 40, "b": 24}, {"a": 1, "b": 16, "c": 40}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    "a chunk is capped and a decode is not slowed": (
+        {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 8},
+        [("a", 20, 4), ("b", 40, 4), ("c", 3, 4)],
+        [{"a": 8, "b": 8, "c": 3}, {"a": 8, "b": 8, "c": 1}, {"a": 4, "b": 8, "c": 1}],
+    ),
+    "no more run than may": (
+        {"max_num_seqs": 2},
+        [("a", 4, 3), ("b", 4, 2), ("c", 4, 2)],
+        [{"a": 4, "b": 4}, {"a": 1, "b": 1}, {"a": 1, "c": 4}, {"c": 1}],
+    ),
+    "nobody overtakes the first that does not fit the memory": (
+        {"slots": 10},
+        [("a", 5, 3), ("b", 8, 1), ("c", 1, 1)],
+        [{"a": 5}, {"a": 1}, {"a": 1}, {"b": 8, "c": 1}],
+    ),
+    "nobody overtakes the first that does not fit the budget": (
+        {"max_num_batched_tokens": 10, "enable_chunked_prefill": False},
+        [("a", 6, 2), ("b", 8, 1), ("c", 2, 1)],
+        [{"a": 6}, {"a": 1, "b": 8}, {"c": 2}],
+    ),
+    "with chunks a prompt over the budget is welcome": (
+        {"max_num_batched_tokens": 8},
+        [("a", 9, 1)],
+        [{"a": 8}, {"a": 1}],
+    ),
+    "without chunks a prompt runs whole or not yet": (
+        {
+            "max_num_batched_tokens": 8,
+            "enable_chunked_prefill": False,
+            "long_prefill_token_threshold": 3,
+        },
+        [("a", 5, 3), ("b", 5, 1)],
+        [{"a": 5}, {"a": 1, "b": 5}, {"a": 1}],
+    ),
+    "a budget of one token makes progress": (
+        {"max_num_batched_tokens": 1},
+        [("a", 3, 2), ("b", 3, 2)],
+        [{name: 1} for name in "ab" for _ in range(4)],
+    ),
+    "tokens found in the cache are not run, and what is left of the budget is nobody's": (
+        {"max_num_batched_tokens": 16, "hits": {"a": 12, "b": 3}},
+        [("a", 20, 2), ("b", 9, 2), ("c", 5, 1)],
+        [{"a": 8, "b": 6, "c": 2}, {"a": 1, "b": 1, "c": 3}],
+    ),
+    "a chunk after a hit goes on where the hit ends": (
+        {"max_num_batched_tokens": 4, "hits": {"a": 6}},
+        [("a", 13, 2)],
+        [{"a": 4}, {"a": 3}, {"a": 1}],
+    ),
+    "the last to run gives way to nobody but itself": (
+        {"slots": 8},
+        [("a", 3, 2), ("b", 4, 4), ("c", 1, 1), ("d", 1, 1)],
+        [{"a": 3, "b": 4, "c": 1}, {"a": 1}, {"b": 5, "d": 1}, {"b": 1}, {"b": 1}],
+    ),
+    "as many give way as it takes and keep their order": (
+        {"slots": 8, "long_prefill_token_threshold": 4},
+        [("a", 7, 1), ("b", 1, 4), ("c", 1, 4), ("d", 1, 4)],
+        [{"a": 4, "b": 1, "c": 1, "d": 1}, {"a": 3}, {"b": 2, "c": 2, "d": 2}],
+    ),
+    "those before the victim still run": (
+        {"slots": 8, "long_prefill_token_threshold": 3},
+        [("a", 7, 1), ("b", 1, 4), ("c", 1, 4), ("d", 1, 4)],
+        [{"a": 3, "b": 1, "c": 1, "d": 1}, {"a": 3, "b": 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_who_runs_how_many_tokens(name: str) -> None:
+    """Those who run come first, in the order of admission; then those who wait, in theirs."""
+    options, requests, want = PLANS[name]
+    toy = Toy(**options)
+    for one in requests:
+        toy.add(*one)
+    assert [shares(step) for step in toy.run()[: len(want)]] == [shares(step) for step in want]
+    for one in requests:
+        assert toy.requests[one[0]].output_token_ids == alone(*one)
+    assert len(toy.memory.free_slots) == toy.memory.max_len
 
 
 def test_a_chunk_that_stops_short_yields_no_token() -> None:
@@ -228,15 +299,6 @@ def test_a_chunk_that_stops_short_yields_no_token() -> None:
     assert toy.steps == [{"a": 4}, {"a": 4}, {"a": 2}]
     assert update == Update(a, SampledToken(alone("a", 10, 1)[0]))
     assert (a.num_computed_tokens, a.num_tokens, a.num_new_tokens) == (10, 11, 1)
-
-
-def test_after_a_step_all_but_the_newest_token_is_computed() -> None:
-    toy = Toy()
-    a = toy.add("a", 5, max_tokens=6)
-    for outputs in range(1, 6):
-        toy.step()
-        assert len(a.output_token_ids) == outputs
-        assert a.num_computed_tokens == 5 + outputs - 1
 
 
 def test_those_who_run_come_first_in_the_order_of_admission() -> None:
@@ -256,95 +318,6 @@ def test_those_who_run_come_first_in_the_order_of_admission() -> None:
     assert (toy.running, toy.waiting) == (["z", "m", "a"], ["b"])
 
 
-def test_whoever_runs_last_gets_nothing_of_a_spent_budget() -> None:
-    toy = Toy(max_num_batched_tokens=6)
-    toy.add("a", 12)
-    toy.step()
-    toy.add("b", 3)
-    toy.step()
-    toy.step()
-    assert toy.steps == [{"a": 6}, {"a": 6}, {"a": 1, "b": 3}]
-
-
-def test_a_runner_without_a_share_keeps_its_place() -> None:
-    toy = Toy(max_num_batched_tokens=5, long_prefill_token_threshold=4)
-    a, b = toy.add("a", 12), toy.add("b", 9)
-    toy.step()
-    b.num_computed_tokens = 0  # as if a had left nothing for it
-    toy.scheduler.config = SchedulerConfig(max_num_batched_tokens=4)
-    toy.step()
-    assert toy.steps == [{"a": 4, "b": 1}, {"a": 4}]
-    assert toy.running == ["a", "b"] and b.status is RequestStatus.RUNNING
-    assert a.num_computed_tokens == 8
-
-
-def test_a_chunk_is_capped_and_a_decode_is_not_slowed() -> None:
-    toy = Toy(max_num_batched_tokens=64, long_prefill_token_threshold=8)
-    toy.add("a", 20)
-    toy.add("b", 40)
-    toy.add("c", 3)
-    assert [shares(step) for step in toy.run()[:3]] == [
-        [("a", 8), ("b", 8), ("c", 3)],
-        [("a", 8), ("b", 8), ("c", 1)],
-        [("a", 4), ("b", 8), ("c", 1)],
-    ]
-
-
-def test_no_more_run_than_may() -> None:
-    toy = Toy(max_num_seqs=2)
-    for name, max_tokens in zip("abc", (3, 2, 2), strict=True):
-        toy.add(name, 4, max_tokens)
-    assert toy.run() == [{"a": 4, "b": 4}, {"a": 1, "b": 1}, {"a": 1, "c": 4}, {"c": 1}]
-
-
-def test_a_newcomer_waits_at_the_end() -> None:
-    toy = Toy(max_num_seqs=1)
-    toy.add("a", 2, max_tokens=2)
-    toy.add("c", 2, max_tokens=1)
-    toy.step()
-    toy.add("b", 2, max_tokens=1)
-    assert toy.run() == [{"a": 2}, {"a": 1}, {"c": 2}, {"b": 2}]
-
-
-def test_nobody_overtakes_the_first_that_does_not_fit_the_memory() -> None:
-    toy = Toy(slots=10)
-    toy.add("a", 5, max_tokens=3)
-    toy.add("b", 8, max_tokens=1)
-    toy.add("c", 1, max_tokens=1)
-    assert toy.run() == [{"a": 5}, {"a": 1}, {"a": 1}, {"b": 8, "c": 1}]
-
-
-def test_nobody_overtakes_the_first_that_does_not_fit_the_budget() -> None:
-    toy = Toy(max_num_batched_tokens=10, enable_chunked_prefill=False)
-    toy.add("a", 6, max_tokens=2)
-    toy.add("b", 8, max_tokens=1)
-    toy.add("c", 2, max_tokens=1)
-    assert toy.run() == [{"a": 6}, {"a": 1, "b": 8}, {"c": 2}]
-
-
-def test_tokens_found_in_the_cache_are_not_run() -> None:
-    toy = Toy(max_num_batched_tokens=16, hits={"a": 12, "b": 3})
-    a = toy.add("a", 20)
-    b = toy.add("b", 9)
-    toy.schedule()  # broken off before its forward: found is found
-    assert (a.num_computed_tokens, b.num_computed_tokens) == (12, 3)
-    toy.step()
-    assert toy.steps == [{"a": 8, "b": 6}]  # the 2 that are left of the budget are nobody's
-    assert (a.num_computed_tokens, b.num_computed_tokens) == (20, 9)
-    toy.run()
-    assert (a.output_token_ids, b.output_token_ids) == (alone("a", 20, 4), alone("b", 9, 4))
-
-
-def test_a_chunk_after_a_hit_goes_on_where_the_hit_ends() -> None:
-    toy = Toy(max_num_batched_tokens=4, hits={"a": 6})
-    a = toy.add("a", 13)
-    assert toy.step() == []
-    assert a.num_computed_tokens == 10
-    toy.run()
-    assert toy.steps[:2] == [{"a": 4}, {"a": 3}]
-    assert a.output_token_ids == alone("a", 13, 4)
-
-
 def test_a_policy_may_choose_another_than_the_first() -> None:
     class Shortest(Scheduler):
         def next_waiting(self) -> Request:
@@ -354,13 +327,6 @@ def test_a_policy_may_choose_another_than_the_first() -> None:
     for name, length in zip("abc", (5, 2, 3), strict=True):
         toy.add(name, length, max_tokens=1)
     assert toy.run() == [{"b": 2}, {"c": 3}, {"a": 5}]
-
-
-def test_nothing_to_do_is_an_empty_plan() -> None:
-    toy = Toy()
-    assert toy.scheduler.schedule() == [] and not toy.scheduler.has_unfinished
-    toy.add("a", 1)
-    assert toy.scheduler.has_unfinished
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -423,30 +389,6 @@ def test_without_chunks_a_prompt_over_the_budget_is_refused() -> None:
     assert toy.run() == [{"b": 8}]
 
 
-def test_with_chunks_a_prompt_over_the_budget_is_welcome() -> None:
-    toy = Toy(max_num_batched_tokens=8)
-    toy.add("a", 9, max_tokens=1)
-    assert toy.run() == [{"a": 8}, {"a": 1}]
-
-
-def test_without_chunks_a_prompt_runs_whole_or_not_yet() -> None:
-    toy = Toy(
-        max_num_batched_tokens=8, enable_chunked_prefill=False, long_prefill_token_threshold=3
-    )
-    toy.add("a", 5, max_tokens=3)
-    toy.add("b", 5, max_tokens=1)
-    assert toy.run() == [{"a": 5}, {"a": 1, "b": 5}, {"a": 1}]
-
-
-def test_a_budget_of_one_token_makes_progress() -> None:
-    toy = Toy(max_num_batched_tokens=1)
-    for name in "abc":
-        toy.add(name, 3, max_tokens=2)
-    steps = toy.run()
-    assert steps == [{name: 1} for name in "abc" for _ in range(4)]
-    assert all(toy.requests[name].output_token_ids == alone(name, 3, 2) for name in "abc")
-
-
 # -- out of memory --------------------------------------------------------------------------------
 
 
@@ -462,49 +404,29 @@ def short_of_memory(**limits: Any) -> Toy:
     return toy
 
 
-def test_the_last_to_run_gives_way_and_waits_at_the_front() -> None:
-    toy = short_of_memory()
+def test_the_last_to_run_gives_way_and_runs_prompt_and_outputs_again() -> None:
+    toy = short_of_memory(long_prefill_token_threshold=5)
     b = toy.requests["b"]
+    sampler, outputs, before = b.sampler, b.output_token_ids, b.metrics
     toy.step()
-    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
-    assert b.status is RequestStatus.PREEMPTED
-    assert b.num_computed_tokens == 0 and "b" not in toy.memory.slots
-
-
-def test_a_preempted_request_keeps_its_tokens_and_its_sampler() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
-    sampler, outputs = b.sampler, b.output_token_ids
-    toy.step()
-    assert b.status is RequestStatus.PREEMPTED
-    assert b.sampler is sampler and sampler.num_sampled == 2
+    assert (toy.running, toy.waiting) == (["a"], ["b", "c"]), "it waits at the front"
+    assert b.status is RequestStatus.PREEMPTED and "b" not in toy.memory.slots
+    assert b.sampler is sampler and (sampler.num_sampled, b.checker.num_tokens) == (2, 2)
     assert b.output_token_ids == outputs == alone("b", 3, 2)
-    assert (b.num_new_tokens, len(b.tokens), b.checker.num_tokens) == (5, 2, 2)
-
-
-def test_nobody_comes_in_when_someone_was_thrown_out() -> None:
-    toy = short_of_memory(long_prefill_token_threshold=3)
-    toy.step()
-    assert toy.steps[-1] == {"a": 1}
-    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
-    assert toy.memory.allocate("b", [0] * 5, 0, 3) is not None, "a chunk of b would have fitted"
-
-
-def test_a_resumed_request_runs_prompt_and_outputs_again() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
+    assert (b.num_computed_tokens, b.num_new_tokens) == (0, 5)
+    assert toy.memory.allocate("c", [0], 0, 1) is not None, "c fitted, but nobody comes in"
+    toy.memory.free("c")
     toy.run()
     assert toy.steps[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
-    assert b.output_token_ids == alone("b", 3, 4)
-    assert toy.requests["a"].output_token_ids == alone("a", 3, 4)
+    assert [toy.requests[name].output_token_ids for name in "ab"] == [
+        alone(name, 3, 4) for name in "ab"
+    ]
+    after = b.metrics  # the first time counts
+    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
+    assert after.queue_time == before.queue_time == 0.0
+    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
+    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
     assert len(toy.memory.free_slots) == 8
-
-
-def test_a_resumed_request_may_come_back_in_chunks() -> None:
-    toy = short_of_memory(max_num_batched_tokens=6, long_prefill_token_threshold=3)
-    toy.run()
-    assert toy.steps[4:] == [{"b": 3, "c": 1}, {"b": 2}, {"b": 1}]
-    assert toy.requests["b"].output_token_ids == alone("b", 3, 4)
 
 
 def test_random_draws_are_the_same_after_a_preemption() -> None:
@@ -519,75 +441,6 @@ def test_random_draws_are_the_same_after_a_preemption() -> None:
         texts.append(b.output_token_ids)
     assert texts[0] == texts[1] and len(set(texts[0])) > 1
     assert texts[0] != alone("b", 3, 4), "the draws were not random"
-
-
-def test_the_time_to_the_first_token_is_counted_once() -> None:
-    toy = short_of_memory()
-    b = toy.requests["b"]
-    before = b.metrics
-    toy.run()
-    after = b.metrics
-    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
-    assert after.queue_time == before.queue_time == 0.0
-    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
-    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
-
-
-def test_the_last_to_run_gives_way_to_nobody_but_itself() -> None:
-    toy = Toy(slots=8)
-    toy.add("a", 3, max_tokens=2)
-    b = toy.add("b", 4)
-    toy.add("c", 1, max_tokens=1)
-    toy.step()
-    assert toy.steps == [{"a": 3, "b": 4, "c": 1}]
-    d = toy.add("d", 1, max_tokens=1)
-    toy.step()
-    assert toy.steps[-1] == {"a": 1}, "c is over and a took its slot: b has none"
-    assert (toy.running, toy.waiting) == ([], ["b", "d"])
-    assert b.status is RequestStatus.PREEMPTED and d.status is RequestStatus.WAITING
-    toy.run()
-    assert toy.steps[2:] == [{"b": 5, "d": 1}, {"b": 1}, {"b": 1}]
-    assert b.output_token_ids == alone("b", 4, 4)
-
-
-def test_as_many_give_way_as_it_takes_and_keep_their_order() -> None:
-    toy = Toy(slots=8, long_prefill_token_threshold=4)
-    toy.add("a", 7, max_tokens=1)
-    for name in "bcd":
-        toy.add(name, 1)
-    toy.step()
-    toy.add("e", 1)
-    toy.step()
-    assert toy.steps == [{"a": 4, "b": 1, "c": 1, "d": 1}, {"a": 3}]
-    assert (toy.running, toy.waiting) == ([], ["b", "c", "d", "e"])  # a is over
-    toy.run()
-    for name in "bcde":
-        assert toy.requests[name].output_token_ids == alone(name, 1, 4)
-
-
-def test_those_before_the_victim_still_run() -> None:
-    toy = Toy(slots=8, long_prefill_token_threshold=3)
-    toy.add("a", 7)
-    for name in "bcd":
-        toy.add(name, 1)
-    toy.step()
-    toy.step()
-    assert toy.steps == [{"a": 3, "b": 1, "c": 1, "d": 1}, {"a": 3, "b": 1}]
-    assert (toy.running, toy.waiting) == (["a", "b"], ["c", "d"])
-
-
-def test_a_resumed_request_runs_after_those_who_stayed() -> None:
-    toy = Toy(slots=8, max_num_seqs=2)
-    toy.add("a", 3, max_tokens=6)
-    toy.add("b", 3, max_tokens=6)
-    toy.step()
-    toy.step()
-    toy.step()  # b gives way
-    assert toy.waiting == ["b"]
-    toy.scheduler.abort(toy.requests["a"])
-    toy.add("c", 1, max_tokens=6)
-    toy.step()
-    assert shares(toy.steps[-1]) == [("b", 5), ("c", 1)] and toy.running == ["b", "c"]
 
 
 def preemptions(whole: bool) -> int:
@@ -664,14 +517,6 @@ def test_abort_while_preempted() -> None:
     abort(toy, "b")
 
 
-def test_abort_of_the_last_one_leaves_nothing() -> None:
-    toy = Toy()
-    a = toy.add("a", 3)
-    toy.step()
-    toy.scheduler.abort(a)
-    assert not toy.scheduler.has_unfinished and toy.scheduler.schedule() == []
-
-
 @pytest.mark.parametrize("end", ["finished", "aborted", "failed"])
 def test_what_is_over_cannot_be_aborted(end: str) -> None:
     toy = Toy()
@@ -708,61 +553,28 @@ def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
 # -- faults and ends ------------------------------------------------------------------------------
 
 
-def test_a_fault_ends_one_request_only() -> None:
+def test_a_fault_or_a_stop_check_that_raises_ends_its_request_only() -> None:
     toy = Toy()
     a, b, c = (toy.add(name, 3) for name in "abc")
     toy.step()
-    updates = toy.step(faults={"b": ArithmeticError("too warm")})
-    assert [(update.request, update.token is None) for update in updates] == [
-        (a, False),
-        (b, True),
-        (c, False),
-    ]
-    assert b.status is RequestStatus.ERROR and b.finish == Finish("error")
-    assert b.error == "ArithmeticError: too warm"
-    assert b.output_token_ids == alone("b", 3, 1) and "b" not in toy.memory.slots
-    assert b.group.output().error == b.error
-    toy.run()
-    assert a.output_token_ids == alone("a", 3, 4) and c.output_token_ids == alone("c", 3, 4)
-
-
-def test_a_stop_check_that_raises_ends_its_request_only() -> None:
-    toy = Toy()
-    a, b = toy.add("a", 3), toy.add("b", 3)
 
     def broken(token_id: int) -> Finish | None:
-        raise KeyError(token_id)
+        raise KeyError("no")
 
-    a.checker.update = broken  # type: ignore[method-assign]
-    updates = toy.step()
-    assert [update.token is None for update in updates] == [True, False]
-    assert a.status is RequestStatus.ERROR and (a.error or "").startswith("KeyError")
-    assert a.output_token_ids == () and a.token_times == []
+    c.checker.update = broken  # type: ignore[method-assign]
+    updates = toy.step(faults={"b": ArithmeticError("too warm")})
+    assert [u.request for u in updates] == [a, b, c]
+    assert [u.token is None for u in updates] == [False, True, True]
+    for one, error in ((b, "ArithmeticError: too warm"), (c, "KeyError: 'no'")):
+        assert one.status is RequestStatus.ERROR and one.finish == Finish("error")
+        assert one.error == one.group.output().error == error
+        assert one.output_token_ids == alone(one.request_id, 3, 1) and len(one.token_times) == 1
+    assert [*toy.memory.slots] == ["a"]
     toy.run()
-    assert b.output_token_ids == alone("b", 3, 4)
-    assert len(toy.memory.free_slots) == 1000
+    assert a.output_token_ids == alone("a", 3, 4) and len(toy.memory.free_slots) == 1000
 
 
-def test_the_update_with_the_last_token_says_the_end() -> None:
-    toy = Toy()
-    a = toy.add("a", 3, max_tokens=2)
-    toy.step()
-    assert a.finish is None and a.finished is None
-    (update,) = toy.step()
-    assert update.token == SampledToken(alone("a", 3, 2)[1])
-    assert a.status is RequestStatus.FINISHED and a.finish == Finish("length")
-    assert a.finished == a.token_times[-1] == toy.clock.now()
-
-
-def test_a_stop_id_ends_it_before_the_length_does() -> None:
-    toy = Toy()
-    second = alone("a", 3, 2)[1]
-    a = toy.add("a", 3, max_tokens=2, stop_token_ids=[second])
-    toy.run()
-    assert a.finish == Finish("stop", second) and a.output_token_ids[-1] == second
-
-
-# -- the books ------------------------------------------------------------------------------------
+# -- what must add up -----------------------------------------------------------------------------
 
 
 def settled() -> Toy:
@@ -824,20 +636,6 @@ def test_what_does_not_add_up_is_noticed(corrupt: Callable[[Toy], None], says: s
     corrupt(toy)
     with pytest.raises(AssertionError, match=says):
         toy.scheduler.check_integrity()
-
-
-def test_without_a_recorder_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError("recorded without a recorder")
-
-    monkeypatch.setattr(Recorder, "record", never)
-    monkeypatch.setattr(Recorder, "__init__", never)
-    toy = short_of_memory()  # admits, preempts, resumes, ends
-    toy.scheduler.abort(toy.add("d", 2))
-    toy.add("e", 2)
-    toy.step(faults={"a": RuntimeError("no")})
-    toy.run()
-    assert all(request.is_over for request in toy.requests.values())
 
 
 # -- any workload ---------------------------------------------------------------------------------

@@ -593,10 +593,7 @@ class Party:
             assert len(got.tokens) <= len(want.tokens)
             assert the_tokenizer().decode(list(got.token_ids)).startswith(got.text)
             return
-        same_tokens(name, got.tokens, want.tokens)
-        ended = (got.text, got.finish_reason, got.stop_reason)
-        if ended != (want.text, want.finish_reason, want.stop_reason):
-            raise Differs(f"{name} ended with {ended}, alone {want}")
+        same_completion(name, got, want)
         total, wanted = got.cumulative_logprob, want.cumulative_logprob
         assert (total is None) == (wanted is None)
         assert total is None or wanted is None or abs(total - wanted) <= 1e-3
@@ -669,6 +666,19 @@ def same_tokens(
         for a, b in pairs:
             if (a is None) != (b is None) or not (a is b or abs(a - b) <= atol):  # type: ignore[operator]
                 raise Differs(f"{name}: logprobs of token {position} are {ours}, alone {theirs}")
+
+
+def same_completion(name: str, got: CompletionOutput, want: CompletionOutput) -> None:
+    """The same tokens, the same text, the same end. Differs otherwise."""
+    same_tokens(name, got.tokens, want.tokens)
+    ended = (got.text, got.finish_reason, got.stop_reason)
+    if ended != (want.text, want.finish_reason, want.stop_reason):
+        raise Differs(f"{name} ended with {ended}, alone {want}")
+
+
+def same_as_alone(name: str, got: CompletionOutput, index: int) -> None:
+    """It came out as request `index` of the pool does alone."""
+    same_completion(name, got, alone(index, max(LIMITS)))
 
 
 def check(workload: Workload) -> Counter[str]:

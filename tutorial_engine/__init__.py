@@ -39,6 +39,7 @@ tutorial_engine/
     scheduler       03 who runs how many tokens: one rule, no phases
     policies        03 three older ways, for comparison
     engine          03 add_request, step, generate, stream, abort
+  tiny/                the trained tiny model: stories, training, checkpoint
   lab/                 instruments: equality, workloads, layouts, the dial
     doctor          01 is this machine set up, and what to fix
     chat            02 messages to a prompt, by the checkpoint's own template
@@ -54,7 +55,6 @@ tutorial_engine/
     job             04 one rank: the same engine on its part of the model
     ranks           04 processes on this machine; one that dies
   bench/               speed as a ratio to others', and the machine's roofline
-  tiny/                the trained tiny model: stories, training, checkpoint
   viz/                 pictures: scenes, parts, plots, explorers
   learn/               predictions, checks, exercises; how notebooks are built
   checks            01 one wording for sizes that are wrong

@@ -105,6 +105,7 @@ ROOMS = (
             Module("engine", 3, "add_request, step, generate, stream, abort"),
         ),
     ),
+    Room("tiny", "the trained tiny model: stories, training, checkpoint"),
     Room(
         "lab",
         "instruments: equality, workloads, layouts, the dial",
@@ -130,7 +131,6 @@ ROOMS = (
         ),
     ),
     Room("bench", "speed as a ratio to others', and the machine's roofline"),
-    Room("tiny", "the trained tiny model: stories, training, checkpoint"),
     Room("viz", "pictures: scenes, parts, plots, explorers"),
     Room("learn", "predictions, checks, exercises; how notebooks are built"),
 )

@@ -1,6 +1,6 @@
 """Introduced in notebook 04. Blocks: who holds which, which may be shared, which goes next.
 
-Knows block numbers, request ids and token ids; knows no tensor, no slot and no model. One block
+Knows block numbers, sequence ids and token ids; knows no tensor, no slot and no model. One block
 number is valid in all layers. The rules are vLLM's (v1).
 """
 
@@ -34,9 +34,9 @@ class Block:
 
 
 class BlockManager:
-    """Hands out blocks: a table per request, reference counts, a queue of free ones, hashes.
+    """Hands out blocks: a table per sequence, reference counts, a queue of free ones, hashes.
 
-    `tables[request_id][i]` holds the positions i · block_size .. (i + 1) · block_size − 1. A free
+    `tables[seq_id][i]` holds the positions i · block_size .. (i + 1) · block_size − 1. A free
     block keeps its hash until it is taken: it may still be found. ValueError for sizes below 1.
     """
 
@@ -55,9 +55,9 @@ class BlockManager:
         self.block_size, self.prefix_caching, self.trace = block_size, prefix_caching, trace
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free_queue = OrderedDict.fromkeys(range(num_blocks))  # the first one is taken next
-        self.tables: dict[str, list[int]] = {}  # request_id -> block ids, by position
+        self.tables: dict[str, list[int]] = {}  # seq_id -> block ids, by position
         self.cached: dict[bytes, int] = {}  # hash -> block id
-        self._chains: dict[str, list[bytes]] = {}  # request_id -> hashes of its computed blocks
+        self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its computed blocks
         self._root = sha256(salt.encode()).digest()  # where every chain of hashes begins
         self._copy = copy or (lambda source, target, num_tokens: None)
 
@@ -99,32 +99,32 @@ class BlockManager:
 
     # ---- taking and giving back
 
-    def admit(self, request_id: str, token_ids: Sequence[int]) -> int | None:
+    def admit(self, seq_id: str, token_ids: Sequence[int]) -> int | None:
         """A table with room for all of these tokens → how many of them were found, or None.
 
         All or nothing. Found blocks are pinned before new ones are taken: they may be free, and
         would be first in the queue.
         """
-        assert request_id not in self.tables, f"request {request_id} has a table already"
+        assert seq_id not in self.tables, f"sequence {seq_id} has a table already"
         chain = self.find(token_ids)
         hits = [self.cached[key] for key in chain]
         num_new = self.num_blocks_for(len(token_ids)) - len(hits)
         if num_new + sum(self.blocks[hit].ref_cnt == 0 for hit in hits) > self.num_free:
             return None
-        self.tables[request_id], self._chains[request_id] = [], chain
+        self.tables[seq_id], self._chains[seq_id] = [], chain
         for hit in hits:
-            self._share(request_id, hit)
+            self._share(seq_id, hit)
         for _ in range(num_new):
-            self._take(request_id)
+            self._take(seq_id)
         return len(hits) * self.block_size
 
-    def extend(self, request_id: str, start: int, end: int) -> int | None:
-        """Room to write the positions start .. end − 1, in blocks that are the request's own.
+    def extend(self, seq_id: str, start: int, end: int) -> int | None:
+        """Room to write the positions start .. end − 1, in blocks that are the sequence's own.
 
         → the index of the first table entry that is another now (the table's old length, if there
         is none), or None, and nothing changed, when there are too few blocks.
         """
-        table = self.tables[request_id]
+        table = self.tables[seq_id]
         changed = len(table)
         first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
         copies = first < changed and not self._is_own(table[first])
@@ -132,30 +132,30 @@ class BlockManager:
             return None
         if copies:
             changed = first
-            self._copy_on_write(request_id, first, start - first * self.block_size)
+            self._copy_on_write(seq_id, first, start - first * self.block_size)
         for _ in range(num_new):
-            self._take(request_id)
+            self._take(seq_id)
         for block in table[first : self.num_blocks_for(end)]:
-            assert self._is_own(block), f"request {request_id} would write to block {block}"
+            assert self._is_own(block), f"sequence {seq_id} would write to block {block}"
         return changed
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
+    def commit(self, seq_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first num_tokens of token_ids are computed: full blocks can be found from now on.
 
         Where an equal block is cached already, that one stays the one to be found: tables do not
         change.
         """
-        size, chain = self.block_size, self._chains[request_id]
+        size, chain = self.block_size, self._chains[seq_id]
         if not self.prefix_caching or num_tokens // size == len(chain):
             return
         for index in range(len(chain), num_tokens // size):
             own = token_ids[index * size : (index + 1) * size]
             chain.append(self.hash_of(chain[-1] if chain else None, own))
-            block = self.tables[request_id][index]
+            block = self.tables[seq_id][index]
             if chain[-1] not in self.cached:
                 self.cached[chain[-1]] = block
                 self.blocks[block].hash = chain[-1]
-                self._record(BlockCached, request_id, block, chain[-1].hex()[:12])
+                self._record(BlockCached, seq_id, block, chain[-1].hex()[:12])
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
         """The child shares the parent's blocks of the first num_tokens, the open last one as well.
@@ -166,25 +166,25 @@ class BlockManager:
         table = self.tables.get(parent_id, [])
         if self.num_blocks_for(num_tokens) > len(table):
             raise ValueError(
-                f"request {parent_id} has room for {len(table) * self.block_size} tokens: "
+                f"sequence {parent_id} has room for {len(table) * self.block_size} tokens: "
                 f"{num_tokens} cannot be shared"
             )
         if child_id in self.tables:
-            raise ValueError(f"request {child_id} has blocks already: fork into a new request")
+            raise ValueError(f"sequence {child_id} has blocks already: fork into a new one")
         self.tables[child_id] = []
         self._chains[child_id] = self._chains[parent_id][: num_tokens // self.block_size]
         for block in table[: self.num_blocks_for(num_tokens)]:
             self._share(child_id, block)
 
-    def free(self, request_id: str) -> None:
-        """Give all blocks of a request back, the last one first: tails go before heads."""
-        table = self.tables.pop(request_id, [])[::-1]
+    def free(self, seq_id: str) -> None:
+        """Give all blocks of a sequence back, the last one first: tails go before heads."""
+        table = self.tables.pop(seq_id, [])[::-1]
         for block in table:
             self._release(block)
         if self.trace is not None:
             for block in table:
-                self._record(BlockFreed, request_id, block)
-        self._chains.pop(request_id, None)
+                self._record(BlockFreed, seq_id, block)
+        self._chains.pop(seq_id, None)
 
     def reset(self) -> None:
         """Forget what is cached (new weights, say). ValueError while a block is in use."""
@@ -218,25 +218,25 @@ class BlockManager:
         self.blocks[block].ref_cnt = 1
         return block, self.forget(block)
 
-    def _take(self, request_id: str) -> None:
+    def _take(self, seq_id: str) -> None:
         block, evicted = self._claim()
-        self.tables[request_id].append(block)
-        self._record(BlockTaken, request_id, block, evicted)
+        self.tables[seq_id].append(block)
+        self._record(BlockTaken, seq_id, block, evicted)
 
-    def _share(self, request_id: str, block: int) -> None:
+    def _share(self, seq_id: str, block: int) -> None:
         self.free_queue.pop(block, None)
         self.blocks[block].ref_cnt += 1
-        self.tables[request_id].append(block)
-        self._record(BlockShared, request_id, block)
+        self.tables[seq_id].append(block)
+        self._record(BlockShared, seq_id, block)
 
-    def _copy_on_write(self, request_id: str, index: int, num_tokens: int) -> None:
-        table = self.tables[request_id]
+    def _copy_on_write(self, seq_id: str, index: int, num_tokens: int) -> None:
+        table = self.tables[seq_id]
         source = table[index]
         table[index], evicted = self._claim()
         self._copy(source, table[index], num_tokens)
         self._release(source)
         where = range(table[index] * self.block_size, table[index] * self.block_size + num_tokens)
-        self._record(BlockCopied, request_id, source, table[index], tuple(where), evicted)
+        self._record(BlockCopied, seq_id, source, table[index], tuple(where), evicted)
 
     def _release(self, block: int) -> None:
         one = self.blocks[block]
@@ -265,5 +265,5 @@ class BlockManager:
         for key, number in self.cached.items():
             assert self.blocks[number].hash == key, f"block {number} is found under another hash"
         for name, table in self.tables.items():
-            assert len(set(table)) == len(table), f"request {name} has a block twice: {table}"
-            assert len(self._chains[name]) <= len(table), f"request {name}: chain beyond table"
+            assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"
+            assert len(self._chains[name]) <= len(table), f"sequence {name}: chain beyond table"

@@ -52,7 +52,8 @@ class KVCacheManager(Protocol):
 
         Admission, cache hits and slots in one call. For a sequence that holds nothing yet, the
         first position may lie beyond num_computed: so many tokens were found. At least one runs.
-        None leaves everything as it was; asked twice before a commit, the answer is the same.
+        None leaves every admitted sequence as it was (a fork that waits may have lost what it was
+        given); asked twice before a commit, the answer is the same.
         """
         ...
 
@@ -86,11 +87,12 @@ def fork_to_give_up(
     """Which fork loses what it was given when there is no memory for seq_id; None: none may.
 
     waiting: the forks that are not admitted, oldest first; holding: all that hold memory, waiting
-    or not. The newest goes, for one that runs; for one that waits only if nobody runs, or all would
-    wait for ever.
+    or not. A sequence that runs takes it from the newest fork. One that waits takes nothing while
+    somebody runs, who will give memory back; if nobody does, it may, or all would wait for ever.
     """
-    runs = seq_id in holding and seq_id not in waiting
-    if not waiting or (len(waiting) < len(holding) and not runs):
+    somebody_runs = len(waiting) < len(holding)
+    runs_itself = seq_id in holding and seq_id not in waiting
+    if not waiting or (somebody_runs and not runs_itself):
         return None
     others = [name for name in waiting if name != seq_id]
     return (others or list(waiting))[-1]

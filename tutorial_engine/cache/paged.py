@@ -140,7 +140,10 @@ class PagedKVCache:
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> int | None:
-        """Blocks for the next tokens → the first table entry that is new, or None."""
+        """Blocks for the next tokens → from which table entry on it is new, or None.
+
+        0 for a newcomer: all of its table is.
+        """
         slots, found = self._slots.get(seq_id), self._found.get(seq_id)
         known = (found or 0) if slots is None else len(slots.slots)
         if num_computed > known:
@@ -162,7 +165,10 @@ class PagedKVCache:
         return 0
 
     def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
-        """The tokens that must have room before a sequence is let in: all, or it might thrash."""
+        """The tokens that must have room before a sequence is let in: all, or it might thrash.
+
+        A memory of your own may ask for less, down to the num_new of the first step.
+        """
         return token_ids
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:

@@ -63,8 +63,8 @@ class Inbox:
     def __init__(self, fail: Callable[[Request, Exception], Update]) -> None:
         self._fail = fail
         self._results: list[_Result] = []
-        self._to_tell: deque[_Result] = deque()
-        self._telling: SampleGroup | None = None
+        self._to_tell: deque[_Result] = deque()  # results whose callback was not called yet
+        self._telling: SampleGroup | None = None  # whose callback runs now
 
     @property
     def is_pending(self) -> bool:
@@ -75,7 +75,7 @@ class Inbox:
         """All that waits for this owner, in the order in which it came."""
         mine = [result for result in self._results if result.request.group.owner is owner]
         self._results = [r for r in self._results if r.request.group.owner is not owner]
-        return [result.whole() if result.is_last else result.told for result in mine]
+        return [result.whole() for result in mine]
 
     def drop(self, group: SampleGroup) -> None:
         """Nobody will take these."""
@@ -84,9 +84,9 @@ class Inbox:
     def deliver(self, updates: Iterable[Update]) -> None:
         """File all, then tell the callbacks: whatever these do, no result is lost or told twice.
 
-        They are told in the order of the inbox, also of what they bring about themselves; but who
-        ends its own request is told nothing more. A callback that raises ends its request; if it
-        was the end already, the output says so. An interrupt is raised when all were told.
+        A callback may abort or add requests: what comes of it is told after it, in the order of the
+        inbox. One that ends its own request is not called again. One that raises ends its request;
+        if it was the end already, the output says so. An interrupt is raised when all were told.
         """
         for result in [self._file(update) for update in updates]:
             if result.request.group is self._telling:

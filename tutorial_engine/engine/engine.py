@@ -111,10 +111,10 @@ class LLMEngine:
             self.scheduler.max_len,
             self.scheduler.check,
         )
-        self._names = map("r{}".format, count())  # no generator: a Ctrl-C in it would end it
+        self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
         self._in_step = False
-        self._abandoned: list[SampleGroup] = []  # their generate or stream is over
+        self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
 
@@ -194,12 +194,15 @@ class LLMEngine:
     # -- what an engine is
 
     def step(self) -> list[StepOutput]:
-        """One forward for everything that is scheduled → what it brought; [] when all is done."""
+        """One forward for everything that is scheduled → what it brought to whoever calls this.
+
+        [] also when it only ran a part of a prompt: loop on `has_unfinished_requests`.
+        """
         self._step()
         return self._inbox.take()
 
     def _step(self) -> None:
-        """Schedule, one forward for all, sample, update, deliver; again and again."""
+        """What an engine does: schedule, one forward for all, sample, update, deliver."""
         if self._in_step:
             raise RuntimeError("a step is under way: a callback cannot run another one")
         self._in_step = True
@@ -213,7 +216,7 @@ class LLMEngine:
                     self._inbox.deliver(updates)
         finally:
             self._in_step = False
-            if self._abandoned:
+            if self._to_sweep:
                 self._sweep()
 
     def _schedule(self) -> list[ScheduledRequest]:
@@ -322,30 +325,31 @@ class LLMEngine:
         return [make(self._new_id(own), ids, own, name=f"prompt {i}") for i, (ids, own) in pairs]
 
     def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[StepOutput]:
-        left = len(groups)
+        """Enter the groups, step until each has its output, and yield what comes."""
+        left, owner = len(groups), object()
         try:
             with interrupts_wait():
                 for group in groups:
-                    group.owner = groups
+                    group.owner = owner
                     self._enter(group, self.clock.now())
             while left:
-                results = self._inbox.take(groups)
+                results = self._inbox.take(owner)
                 if not results:
                     self._step()
                 for result in results:
                     left -= result.output is not None
                     yield result
         finally:
-            self._abandoned += groups
+            self._to_sweep += groups  # after a normal end there is nothing to abort
             self._sweep()
 
     def _sweep(self) -> None:
         """Abort what a generate or stream left behind; one that ends within a step, after it."""
-        if self._in_step or not self._abandoned:
+        if self._in_step or not self._to_sweep:
             return
         with interrupts_wait():  # one for all: a second Ctrl-C leaves none of them behind
-            while self._abandoned:
-                group = self._abandoned.pop()
+            while self._to_sweep:
+                group = self._to_sweep.pop()
                 if self.requests.get(group.request_id) in group.samples:
                     self.abort(group.request_id)
                 self._inbox.drop(group)

@@ -107,7 +107,8 @@ def prefill(
     _check(model, requests)
     if chunk_size is not None:
         at_least_one("chunk_size", chunk_size)
-        for request in requests:  # all of it must be possible before a part of it runs
+        # all of it must be possible before a part of it runs; asked again, memory answers the same
+        for request in requests:
             _allocate(cache, request, None)
     last: dict[str, Tensor] = {}  # request_id -> hidden state of its last token so far
     left = list(requests)

@@ -118,7 +118,7 @@ class Scheduler:
             self._record(events.Forked, child, parent.request_id, num_tokens)
 
     def _queue_samples(self, group: SampleGroup) -> list[Request]:
-        """Before all who wait but the preempted and other samples → those that were queued."""
+        """Behind preempted requests and earlier samples, before new prompts → those queued."""
         first = next(
             (
                 i
@@ -157,7 +157,7 @@ class Scheduler:
                 plan.preempted.append(victim)
                 if victim is request:
                     return
-            self._schedule(plan, request, allocation)
+            self._book(plan, request, allocation)
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
@@ -178,8 +178,8 @@ class Scheduler:
         num_tokens = self.num_tokens_to_run(request, plan)
         if num_tokens == 0:
             return False
-        name, computed = request.request_id, request.num_computed_tokens
-        allocation = self.memory.allocate(name, request.token_ids, computed, num_tokens)
+        ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
+        allocation = self.memory.allocate(*ask)
         if allocation is None:
             return False
         num_cached = allocation.first_position
@@ -188,9 +188,9 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         if self.trace is not None:
-            found = self.memory.describe(name).slots[:num_cached]
+            found = self.memory.describe(request.request_id).slots[:num_cached]
             self._record(events.Admitted, request, num_cached, found)
-        self._schedule(plan, request, allocation)
+        self._book(plan, request, allocation)
         return True
 
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
@@ -240,7 +240,7 @@ class Scheduler:
         return updates
 
     def fail(self, request: Request, fault: Exception) -> Update:
-        """End it alone, with a reason; the others do not notice, its own samples neither."""
+        """End it alone, with a reason; all others go on, the other samples of its prompt too."""
         self._queue_samples(request.group)
         error = f"{type(fault).__name__}: {fault}"
         self.end(request, RequestStatus.ERROR, Finish("error"), error)
@@ -298,7 +298,7 @@ class Scheduler:
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
 
-    def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
+    def _book(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)
         plan.budget -= num_tokens
         plan.scheduled.append(ScheduledRequest(request, num_tokens, allocation))

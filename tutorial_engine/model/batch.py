@@ -4,7 +4,7 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Batch:
     seq_ids: tuple[str, ...] = ()
     slot_mapping: Tensor | None = None
     context_slots: tuple[Slots, ...] = ()
+    query_lens: tuple[int, ...] = field(init=False)  # tokens of each sequence, S entries
 
     def __post_init__(self) -> None:
         if self.input_ids.ndim != 1 or self.input_ids.shape != self.positions.shape:
@@ -55,8 +56,10 @@ class Batch:
             raise ValueError(
                 f"seq_starts must run from 0 to {self.input_ids.numel()}, got {starts}"
             )
-        if any(end <= start for start, end in pairwise(starts)):
+        lengths = tuple(end - start for start, end in pairwise(starts))
+        if min(lengths) < 1:
             raise ValueError(f"every sequence needs at least one token, got seq_starts {starts}")
+        object.__setattr__(self, "query_lens", lengths)  # every layer asks for it
 
     @classmethod
     def from_sequences(
@@ -129,11 +132,6 @@ class Batch:
     def num_seqs(self) -> int:
         """S, the sequences that they belong to."""
         return len(self.seq_starts) - 1
-
-    @property
-    def query_lens(self) -> tuple[int, ...]:
-        """Tokens of each sequence in this forward, S entries."""
-        return tuple(b - a for a, b in pairwise(self.seq_starts))
 
     @property
     def last_token_indices(self) -> tuple[int, ...]:

@@ -5,20 +5,21 @@ Knows names and ranges; knows no logits, no text and no model.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeGuard
 
-# field: (whole numbers only?, least, most, hint)
-RANGES = {
-    "n": (True, 1, 1024, "one continuation at least"),
-    "temperature": (False, 0, 1e6, "0 is greedy"),
-    "top_k": (True, -math.inf, math.inf, "0 is off"),
-    "top_p": (False, 0, 1, "1 is off; for greedy use temperature=0"),
-    "min_p": (False, 0, 1, "0 is off"),
-    "seed": (True, 0, 2**64 - 1, "None is another one each time"),
-    "max_tokens": (True, 1, math.inf, "one is sampled at least"),
-    "min_tokens": (True, 0, math.inf, "0 is off"),
-    "logprobs": (True, 0, math.inf, "None is off"),
-}
+
+class Range(NamedTuple):
+    """The numbers that a field takes, and a hint for who gave another."""
+
+    least: float
+    most: float
+    hint: str
+    is_whole: bool = False
+
+
+def _number(default: float | None, *range_: Any) -> Any:
+    return field(default=default, metadata={"range": Range(*range_)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +32,24 @@ class SamplingParams:
     n continuations of the prompt: an engine's (notebook 04); number i draws with seed + i.
     """
 
-    n: int = 1
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
+    n: int = _number(1, 1, 1024, "one continuation at least", True)
+    temperature: float = _number(0.0, 0, 1e6, "0 is greedy")
+    top_k: int = _number(0, -math.inf, math.inf, "0 is off", True)
+    top_p: float = _number(1.0, 0, 1, "1 is off; for greedy use temperature=0")
+    min_p: float = _number(0.0, 0, 1, "0 is off")
+    seed: int | None = _number(None, 0, 2**64 - 1, "None is another one each time", True)
+    max_tokens: int = _number(16, 1, math.inf, "one is sampled at least", True)
+    min_tokens: int = _number(0, 0, math.inf, "0 is off", True)
     ignore_eos: bool = False
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = _number(None, 0, math.inf, "None is off", True)
 
     def __post_init__(self) -> None:
-        for name in RANGES:
-            self._check_range(name)
+        for one in fields(self):
+            if "range" in one.metadata:
+                _check_range(one.name, getattr(self, one.name), one.metadata["range"], one.default)
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature {self.temperature} overflows fp32; for greedy use 0")
         if self.top_p == 0:
@@ -74,17 +76,18 @@ class SamplingParams:
         seed = None if self.seed is None else (self.seed + index) % 2**64
         return replace(self, n=1, seed=seed)
 
-    def _check_range(self, name: str) -> None:
-        """ValueError unless the field holds a number, or a None, that RANGES allows."""
-        (whole, least, most, hint), value = RANGES[name], getattr(self, name)
-        if value is None and name in ("seed", "logprobs"):
-            return
-        if not (_is_whole(value) or (isinstance(value, float) and not whole)):
-            kind = "a whole number" if whole else "a number"
-            raise ValueError(f"{name} must be {kind} ({hint}), got {value!r}")
-        if not least <= value <= most:  # NaN is not either
-            raise ValueError(f"{name} must be from {least} to {most} ({hint}), got {value!r}")
+
+def _check_range(name: str, value: object, range_: Range, default: object) -> None:
+    """ValueError unless the value is a number of this range, or None where that is the default."""
+    if value is None and default is None:
+        return
+    least, most, hint, is_whole = range_
+    if not (_is_whole(value) or (isinstance(value, float) and not is_whole)):
+        kind = "a whole number" if is_whole else "a number"
+        raise ValueError(f"{name} must be {kind} ({hint}), got {value!r}")
+    if not least <= value <= most:  # NaN is not either
+        raise ValueError(f"{name} must be from {least} to {most} ({hint}), got {value!r}")
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -63,12 +63,16 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(behind < math.log(p) - SLACK, -math.inf)
 
 
+# In this order; each is asked with the field of SamplingParams that has its name.
+FILTERS = (top_k, top_p, min_p)
+
+
 def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, top_k, top_p, min_p, in this order: fp32 [..., V], dropped entries −inf."""
+    """Temperature, then each of FILTERS: fp32 [..., V], dropped entries −inf."""
     logits = apply_temperature(logits.float(), params.temperature)
-    logits = top_k(logits, params.top_k)
-    logits = top_p(logits, params.top_p)
-    return min_p(logits, params.min_p)
+    for keep_some in FILTERS:
+        logits = keep_some(logits, getattr(params, keep_some.__name__))
+    return logits
 
 
 class SampledToken(NamedTuple):
