@@ -186,8 +186,9 @@ class GrowingKVCache:
         self._kv = {key: kv for key, kv in self._kv.items() if key[1] != seq_id}
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: there are no slots."""
-        return SequenceMemory()
+        """As KVCacheManager.describe: no table, and mere positions."""
+        kv = self._kv.get((0, seq_id))
+        return SequenceMemory(slots=tuple(range(0 if kv is None else len(kv[0]))))
 
     def check_integrity(self) -> None:
         """As KVCacheManager.check_integrity: K and V of a sequence are equally long."""
