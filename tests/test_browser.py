@@ -282,7 +282,7 @@ def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator
 def steps(ran: Callable[[str], Page]) -> Locator:
     """The explorer with the notebook's three prompts, all at once, at step 0."""
     view = explorer(ran(SCHEDULER), "Scheduler explorer")
-    limits = view.locator('[id="policy"]')  # each change is waited for, as a learner would
+    limits = view.locator('[id="title.note"]')  # each change is waited for, as a learner would
     choose(view, "policy", "one rule")
     expect(limits).to_contain_text("one rule")
     fill(view, "token budget", 8)
@@ -335,7 +335,7 @@ def test_what_a_policy_refuses_is_said_and_the_picture_kept(steps: Locator) -> N
 
 def test_a_late_long_prompt_joins_those_who_decode(steps: Locator) -> None:
     fill(steps, "max_num_seqs", 4)
-    expect(steps.locator('[id="policy"]')).to_contain_text("max_num_seqs 4")
+    expect(steps.locator('[id="title.note"]')).to_contain_text("max_num_seqs 4")
     choose(steps, "arrivals", "a long prompt before step 4")
     expect(steps.locator('[id="line.D"]')).to_have_text("D")
     go(steps, 4)
