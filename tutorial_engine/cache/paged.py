@@ -66,7 +66,9 @@ class PagedKVCache:
             trace=trace,
         )
         self._slots: dict[str, SlotNumbers] = {}  # seq_id -> slots of its blocks, once admitted
-        self._found: dict[str, int] = {}  # seq_id -> tokens that were here before it ran
+        # seq_id -> tokens that were here before it ran: found in the prefix cache, or its parent's.
+        # A fork that waits for admission is in here, and not yet in _slots.
+        self._found: dict[str, int] = {}
 
     @classmethod
     def from_config(
