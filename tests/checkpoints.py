@@ -154,3 +154,15 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> P
     edit(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+LLAMA2_7B = ModelConfig(
+    vocab_size=32_000,
+    hidden_size=4096,
+    intermediate_size=11_008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+)

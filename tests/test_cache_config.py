@@ -5,25 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import QWEN3_06B
+from checkpoints import LLAMA2_7B, QWEN3_06B
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.config import ModelConfig
 
 GPT2 = KVCacheSpec(num_layers=12, num_kv_heads=12, k_head_dim=64, v_head_dim=64)
-LLAMA2_7B = ModelConfig(
-    vocab_size=32_000,
-    hidden_size=4096,
-    intermediate_size=11_008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    max_position_embeddings=4096,
-)
 SIZES = {"num_layers": 3, "num_kv_heads": 2, "k_head_dim": 8, "v_head_dim": 6}
 
 

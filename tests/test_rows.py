@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import QWEN3_06B
+from checkpoints import LLAMA2_7B, QWEN3_06B
 from engines import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,16 +90,6 @@ def test_the_classic_shape_shows_each_sequence_in_its_row(slots_first: bool) -> 
     assert k[1, 0, :, 3:].isnan().all() and k[1, 1, :, 5:].isnan().all() and k[1, 2].isnan().all()
 
 
-LLAMA2_7B = ModelConfig(
-    vocab_size=32_000,
-    hidden_size=4096,
-    intermediate_size=11_008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    max_position_embeddings=4096,
-)
 FP16, BF16 = torch.float16, torch.bfloat16
 
 

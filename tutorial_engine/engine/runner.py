@@ -228,7 +228,7 @@ class ModelRunner:
         storage: KVCache,
         attention: AttentionBackend | None = None,
     ) -> None:
-        self.model, self.storage = model, storage
+        self.model = model
         self.attention = fast_attention(model.device, storage) if attention is None else attention
         self.num_forwards = self.num_tokens = 0
 
