@@ -52,7 +52,7 @@ QUIET: dict[str, Any] = {
     "suppress_health_check": list(HealthCheck),
     "print_blob": False,
 }
-BATCHES, PER_BATCH = 16, 50  # 800 workloads; long_run.py has as many as you like
+BATCHES, PER_BATCH = 20, 50  # 1,000 workloads; long_run.py has as many as you like
 
 
 @pytest.fixture(autouse=True, scope="module")
