@@ -40,7 +40,7 @@ def generate(
     runner, requests = _prepare(model, prompts, params, tokenizer, use_cache, max_len, chunk_size)
     total = sum(request.params.max_tokens for request in requests)
     with tqdm(total=total, unit="token", disable=not progress) as bar:
-        for _ in _loop(runner, requests, chunk_size):
+        for _ in serve(runner, requests, chunk_size):
             bar.update()
     return [request.group.output() for request in requests]
 
@@ -61,14 +61,17 @@ def stream(
     Runner use the same cache: finish one before you begin the next.
     """
     runner, requests = _prepare(model, prompts, params, tokenizer, use_cache, max_len, chunk_size)
-    return _loop(runner, requests, chunk_size)
+    return serve(runner, requests, chunk_size)
 
 
 @torch.inference_mode()
-def _loop(
-    runner: Runner, requests: Sequence[Request], chunk_size: int | None
+def serve(
+    runner: Runner, requests: Sequence[Request], chunk_size: int | None = None
 ) -> Iterator[StepOutput]:
-    """Run what is known, sample what comes next, again and again. Who has stopped costs nothing."""
+    """The loop itself: run what is known, sample what comes next, until every request is over.
+
+    The requests are RUNNING. Who has stopped costs nothing.
+    """
     running = list(requests)
     while running:
         logits = runner.run(running, chunk_size)  # [S, V]; prefill first, then decode

@@ -5,8 +5,8 @@ Shapes: S sequences, V vocabulary. Probabilities are computed in fp32 or finer.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,13 +64,16 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 # In this order; each is asked with the field of SamplingParams that has its name.
-FILTERS = (top_k, top_p, min_p)
+Filter = Callable[[Tensor, Any], Tensor]
+FILTERS: tuple[Filter, ...] = (top_k, top_p, min_p)
 
 
-def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, then each of FILTERS: fp32 [..., V], dropped entries −inf."""
+def filter_logits(
+    logits: Tensor, params: SamplingParams, filters: Sequence[Filter] = FILTERS
+) -> Tensor:
+    """Temperature, then each of the filters: fp32 [..., V], dropped entries −inf."""
     logits = apply_temperature(logits.float(), params.temperature)
-    for keep_some in FILTERS:
+    for keep_some in filters:
         logits = keep_some(logits, getattr(params, keep_some.__name__))
     return logits
 
@@ -93,12 +96,13 @@ class Sampler:
 
     A sampled token takes one draw, a greedy one none, so neither the neighbours in a batch nor a
     preemption change the text. EOS and stop ids cannot be chosen before min_tokens are sampled;
-    with ignore_eos EOS ends nothing and may be.
+    with ignore_eos EOS ends nothing and may be. `filters` may be exchanged.
     """
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
         self.params = params
         self.num_sampled = 0
+        self.filters = FILTERS
         self._enders = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self._generator = torch.Generator()
         if params.seed is None:
@@ -139,7 +143,7 @@ class Sampler:
                 raise ValueError(f"min_tokens={self.params.min_tokens} masks every possible token")
         if self.params.temperature == 0:
             return scores
-        cumulated = filter_logits(scores, self.params).double().softmax(-1).cumsum(-1)
+        cumulated = filter_logits(scores, self.params, self.filters).double().softmax(-1).cumsum(-1)
         if cumulated[-1].isnan():
             raise ValueError(
                 f"logits up to {float(scores.max())} overflow fp32 when divided by "

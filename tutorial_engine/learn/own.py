@@ -1,0 +1,479 @@
+"""Introduced in notebook 01. The learner's functions, running in the real model.
+
+`OwnEngine` is the model that ships, taken apart where the exercises are. Each part is the package's
+until the learner's is right. A wrong one is told, and the package's runs in its place.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.engine.generate import generate, serve
+from tutorial_engine.engine.request import Request, RequestStatus
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model.attention import (
+    AttentionBackend,
+    KVCache,
+    NoCache,
+    causal_mask,
+    naive_attention,
+)
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.rope import apply_rope
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import FILTERS, Sampler, top_p
+from tutorial_engine.sampling.stopping import Finish, StopChecker
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T, H, D], k, v [T, H_kv, D] -> [T, H, D]
+
+
+class LayerWeights(NamedTuple):
+    """The matrices of one decoder layer under the names of the textbook, all of them [out, in].
+
+    `input_norm`, `mlp_norm` [hidden] and `q_norm`, `k_norm` [D] are the weights of the RMSNorms.
+    """
+
+    input_norm: Tensor
+    q: Tensor  # [H·D, hidden]
+    k: Tensor  # [H_kv·D, hidden]
+    v: Tensor  # [H_kv·D, hidden]
+    q_norm: Tensor
+    k_norm: Tensor
+    o: Tensor  # [hidden, H·D]
+    mlp_norm: Tensor
+    gate: Tensor  # [I, hidden]
+    up: Tensor  # [I, hidden]
+    down: Tensor  # [hidden, I]
+
+    @classmethod
+    def of(cls, layer: Qwen3DecoderLayer) -> "LayerWeights":
+        """Those of a layer of the model; its joined matrices come apart again."""
+        attn, mlp = layer.self_attn, layer.mlp
+        sizes = (attn.q_size, attn.kv_size, attn.kv_size)
+        q, k, v = attn.qkv_proj.plain_weight().split(sizes)
+        gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
+        return cls(
+            input_norm=layer.input_layernorm.weight,
+            q=q,
+            k=k,
+            v=v,
+            q_norm=attn.q_norm.weight,
+            k_norm=attn.k_norm.weight,
+            o=attn.o_proj.plain_weight(),
+            mlp_norm=layer.post_attention_layernorm.weight,
+            gate=gate,
+            up=up,
+            down=mlp.down_proj.plain_weight(),
+        )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / √(mean(x²) + eps) · weight over the last axis of x."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+# -- the package's own parts, under the names and signatures of the exercises ----------------------
+
+
+def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    """bool [q_len, kv_len]: a token sees itself and the window − 1 tokens before it."""
+    return causal_mask(q_len, kv_len, window)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """One head: q [q, D], k and v [kv, D], mask [q, kv] → [q, D]."""
+    return naive_attention(q[:, None], k[:, None], v[:, None], mask).out[:, 0]
+
+
+def rope(x: Tensor, angles: Tensor) -> Tensor:
+    """x [T, heads, D] turned by angles [T, D / 2] in radians."""
+    return apply_rope(x, angles.cos(), angles.sin())
+
+
+def project(
+    x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, hidden] → q [T, H, D], k and v [T, H_kv, D]."""
+    q, k, v = (F.linear(x, w).unflatten(-1, (-1, head_dim)) for w in (w_q, w_k, w_v))
+    return q, k, v
+
+
+def layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
+    """One decoder layer on the residual stream: x [T, hidden] → [T, hidden]."""
+    return _layer(x, w, angles, attend, project, rope)
+
+
+def _layer(
+    x: Tensor,
+    w: LayerWeights,
+    angles: Tensor,
+    attend: Attend,
+    project: Callable,
+    rope: Callable,
+) -> Tensor:
+    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
+    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
+    x = x + attend(q, k, v).flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+class MyCache:
+    """Keys and values of one sequence, by layer."""
+
+    def __init__(self) -> None:
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """New k, v [T, H_kv, D] → [(all k, all v)]."""
+        if layer in self.kv:
+            k, v = (torch.cat(pair) for pair in zip(self.kv[layer], (k, v), strict=True))
+        self.kv[layer] = k, v
+        return [(k, v)]
+
+
+def run_new(
+    model: Qwen3ForCausalLM, attention: AttentionBackend, token_ids: list[int], num_computed: int
+) -> Tensor:
+    """Run the tokens that are not computed yet → logits [V] of the last one."""
+    batch = Batch.from_sequences([token_ids[num_computed:]], [num_computed])
+    return model.compute_logits(model(batch, attention)[-1:])[0]
+
+
+def keep_top_p(probs: Tensor, p: float) -> Tensor:
+    """probs [V] → bool [V], True = in the nucleus."""
+    return top_p(probs.log(), p).isfinite()
+
+
+def why_finished(
+    new_ids: Sequence[int],
+    text: str,
+    eos_ids: Sequence[int],
+    stop: Sequence[str],
+    max_tokens: int,
+) -> str | None:
+    """ "stop" at an end-of-text token or a stop string, "length" at max_tokens, None to go on."""
+    if new_ids[-1] in eos_ids or any(one in text for one in stop):
+        return "stop"
+    return "length" if len(new_ids) >= max_tokens else None
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    part.__name__: part
+    for part in (
+        *(window_mask, attention, rope, project, layer),
+        *(MyCache, run_new, keep_top_p, why_finished),
+    )
+}
+
+
+# -- the model made of parts ----------------------------------------------------------------------
+
+
+class PartFailed(Exception):
+    """A part of the learner's raised an error while the model ran."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(f"your {name} raised {type(error).__name__} in the model: {error}")
+        self.name = name
+
+
+class Parts:
+    """Which function runs for each part, and how often: `parts("rope", x, angles)` calls one.
+
+    `own` are the learner's; a name that is not in it stands for the package's (`PARTS`).
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[str, Callable[..., Any]] = {}
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """Call a part. PartFailed when it is the learner's and raises."""
+        self.calls[name] += 1
+        if name not in self.own:
+            return PARTS[name](*args)
+        try:
+            return self.own[name](*args)
+        except PartFailed:
+            raise  # a part that this one called
+        except Exception as error:  # the learner's code may raise anything at all
+            raise PartFailed(name, error) from error
+
+
+class OwnAttention:
+    """An attention backend of the parts `attention` and `window_mask`: one head after the other.
+
+    Query head h reads K/V head h // group. With a window it sees no farther back than that.
+    """
+
+    def __init__(self, parts: Parts, cache: KVCache, window: int | None = None) -> None:
+        self.parts, self.cache, self.window = parts, cache, window
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        contexts = self.cache.update(layer, k, v, batch)
+        pairs = zip(q.split(batch.query_lens), contexts, strict=True)
+        return torch.cat([self._one_sequence(q_s, *kv) for q_s, kv in pairs])
+
+    def _one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        mask = self.parts("window_mask", len(q), len(k), self.window or len(k))
+        heads = [
+            self.parts("attention", q[:, h], k[:, h // group], v[:, h // group], mask)
+            for h in range(q.shape[1])
+        ]
+        return torch.stack(heads, dim=1)
+
+
+class OwnModel(Qwen3ForCausalLM):
+    """The model over the same weights, with the residual stream in sight and its steps as parts."""
+
+    def __init__(self, model: Qwen3ForCausalLM, parts: Parts) -> None:
+        super().__init__(model.config)
+        self.model, self.lm_head, self.parts = model.model, model.lm_head, parts
+        self.default_attention = OwnAttention(parts, NoCache())
+        layers = cast("list[Qwen3DecoderLayer]", list(model.model.layers))
+        self.layer_weights = [LayerWeights.of(layer) for layer in layers]
+
+    def forward(self, batch: Batch, attention: AttentionBackend | None = None) -> Tensor:
+        """Hidden state of every token, [T, hidden]."""
+        attention = attention or self.default_attention
+        x = self.model.embed_tokens(batch.input_ids)  # [T, hidden]: the residual stream begins
+        angles = batch.positions[:, None] * self.model.rotary_emb.inv_freq  # [T, D / 2]
+        for number, weights in enumerate(self.layer_weights):
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
+                return attention.attend(number, q, k, v, batch)
+
+            x = self._layer(x, weights, angles, attend)
+        return self.model.norm(x)
+
+    def _layer(self, x: Tensor, weights: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
+        if "layer" in self.parts.own:
+            return self.parts("layer", x, weights, angles, attend)
+        self.parts.calls["layer"] += 1
+        steps = (partial(self.parts, "project"), partial(self.parts, "rope"))
+        return _layer(x, weights, angles, attend, *steps)
+
+
+class OwnRunner:
+    """OwnModel as a Runner (see runner.py): each sequence alone, with a cache of its own or none.
+
+    What the loop of notebook 02 and the ledger drive.
+    """
+
+    can_chunk = False
+
+    def __init__(self, model: OwnModel, cached: bool, window: int | None = None) -> None:
+        self.model, self.cached, self.window = model, cached, window
+        self.vocab_size = model.config.vocab_size
+        self.max_len = model.config.max_position_embeddings
+        self.eos_token_ids = model.config.eos_token_ids
+        self._attention: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
+        """As Runner.run."""
+        return torch.stack([self._run_alone(request) for request in requests])
+
+    def _run_alone(self, request: Request) -> Tensor:
+        parts, name = self.model.parts, request.request_id
+        if not self.cached:
+            attention = OwnAttention(parts, NoCache(), self.window)
+            return parts("run_new", self.model, attention, request.token_ids, 0)
+        if request.num_computed_tokens == 0:
+            self._attention[name] = OwnAttention(parts, parts("MyCache"), self.window)
+        logits = parts(
+            "run_new",
+            self.model,
+            self._attention[name],
+            request.token_ids,
+            request.num_computed_tokens,
+        )
+        request.num_computed_tokens = request.num_tokens
+        return logits
+
+
+class OwnSampler(Sampler):
+    """The package's sampler with the part `keep_top_p` as its top-p filter."""
+
+    def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], parts: Parts) -> None:
+        super().__init__(params, eos_token_ids)
+
+        def top_p(logits: Tensor, p: float) -> Tensor:
+            if p >= 1:
+                return logits
+            return logits.masked_fill(~parts("keep_top_p", logits.softmax(-1), p), -math.inf)
+
+        self.filters = tuple(top_p if one.__name__ == "top_p" else one for one in FILTERS)
+
+
+class OwnChecker(StopChecker):
+    """A StopChecker in which the part `why_finished` decides. All text comes at the end."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        parts: Parts,
+    ) -> None:
+        super().__init__(params, eos_token_ids, tokenizer)
+        self._parts, self._eos_ids, self._ids = parts, tuple(eos_token_ids), list[int]()
+        self._decode = tokenizer.decode
+
+    def update(self, token_id: int) -> Finish | None:
+        """As StopChecker.update; ValueError when the part answers none of its three answers."""
+        self._ids.append(token_id)
+        stop, text = self.params.stop, self._decode(self._ids)
+        reason = self._parts(
+            "why_finished", list(self._ids), text, self._eos_ids, stop, self.params.max_tokens
+        )
+        if reason is None:
+            return None
+        if reason not in ("stop", "length"):
+            raise PartFailed("why_finished", ValueError(f"it returned {reason!r}"))
+        cuts = [at for at in (text.find(one) for one in stop) if at >= 0]
+        self.end(Finish(reason))
+        self._safe.append(text[: min(cuts, default=len(text))])
+        return self.finish
+
+
+# -- what the notebooks use -----------------------------------------------------------------------
+
+IN_01 = ("window_mask", "attention", "rope", "project", "layer")
+
+
+class Plugged(NamedTuple):
+    """What became of a part that was handed in; shown below the exercise."""
+
+    verdict: Verdict
+    name: str
+
+    def __repr__(self) -> str:
+        whose = "Your" if self.verdict.ok else "The package's"
+        return f"{self.verdict!r}\n{whose} {self.name} runs in the model now."
+
+
+class OwnEngine:
+    """The engine with the learner's parts in it: `use` puts one in, `tell` tells a story with all.
+
+    `cached=False` recomputes everything for each token, as notebook 01 does; with True the parts
+    `MyCache` and `run_new` decide what runs.
+    """
+
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
+        self.package, self.tokenizer, self.cached = model, tokenizer, cached
+        self.parts = Parts()
+        self.model = OwnModel(model, self.parts)
+
+    def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
+        """Check the learner's function; if it is right, it is the part of its name from now on.
+
+        ValueError for a name that is no part.
+        """
+        name = function.__name__
+        if name not in PARTS:
+            raise ValueError(f"{name!r} is no part of the engine; the parts are {sorted(PARTS)}")
+        verdict = check(function)
+        self.parts.own.pop(name, None)
+        if verdict.ok:
+            self.parts.own[name] = function
+        return Plugged(verdict, name)
+
+    def runner(self, window: int | None = None) -> OwnRunner:
+        """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
+        return OwnRunner(self.model, self.cached, window)
+
+    def generate(
+        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+    ) -> Request:
+        """Continue a prompt through the loop of the package, with the parts → its request.
+
+        PartFailed when a part raises.
+        """
+        params = SamplingParams(max_tokens=24) if params is None else params
+        runner = self.runner(window)
+        eos = runner.eos_token_ids
+        sampler = OwnSampler(params, eos, self.parts)
+        checker = OwnChecker(params, eos, self.tokenizer, self.parts)
+        ids = self.tokenizer.encode(prompt).ids
+        request = Request("yours", ids, params, sampler=sampler, checker=checker)
+        request.status = RequestStatus.RUNNING
+        for _ in serve(runner, [request]):
+            pass
+        return request
+
+    def tell(
+        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+    ) -> None:
+        """Print the story that follows a prompt, which parts ran, and whether the package agrees.
+
+        A part that raises, or without which the tokens would be the package's, is taken out, and
+        the story is told without it. With a window the package is not asked: it has none.
+        """
+        params = SamplingParams(max_tokens=24) if params is None else params
+        wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
+        while True:
+            self.parts.calls.clear()
+            try:
+                told = self.generate(prompt, params, window)
+            except PartFailed as failed:
+                if failed.name not in self.parts.own:
+                    raise
+                print(f"✘ {failed}")
+                self._take_out(failed.name)
+                continue
+            if window is not None or told.output_token_ids == wanted.token_ids:
+                break
+            guilty = self._who_differs(prompt, params, wanted.token_ids)
+            print(f"✘ With your {' and '.join(guilty)} the tokens are not the package's.")
+            self._take_out(*guilty)
+        print(prompt + told.checker.text)
+        print(self._who_ran())
+        if window is None:
+            many = len(wanted.token_ids)
+            print(f"✔ {many} of {many} tokens are those of the package's engine.")
+
+    def _take_out(self, *names: str) -> None:
+        for name in names:
+            print(f"  The package's {name} runs in its place.")
+            del self.parts.own[name]
+
+    def _who_differs(self, prompt: str, params: SamplingParams, wanted: Sequence[int]) -> list[str]:
+        """The first of the learner's parts without which the tokens are right; else all of them."""
+        mine = dict(self.parts.own)
+        try:
+            for name in mine:
+                self.parts.own = {key: part for key, part in mine.items() if key != name}
+                if self.generate(prompt, params).output_token_ids == wanted:
+                    return [name]
+        except PartFailed:
+            pass  # then it is not one part alone
+        finally:
+            self.parts.own = mine
+        return list(mine)
+
+    def _who_ran(self) -> str:
+        ran, own = self.parts.calls, self.parts.own
+        # the learner's layer calls these itself, past the counter
+        inside = {"project", "rope"} if "layer" in own else set()
+        counted = [f"{name} ({ran[name]:,} calls)" for name in own if name in ran]
+        counted += [f"{name} (inside layer)" for name in own if name in inside]
+        package = [name for name in self.names if name in ran and name not in own]
+        lines = f"yours: {', '.join(counted) or 'none yet'}"
+        return lines + (f"; the package's: {', '.join(package)}" if package else "")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that this notebook is about."""
+        return tuple(PARTS) if self.cached else IN_01
