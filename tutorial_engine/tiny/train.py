@@ -32,6 +32,8 @@ END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 512
 SEQ_LEN = 128  # tokens of a training row
 IGNORE = -100  # target that costs nothing
+ROWS = 32  # of a training step
+RANDOM_SHARE = 0.2  # of these rows: repeated random ids, with loss on the repeats only
 
 
 def tiny_config() -> ModelConfig:
@@ -254,8 +256,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the tiny model that ships with the package")
     parser.add_argument("--out", type=Path, default=TINY, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--rows", type=int, default=32, help=f"rows of {SEQ_LEN} tokens per step")
-    parser.add_argument("--random-share", type=float, default=0.2)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of {SEQ_LEN} tokens per step")
+    parser.add_argument("--random-share", type=float, default=RANDOM_SHARE)
     parser.add_argument("--peak-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
