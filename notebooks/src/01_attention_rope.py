@@ -335,16 +335,18 @@ predictions.ask(
 )
 
 # %%
-heroes = mine.generate(TWO, window=8).checker.text
-same_heroes = "Rado" in heroes or "Mimo" in heroes
-if predictions.reveal("window", 0 if same_heroes else 1):
+story = mine.generate(TWO, window=8).checker.text
+if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     mine.tell(TWO, window=8)
+    two_labels = token_labels(tokenizer, tokenizer.encode(TWO).ids)
+    away = [len(two_labels) - two_labels.index(piece) for piece in ("·R", "·Mi")]
+    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token.")
 
 # %% [markdown]
 # The sentences are still well formed, because grammar needs only a few tokens back. But the model has
-# forgotten who the story is about: the names in the prompt are more than 7 tokens away when it needs them,
-# and it invents new ones. What the mask hides does not exist for the model. (It was trained without a
-# window. A model that is trained with one learns to pass things on from layer to layer.)
+# forgotten who the story is about. When it needs a name, both names are farther away than the window
+# reaches, so it invents new ones. What the mask hides does not exist for that query. (This model was trained
+# without a window. A model that is trained with one learns to pass things on from layer to layer.)
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -379,8 +381,7 @@ print("same output:         ", same)
 # ## 7 · Why divide by √D?
 #
 # **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the
-# variance of their scores. If scores are large, the softmax gives nearly all weight to one key, and small
-# differences no longer count.
+# variance of their scores.
 
 # %%
 predictions.ask(
@@ -403,7 +404,16 @@ variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
 # A score is a sum of D products, and the variances of independent products add up. So the standard
-# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is.
+# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. This is what it does to
+# the softmax over 8 keys:
+
+# %%
+many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
+for d in head_dims:
+    of_raw, of_scaled = ((many * size).softmax(-1).amax(-1).mean() for size in (d**0.5, 1))
+    print(
+        f"D = {d:3}: the largest weight is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
+    )
 
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
@@ -687,25 +697,31 @@ show_source(Qwen3DecoderLayer.forward)
 # %% [markdown]
 # The residual stream can be read at any height: take the last token's vector after each layer, and turn it
 # into logits as if the model ended there. (This is called a *logit lens*.) The story ends with the first
-# piece of a name, and the model has to find the next piece.
+# piece of a name, and the model has to find the next piece. Layers are counted from 0.
 
 # %%
 story_ids = tokenizer.encode(STORY).ids
 story_batch = Batch.from_sequences([story_ids])
-stream = model.model.embed_tokens(story_batch.input_ids)
-hidden, residual, story_angles = stream, None, model.model.rotary_emb(story_batch.positions)
-print(f"... {token_labels(tokenizer, story_ids)[-3:]}; what comes next?")
-for number, block in enumerate([None, *model.model.layers]):
-    if block is not None:
-        hidden, residual = block(hidden, residual, story_angles, story_batch, NaiveAttention())
-        stream = residual + hidden
-    chances = model.compute_logits(model.model.norm(stream[-1:]))[0].softmax(-1).topk(3)
-    best = zip(token_labels(tokenizer, chances.indices.tolist()), chances.values, strict=True)
-    print(f"after {number} layers:", "  ".join(f"{piece} {float(p):.2f}" for piece, p in best))
+
+
+def read_out(when, stream):
+    logits = model.compute_logits(model.model.norm(stream[-1:]))[0]
+    best = logits.softmax(-1).topk(3)
+    pieces = zip(token_labels(tokenizer, best.indices.tolist()), best.values, strict=True)
+    print(f"{when:14}", "   ".join(f"“{piece}” {float(p):.2f}" for piece, p in pieces))
+
+
+print("What comes after", token_labels(tokenizer, story_ids)[-3:], "?")
+hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
+angles = model.model.rotary_emb(story_batch.positions)
+read_out("embedding", hidden)
+for number, block in enumerate(model.model.layers):
+    hidden, residual = block(hidden, residual, angles, story_batch, NaiveAttention())
+    read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
-# Before the first layer the vector only says which token it is. In the middle the model has vague guesses.
-# The last layer adds the answer. Section 12 finds out which of its heads does that.
+# At the start the vector says only which token it is. In the middle the model has vague guesses. The last
+# layer adds the answer. Section 12 finds out which of its heads does that.
 #
 # *This is the second good place for a pause.*
 
@@ -772,8 +788,8 @@ reference = theirs(torch.tensor([ids])).logits[0]
 check_close(logits_of(Batch.from_sequences([ids])), reference, 1e-4, "ours = transformers")
 
 # %%
-naive_logits = logits_of(Batch.from_sequences([ids]), NaiveAttention())
-check_close(naive_logits, reference, 1e-4, "naive attention = transformers")
+naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
+check_close(naive, reference, 1e-4, "naive attention = transformers")
 
 # %% [markdown]
 # Two texts of different length can go through the model together, one after the other in one flat batch.
@@ -808,15 +824,10 @@ for name in BUGS_01:
 # the last token?
 
 # %%
+from tutorial_engine.viz.attention_explorer import attention_weights
+
 story_labels = token_labels(tokenizer, story_ids)
-story_weights = torch.zeros(c.num_hidden_layers, c.num_attention_heads, *[len(story_ids)] * 2)
-
-
-def keep(layer_number, sequence, weights):
-    story_weights[layer_number] = weights
-
-
-story_logits = logits_of(story_batch, NaiveAttention(observe=keep))
+story_weights = attention_weights(model, story_ids)  # [layer, head, query, key]
 for head, row in enumerate(story_weights[3, :, -1]):
     at = int(row.argmax())
     print(f"layer 3, head {head}: gives {float(row[at]):.2f} to {at} “{story_labels[at]}”")
@@ -944,7 +955,6 @@ show_source(random_row)
 # map is the pattern.
 
 # %% tags=["figure-heads"]
-from tutorial_engine.viz.attention_explorer import attention_weights
 from tutorial_engine.viz.attention_plots import heads_picture
 
 weights = attention_weights(model, noise[0])
@@ -989,26 +999,31 @@ ablation_picture(counts)
 # %% [markdown]
 # Read it with care.
 #
-# - Most groups of heads can be silenced with hardly any effect. So copying does not need just any heads.
-# - Without the induction heads nothing is left of it. But that is also true for heads of layer 0, which
-#   are no induction heads, and nearly true for the two heads of layer 1 that look back by one. An ablation
-#   shows that a part is *needed*, not that it does the work alone.
-# - The best single head is nearly dispensable: the other two do its work.
+# - Five of the groups can be silenced with little effect. So losing any three heads is not enough.
+# - Without the three induction heads no copying is left. But the same is true for three heads of layer 0,
+#   which are no induction heads, and nearly true for the two heads of layer 1 that look one token back. An
+#   ablation shows that a part is *needed*. It does not show that the part does the work alone.
+# - The best single induction head is nearly dispensable, because the other two do its work.
 
 # %% [markdown]
 # ### How they came about
 #
-# The curve was recorded while the model was trained. The loss on stories falls at once: the model first
-# learns which words are frequent and which follow each other. The loss on repeated random tokens stays
-# where guessing leaves it for hundreds of steps. Then it falls steeply, and in the same steps the
-# induction score of the best head rises.
+# These numbers were recorded while the model was trained. The *loss* says how surprised the model is by the
+# next token; lower is better. On stories it falls from the first steps on. On repeated random tokens it
+# stays for hundreds of steps where plain guessing leaves it. Then it falls steeply, and in the same steps
+# the induction score of the best head rises. The loss on stories hardly notices.
 
 # %% tags=["figure-training"]
 import json
 
 from tutorial_engine.viz.attention_plots import training_picture
 
-training_picture(json.loads((TINY.parent / "curve.json").read_text()))
+curve = json.loads((TINY.parent / "curve.json").read_text())
+print("step   stories   random   induction")
+for point in curve:
+    if point["step"] in (0, 100, 500, 575, 625, 700, curve[-1]["step"]):
+        print("{step:4}   {text_loss:7.2f}   {repeat_loss:6.2f}   {induction:9.2f}".format(**point))
+training_picture(curve)
 
 # %% [markdown]
 # ## 13 · Text, the slow way
@@ -1098,14 +1113,24 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %% [markdown]
 # ## 14 · Your model
 #
-# **Objective:** let all your parts speak. Every number of this story goes through the functions that you
-# wrote: the projection, the mask, attention, RoPE, and the layer that holds them together. The cell says
-# whose parts ran.
+# **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
+# projection, the mask, attention, RoPE, and the layer that holds them together. The cell says whose parts
+# ran, and how often.
 
 # %%
 from tutorial_engine.sampling.params import SamplingParams
 
-mine.tell(PROMPT, SamplingParams(max_tokens=90))
+LONG = SamplingParams(max_tokens=90)
+mine.tell(PROMPT, LONG)
+
+# %% [markdown]
+# And Hugging Face's `transformers`, from the same prompt?
+
+# %%
+told = list(mine.generate(PROMPT, LONG).output_token_ids)
+expected = theirs.generate(torch.tensor([ids]), max_new_tokens=90, do_sample=False, pad_token_id=0)
+same = expected[0, len(ids) :].tolist() == told
+print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
 # The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
