@@ -47,7 +47,7 @@ class Predictions:
         self.questions: dict[str, Question] = {}
 
     def ask(self, name: str, text: str, options: Sequence[str]) -> Question:
-        """Show a question. Asking again (the cell was run again) keeps the choice and the answer."""
+        """Show a question. Asking again (its cell is run again) keeps the choice and the answer."""
         earlier = self.questions.get(name)
         question = Question(text, options)
         if earlier is not None and earlier.choice in question.options:
