@@ -25,7 +25,7 @@ from tutorial_engine.learn.html import page
 from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
-MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
+MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 NAMES = [lesson.notebook for lesson in LESSONS]
@@ -254,8 +254,9 @@ def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
     for i in exercises(name):
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
-        defined = re.findall(r"^def (\w+)", cells[i].source, re.M)
-        assert re.search(rf"^check_\w+\((?:{'|'.join(defined)})\b", cells[i + 1].source, re.M)
+        defined = "|".join(re.findall(r"^(?:def|class) (\w+)", cells[i].source, re.M))
+        check = rf"^(?:mine\.use\((?:{defined}), check_\w+\)|check_\w+\((?:{defined})\b)"
+        assert re.search(check, cells[i + 1].source, re.M)
 
 
 @every_lesson

@@ -181,13 +181,14 @@ print("scores of the last query:", scores[2].int().tolist())
 
 # %% [markdown]
 # Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
-# weights: exp(score) of each key, divided by the sum over all keys. So the weights are positive and add up
-# to one. The output is the sum of the values, each times its weight.
+# shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
+# positive and add up to one. (They are also called *attention weights*.) The output is the sum of the
+# values, each times its share.
 
 # %%
 predictions.ask(
     "share",
-    "The last query's scores are 1, 2 and 2. Which weight does the first key get?",
+    "The last query's scores are 1, 2 and 2. Which share does the first key get?",
     ["0, softmax picks the largest", "about 20 %", "about 33 %"],
 )
 
@@ -213,7 +214,7 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 # ### Exercise 2: attention for all queries at once (8 minutes)
 #
 # Not every query may see every key. A *mask* says which pairs are allowed (True). Section 5 builds it;
-# here it is given. A forbidden key must get the weight 0, and the other weights must still add up to one.
+# here it is given. A forbidden key must get the share 0, and the other shares must still add up to one.
 #
 # <details><summary>Hint</summary>Scores are <code>q @ k.T</code>, divided by the square root of D, the size
 # of the last axis. Set forbidden scores to <code>float("-inf")</code> with <code>masked_fill(~mask, ...)</code>
@@ -411,9 +412,7 @@ variance_picture(head_dims, raw, scaled) if answered else None
 many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
 for d in head_dims:
     of_raw, of_scaled = ((many * size).softmax(-1).amax(-1).mean() for size in (d**0.5, 1))
-    print(
-        f"D = {d:3}: the largest weight is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
-    )
+    print(f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}")
 
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
@@ -976,33 +975,34 @@ for back in (1, 2):
 # %% [markdown]
 # ### The controls
 #
-# An ablation means something only beside others. So we silence other groups of heads as well, and single
-# heads, and measure both: the hits in random text, and the probability of `a` in the story.
+# An ablation means something only beside others. So we silence other heads as well, in groups and one alone,
+# and measure both: the hits in random text, and the probability of `a` in the story. A *control* is a group
+# that ought not to matter.
 
 # %% tags=["figure-controls"]
-controls = {
-    "nothing": {},
-    "L3 H3, H4, H5": COPIERS,
-    "L3 H0, H1, H2": {3: (0, 1, 2)},
-    "L2 H0, H1, H2": {2: (0, 1, 2)},
-    "L1 H3, H5": {1: (3, 5)},
-    "L1 H0, H1, H2": {1: (0, 1, 2)},
-    "L0 H3, H4, H5": {0: (3, 4, 5)},
-    "L0 H0, H1, H2": {0: (0, 1, 2)},
+ablations = {
+    "nothing silenced": {},
+    "L3 H3, H4, H5 (induction)": COPIERS,
     "L3 H3 alone": {3: (3,)},
+    "L1 H3, H5 (one back)": {1: (3, 5)},
+    "control: L3 H0, H1, H2": {3: (0, 1, 2)},
+    "control: L2 H0, H1, H2": {2: (0, 1, 2)},
+    "control: L1 H0, H1, H2": {1: (0, 1, 2)},
+    "control: L0 H0, H1, H2": {0: (0, 1, 2)},
+    "control: L0 H3, H4, H5": {0: (3, 4, 5)},
 }
-counts = [(name, hits(heads), total) for name, heads in controls.items()]
-for (name, count, _), heads in zip(counts, controls.values(), strict=True):
-    print(f"{name:14} {count:3} of {total} hits; “a” {chance(STORY, 'a', heads):.2f}")
+counts = [(name, hits(heads), total) for name, heads in ablations.items()]
+for (name, count, _), heads in zip(counts, ablations.values(), strict=True):
+    print(f"{name:26} {count:3} of {total} hits; “a” {chance(STORY, 'a', heads):.2f}")
 ablation_picture(counts)
 
 # %% [markdown]
 # Read it with care.
 #
-# - Five of the groups can be silenced with little effect. So losing any three heads is not enough.
-# - Without the three induction heads no copying is left. But the same is true for three heads of layer 0,
-#   which are no induction heads, and nearly true for the two heads of layer 1 that look one token back. An
-#   ablation shows that a part is *needed*. It does not show that the part does the work alone.
+# - Four of the five controls hardly change anything. So it is not enough to lose any three heads.
+# - Without the three induction heads no copying is left. But the same is true for the last control, three
+#   heads of layer 0 that are no induction heads, and nearly true for the two heads that look one token
+#   back. An ablation shows that a part is *needed*. It does not show that the part does the work alone.
 # - The best single induction head is nearly dispensable, because the other two do its work.
 
 # %% [markdown]
