@@ -81,10 +81,11 @@ print("table", list(table.shape), "-> vectors", list(vectors.shape))
 print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
-# The map shows the way of these vectors through the model. You are at the bottom. Each token keeps one
-# vector, and every *decoder layer* adds something to it: first what attention found in earlier tokens,
-# then what a small network called MLP computed. At the top the vector becomes *logits*, one number for
-# each token of the vocabulary. The larger the number, the likelier that token comes next.
+# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
+# at the embedding table. Each token keeps one vector. Every *decoder layer* adds to it twice: first what
+# attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
+# becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
+# token comes next. You need not understand the boxes yet: each has its section.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz.model_plots import block_picture
@@ -108,7 +109,7 @@ mine.tell(PROMPT)
 # says what it can be found by, and the *value* v is what it passes on.
 #
 # The result is cut into *heads*. Each head runs its own attention. The number of entries that a query has
-# in one head is the *head dimension* D.
+# in one head is the *head dimension* D (`head_dim` in the code).
 
 # %%
 from tutorial_engine.learn.own import LayerWeights
@@ -116,7 +117,7 @@ from tutorial_engine.learn.own import LayerWeights
 first_layer = model.model.layers[0]
 w = LayerWeights.of(first_layer)
 x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale; section 9
-print("x  ", list(x.shape), "  10 tokens, hidden size", c.hidden_size)
+print("x  ", list(x.shape), f"  {len(ids)} tokens, hidden size {c.hidden_size}")
 print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.head_dim}")
 print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
 
@@ -207,7 +208,7 @@ three_token_picture(q, k, v) if answered else None
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
-by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]
+by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]  # None: one head
 check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% [markdown]
@@ -250,14 +251,16 @@ show_source(naive_attention)
 # %% [markdown]
 # ## 5 · The causal mask
 #
-# **Objective:** know who may look at whom. Here is attention as the trained model computes it, for every
-# layer and head. Choose other heads, and step through the queries. Which cells does no head ever use?
+# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
+# a row is a query and a column is a key; bright means a large share. On the right are the shares of one
+# query, and the tokens that the model predicts to come next. Choose other heads, and step through the
+# queries. Which cells does no head ever use?
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
 
 STORY = "Once upon a time Rado had an old coat. One day R"
-AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
+AttentionExplorer(model, tokenizer, STORY, layer=3, head=3)
 
 # %% [markdown]
 # No query sees a later token: it could not, because when a story is written the later tokens do not exist
@@ -445,9 +448,10 @@ print([round(float(one), 5) for one in omega[::4]])
 check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
-# Explore it. The query stands at position *m*, the key at position *n*. Both consist of ones before they
-# are turned, so each pair adds 2 · cos((m − n) · ω) to their score. Move the positions and choose a pair.
-# Then press Play: query and key move on together. What changes, and what stays the same?
+# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the
+# same vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between
+# its two hands, (m − n) · ω_i, to the score. Move the positions and choose a pair. Then press Play: query
+# and key move on together. What changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
 from tutorial_engine.viz.rope_explorer import RopeExplorer
@@ -456,7 +460,7 @@ RopeExplorer(D, theta)
 
 # %%
 distance = 9 - 4
-print("the sum over all pairs:", round(float((2 * (distance * omega).cos()).sum()), 2))
+print("the sum of all cosines:", round(float((distance * omega).cos().sum()), 2))
 
 # %% [markdown]
 # Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A
@@ -612,8 +616,8 @@ show_source(Qwen3Attention.forward)
 # %% [markdown]
 # ## 9 · One whole layer by hand
 #
-# **Objective:** put the pieces together. Each token has one vector that goes from the bottom of the model
-# to the top. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds*
+# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
+# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds*
 # the result to the vector. This running sum is called the *residual stream*. Each layer can use whatever
 # the earlier layers have added, and nothing is lost unless a later layer subtracts it.
 
@@ -694,7 +698,7 @@ show_source(RMSNorm.forward)
 show_source(Qwen3DecoderLayer.forward)
 
 # %% [markdown]
-# The residual stream can be read at any height: take the last token's vector after each layer, and turn it
+# The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
 # into logits as if the model ended there. (This is called a *logit lens*.) The story ends with the first
 # piece of a name, and the model has to find the next piece. Layers are counted from 0.
 
@@ -896,9 +900,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
     best = int(logits_of(Batch.from_sequences([tokenizer.encode(text).ids]))[-1].argmax())
     with_heads, without = chance(text, piece, {}), chance(text, piece, COPIERS)
     predicted = token_labels(tokenizer, [best])[0]
-    print(
-        f"{name}: “·R” “{piece}” -> predicts “{predicted}”, {with_heads:.2f}; silenced {without:.2f}"
-    )
+    print(f"{name}: “·R” was followed by “{piece}”; now the model predicts “{predicted}”")
+    print(f"      with probability {with_heads:.2f}, and with {without:.2f} without the heads")
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -944,6 +947,7 @@ rows = next(batches(tokenizer, seed=1, rows=ROWS, random_share=RANDOM_SHARE))
 counted = (rows.targets != IGNORE).sum(-1).tolist()
 num_random = len(counted) - rows.num_text
 print(f"{rows.num_text} rows of stories, {num_random} rows of repeated random tokens")
+print(f"random rows: {num_random / len(counted):.0%} of all rows")
 print("targets that count, of", rows.ids.shape[1], "in a row:")
 print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.num_text :])
 show_source(random_row)
@@ -1048,7 +1052,8 @@ for _ in range(24):
 print(tokenizer.decode(sequence))
 
 # %%
-expected = theirs.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, pad_token_id=0)
+greedy = {"do_sample": False, "pad_token_id": 0}
+expected = theirs.generate(torch.tensor([ids]), max_new_tokens=24, **greedy)
 print("same tokens as transformers' generate:", expected[0].tolist() == sequence)
 
 # %%
@@ -1077,6 +1082,8 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
 # ### Exercise 6: what would it cost? (5 minutes)
+#
+# Count the bytes that the keys and values of one token need, in all layers of the model together.
 #
 # <details><summary>Hint</summary>K and V are two tensors. Each layer has its own, with
 # <code>num_key_value_heads</code> heads of <code>head_dim</code> numbers. One number takes
@@ -1128,7 +1135,7 @@ mine.tell(PROMPT, LONG)
 
 # %%
 told = list(mine.generate(PROMPT, LONG).output_token_ids)
-expected = theirs.generate(torch.tensor([ids]), max_new_tokens=90, do_sample=False, pad_token_id=0)
+expected = theirs.generate(torch.tensor([ids]), max_new_tokens=LONG.max_tokens, **greedy)
 same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
