@@ -336,7 +336,9 @@ LAYER_SLIPS = {
     "no residual": "nothing is added to the stream: both residuals are missing",
     "MLP added to x": "the second residual adds to x; it must add to x + attention",
     "MLP reads x": "the MLP reads the norm of x; it must read the norm of x + attention",
-    "norm replaces x": "the residuals add to the normed vectors; the stream itself is never normed",
+    "norm replaces x": "attention is added to the normed x; add it to x itself",
+    "norm replaces the sum": "the MLP is added to the normed sum; add it to the sum itself",
+    "norms replace the stream": "both residuals add to normed vectors; add to the stream itself",
     "norm after": "the norms come after attention and MLP; they come before (pre-norm)",
     "norm after the sum": "the norms come after each sum (as in 2017); Qwen3 norms before",
     "no input norm": "attention reads x itself; it must read rms_norm(x, w.input_norm)",
@@ -353,6 +355,7 @@ LAYER_SLIPS = {
     "rope on v": "v is turned as well; rope turns q and k only",
     "rope before norm": "rope comes before q_norm and k_norm; it comes after them",
     "k and v swapped": "k and v are swapped in attend(q, k, v)",
+    "w.k and w.v swapped": "w.k and w.v are swapped",
     "no o": "the output of the heads is added without w.o",
     "no attention": "attention is missing: only the MLP is there",
     "no MLP": "the MLP is missing: only attention is there",
@@ -433,6 +436,8 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
         w = w._replace(mlp_norm=w.input_norm)
     if slip == "q_norm and k_norm swapped":
         w = w._replace(q_norm=w.k_norm, k_norm=w.q_norm)
+    if slip == "w.k and w.v swapped":
+        w = w._replace(k=w.v, v=w.k)
     late = slip in ("norm after", "norm after the sum")
     h = x if late or slip == "no input norm" else rms_norm(x, w.input_norm)
     mixed = _slipped_heads(slip, h, w, angles, attend)
@@ -442,7 +447,7 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
         mixed = rms_norm(mixed, w.input_norm)
     if slip == "no attention":
         mixed = torch.zeros_like(x)
-    base = h if slip == "norm replaces x" else x
+    base = h if slip in ("norm replaces x", "norms replace the stream") else x
     total = mixed if slip in ("no attention residual", "no residual") else base + mixed
     if slip == "norm after the sum":
         total = rms_norm(total, w.input_norm)
@@ -459,7 +464,8 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
         out = rms_norm(out, w.mlp_norm)
     if slip in ("no MLP residual", "no residual"):
         return out
-    base = {"MLP added to x": x, "norm replaces x": h}.get(slip, total)
+    base = x if slip == "MLP added to x" else total
+    base = h if slip in ("norm replaces the sum", "norms replace the stream") else base
     return rms_norm(base + out, w.mlp_norm) if slip == "norm after the sum" else base + out
 
 
