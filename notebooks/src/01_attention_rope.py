@@ -1121,13 +1121,13 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # ## 14 · Your model
 #
 # **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
-# projection, the mask, attention, RoPE, and the layer that holds them together. The cell says whose parts
-# ran, and how often.
+# projection, the mask, attention, RoPE, and the layer that holds them together. The model ends it by itself,
+# with a token that means "end of text". The cell says whose parts ran, and how often.
 
 # %%
 from tutorial_engine.sampling.params import SamplingParams
 
-LONG = SamplingParams(max_tokens=90)
+LONG = SamplingParams(max_tokens=120)
 mine.tell(PROMPT, LONG)
 
 # %% [markdown]
