@@ -137,6 +137,9 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
 # shape of the matrix and `head_dim`.
 #
+# The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
+# the package's own function stays there, and the cell says so. Then a story is told, either way.
+#
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D].
 # Do the same for k and v, and return the three as a tuple.</details>
@@ -153,10 +156,6 @@ def project(x, w_q, w_k, w_v, head_dim):
     return q, k, v
     ### END SOLUTION
 
-
-# %% [markdown]
-# The next cell checks your function. If it is right, it becomes a part of the model. If not, the package's
-# own function stays there, and the cell says so. The cell after it tells a story either way.
 
 # %%
 from tutorial_engine.learn.checks_01 import check_project
