@@ -92,7 +92,7 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
     ),
     "heads_picture": (
         lambda: heads((0, 2)),
-        ["all 6 heads over 5 tokens", "layer 0, head 2 with 0.87", "the 1 heads that"],
+        ["all 6 heads over 5 tokens", "layer 0, head 2 with 0.87", "Framed: 1 head with"],
     ),
     "heads_picture 2": (lambda: heads((1, 0)), ["layer 1, head 0 with 0.87"]),
     "attention_picture": (

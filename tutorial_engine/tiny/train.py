@@ -31,6 +31,7 @@ from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 512
 SEQ_LEN = 128  # tokens of a training row
+ROWS, RANDOM_SHARE = 32, 0.2  # rows of a step, and which part of them are repeated random ids
 IGNORE = -100  # target that costs nothing
 ROWS = 32  # of a training step
 RANDOM_SHARE = 0.2  # of these rows: repeated random ids, with loss on the repeats only
@@ -88,6 +89,14 @@ def random_row(rng: random.Random) -> tuple[list[int], list[int]]:
     return ids[:-1], targets
 
 
+def num_random_rows(rows: int, random_share: float) -> int:
+    """How many rows of a step are repeated random ids."""
+    return round(rows * random_share)
+
+
+RANDOM_ROWS = num_random_rows(ROWS, RANDOM_SHARE)  # of the shipped model
+
+
 class Rows(NamedTuple):
     """One training step's input ids and targets, [rows, SEQ_LEN] each; the first n are text."""
 
@@ -99,7 +108,7 @@ class Rows(NamedTuple):
 def batches(tokenizer: Tokenizer, seed: int, rows: int, random_share: float) -> Iterator[Rows]:
     """Steps without end: text rows first, then repeated random ones."""
     texts, rng = text_rows(tokenizer, seed), random.Random(seed)
-    num_random = round(rows * random_share)
+    num_random = num_random_rows(rows, random_share)
     while True:
         text = [next(texts) for _ in range(rows - num_random)]
         pairs = [(row[:-1], row[1:]) for row in text]

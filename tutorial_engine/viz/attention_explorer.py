@@ -3,6 +3,7 @@
 Beside what a head looks at stands what the model predicts, so that the two can be compared.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import ipywidgets as widgets
@@ -27,8 +28,8 @@ MAX_NAMES = 30  # a longer prompt names only the chosen row and column of the ma
 SHOWN = 3  # predictions
 WIDE, SIDE = 1000.0, 408.0  # of the picture and of the map
 LEFT, TOP = 100.0, 124.0  # where the map begins
-BARS, NUMBERS = 652.0, 118.0  # where the bars begin, and how wide they are
-NEXT = 868.0  # where the predictions begin
+BARS, NUMBERS = 646.0, 112.0  # where the bars begin, and how wide they are
+NEXT = 846.0  # where the predictions begin
 
 
 class Look(NamedTuple):
@@ -77,7 +78,7 @@ class AttentionExplorer(Explorer):
         config = model.config
         layers, heads = config.num_hidden_layers, config.num_attention_heads
         self.heads = {
-            (i, j): button("", f"show layer {i}, head {j}", lambda i=i, j=j: self._choose(i, j))
+            (i, j): button("", f"show layer {i}, head {j}", partial(self._choose, i, j))
             for i in range(layers)
             for j in range(heads)
             if layers * heads <= MAX_HEADS
@@ -180,6 +181,7 @@ class AttentionExplorer(Explorer):
         n = self.num_steps
         pitch, last = SIDE / n, n - 1
         size = min(12.5, max(11.0, pitch * 0.62))
+        edge = {"class_": "te-cell"} if n <= MAX_NAMES else {"shape_rendering": "crispEdges"}
         for row, label in enumerate(self.labels):
             y, half = TOP + row * pitch, pitch / 2 + size * 0.35
             if n <= MAX_NAMES or row == step:
@@ -197,7 +199,7 @@ class AttentionExplorer(Explorer):
                 weight = weights[row][key]
                 tip = f"{who} → key {key} “{self.labels[key]}”: weight {weight:.3f}"
                 box = (LEFT + key * pitch, y, pitch, pitch)
-                scene.rect(f"w{row}.{key}", box, shade(weight), tip, class_="te-cell")
+                scene.rect(f"w{row}.{key}", box, shade(weight), tip, **edge)
             if row < last:
                 tip = f"{who} may not look at keys {row + 1} to {last}: they come later"
                 box = (LEFT + (row + 1) * pitch, y, (last - row) * pitch, pitch)
@@ -255,9 +257,9 @@ class AttentionExplorer(Explorer):
 
     def _next(self, scene: Sheet, step: int, best: int, y: float) -> None:
         """The likeliest next tokens, and an arrow to the first from what the head looks at most."""
-        scene.text("next", NEXT, TOP - 42, "the model predicts", 12.5, **BOLD)
-        scene.note("next.words", NEXT, TOP - 26, "as the next token", 12)
         wide, tall, top = WIDE - NEXT - 10, 30.0, TOP + SIDE / 2 - 62
+        scene.text("next", NEXT, top - 26, "the model predicts", 12.5, **BOLD)
+        scene.note("next.words", NEXT, top - 10, "as the next token", 12)
         for i, (_, label, p) in enumerate(self._predicted(step)):
             box = (NEXT, top + 38 * i, wide, tall)
             tip = f"next token “{label}”: probability {p:.3f}"
@@ -268,7 +270,7 @@ class AttentionExplorer(Explorer):
             scene.text(f"next{i}.p", NEXT + wide - 6, base, f"{p:.2f}", 12.5, **RIGHT, **look)
         same = self._predicted(step)[0][0] == self.ids[best]
         scene.outline("next.top", (NEXT, top, wide, tall), stroke_width=1.8)
-        begin, turn, middle = BARS + NUMBERS + 38, NEXT - 32, top + tall / 2
+        begin, turn, middle = BARS + NUMBERS + 38, NEXT - 26, top + tall / 2
         points = [(begin, y), (turn, y), (turn, middle), (NEXT - 3, middle)]
         scene.arrow("leads", points, GREEN if same else RED, 2)
         sign = "=" if same else "≠"

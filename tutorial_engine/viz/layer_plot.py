@@ -12,8 +12,8 @@ from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RU
 
 WIDE, TALL = 960.0, 640.0
 STREAM = 96.0  # x of the residual stream
-NORM, MATRIX, INNER, MIX = 184.0, 340.0, 488.0, 684.0  # left edges of the four columns of boxes
-WIDTHS = {NORM: 72.0, MATRIX: 56.0, INNER: 100.0, MIX: 84.0}
+NORM, MATRIX, INNER, MIX = 184.0, 336.0, 490.0, 684.0  # left edges of the four columns of boxes
+WIDTHS = {NORM: 72.0, MATRIX: 64.0, INNER: 100.0, MIX: 84.0}
 NOTES = 784.0  # x of the sentences at the right
 ROWS_QKV, BACK_ATTENTION = (166.0, 211.0, 256.0), 318.0  # heights of q, k, v, and of the way back
 ROWS_MLP, BACK_MLP = (390.0, 435.0), 494.0
@@ -84,7 +84,7 @@ class LayerSheet(Sheet):
         self.text("ids", STREAM, 52, f"token ids {self.shapes['ids']}", SIZE, **CENTRE)
         self.arrow("ids.line", [(STREAM, 57), (STREAM, 72)], INK, 1.5)
         self.box("embedding", (STREAM - 70, 72, 140, 28), "embedding table", GREY)
-        line: list[Point] = [(STREAM, 100), (STREAM, END - 19)]
+        line: list[Point] = [(STREAM, 100), (STREAM, END - 16)]
         self.arrow("stream", line, GREEN, 5)
         self.text("stream.shape", STREAM + 12, 119, self.shapes["stream"], SIZE)
         for i, word in enumerate(("residual", "stream")):
@@ -171,6 +171,6 @@ class LayerSheet(Sheet):
         )
         self.box("head", (MATRIX, END - 15, 90, 30), "lm_head", GREY)
         logits = f"logits {self.shapes['logits']}"
-        self.flow("logits", [(MATRIX + 90, END), (INNER + 84, END)], logits)
+        self.flow("logits", [(MATRIX + 90, END), (INNER + 90, END)], logits)
         words = "one number for each token of the vocabulary"
-        self.note("logits.words", INNER + 94, END + 4, words, 12)
+        self.note("logits.words", INNER + 100, END + 4, words, 12)

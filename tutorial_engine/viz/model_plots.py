@@ -5,7 +5,7 @@ Every shape and number is read from the model, its config or the tensors that ar
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.viz.charts import HATCH, label_bars, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style
@@ -119,7 +119,7 @@ def recorded_projection(
     def keep(_module: object, inputs: tuple[Tensor], output: Tensor) -> None:
         kept.extend((inputs[0][token].float().cpu(), output[token].float().cpu()))
 
-    block = model.model.layers[layer].self_attn
+    block = cast(Qwen3DecoderLayer, model.model.layers[layer]).self_attn
     handle = block.qkv_proj.register_forward_hook(keep)
     try:
         model(Batch.from_sequences([list(ids)], device=model.device))
@@ -140,32 +140,26 @@ def qkv_picture(
     """
     x, weights, results = recorded_projection(model, ids, token, layer)
     dim = model.config.head_dim
-    label = cut_label(token_names(tokenizer, ids)[ids[token]], 20)
+    label = cut_label(token_names(tokenizer, ids)[ids[token]], 14)
     heads = [len(y) // dim for y in results]
-    ratios = [0.9, *(max(h, 1.6) for h in heads)]
+    ratios = [1.0, *(max(h, 1.6) for h in heads)]
     figure, grid = panels(
-        9.4, 0.42 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
+        9.4, 0.38 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
     )
     # the colours end where all but the largest hundredth of the weights lie
     most = float(torch.cat(weights).abs().flatten().quantile(0.99))
     far = float(torch.cat(results).abs().max())
-    title = f"x of token {token} “{label}”: {len(x)} numbers"
+    title = f"x: token {token} “{label}” after the norm"
     _strips(grid[0], x[None], float(x.abs().max()), title)
     grid[1].axis("off")
-    grid[1].text(
-        0,
-        0.5,
-        "q, k, v = W_q · x, W_k · x, W_v · x\ncut into heads",
-        transform=grid[1].transAxes,
-        va="center",
-        fontsize=10,
-    )
+    words = "One row of a matrix, multiplied number by\nnumber with x and added up, gives one"
+    look: dict[str, Any] = {"transform": grid[1].transAxes, "va": "center", "fontsize": 10}
+    grid[1].text(0, 0.5, f"{words}\nnumber of the result at the right.", **look)
     for i, (name, w, y, count) in enumerate(zip("qkv", weights, results, heads, strict=True)):
         matrix, strips = grid[2 * i + 2], grid[2 * i + 3]
         _strips(matrix, w, most, f"W_{name}: {len(w)} rows of {len(x)} learned numbers")
-        image = _strips(
-            strips, y.view(count, dim), far, f"{name}: {counted(count, 'head')} of {dim} numbers"
-        )
+        title = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
+        image = _strips(strips, y.view(count, dim), far, title)
         for row in range(1, count):
             matrix.axhline(row * dim - 0.5, color=PAPER, linewidth=1.5)
             strips.axhline(row - 0.5, color=PAPER, linewidth=4)
@@ -206,7 +200,7 @@ def gqa_picture(config: ModelConfig) -> Picture:
         config.group_size,
     )
     wrong = [h for h in range(heads) if h % kv_heads != h // group]
-    sheet = Sheet(960, 262 if wrong else 186)
+    sheet = Sheet(960, 260 if wrong else 184)
     sheet.heading(f"{counted(heads, 'query head')}, {counted(kv_heads, 'K/V head')}")
     top, low, left = 56.0, 136.0, 200.0
     pitch = min(92.0, (sheet.width - left - 10) / heads)
@@ -218,7 +212,7 @@ def gqa_picture(config: ModelConfig) -> Picture:
         box = (begin + max(0.0, room - 130) / 2, low, min(room, 130.0), 32.0)
         for h in own:
             place = (left + h * pitch, top, pitch - 6, 32.0)
-            ends = {"x1": place[0] + place[2] / 2, "x2": box[0] + box[2] / 2}
+            ends: Style = {"x1": place[0] + place[2] / 2, "x2": box[0] + box[2] / 2}
             line: Style = {"stroke": one.colour, "stroke_width": 2}
             sheet.add(f"line{h}", "line", y1=top + 32, y2=low, **ends, **line)
             sheet.rect(f"q{h}", place, one.light, rx=4, stroke=one.colour)
@@ -227,10 +221,9 @@ def gqa_picture(config: ModelConfig) -> Picture:
         sheet.inside(f"kv{g}.name", box, str(g), 13, **BOLD)
     if wrong:
         _formulas(sheet, config, [left + h * pitch + (pitch - 6) / 2 for h in range(heads)])
-    ends = dict.fromkeys((0, kv_heads - 1))  # the first K/V head and the last
     reads = [
         f"K/V head {g} is read by {numbered(range(g * group, (g + 1) * group), 'query head')}"
-        for g in ends
+        for g in sorted({0, kv_heads - 1})  # the first and the last
     ]
     caption = (
         f"Query head h reads K/V head h // {group}: {listed(reads)}; the cache keeps "
@@ -255,9 +248,8 @@ def _formulas(sheet: Sheet, config: ModelConfig, middles: Sequence[float]) -> No
         ours, theirs = h // group, h % kv_heads
         sheet.text(f"right{h}", x, y, str(ours), size, **CENTRE)
         ink: Style = {"fill": QUIET} if ours == theirs else {"fill": RED, **BOLD}
-        sheet.text(f"modulo{h}", x, y + 32, str(theirs), size, **CENTRE, **ink)
-        if ours != theirs:
-            sheet.text(f"cross{h}", x, y + 46, "✗", 11, **CENTRE, **ink)
+        words = str(theirs) if ours == theirs else f"{theirs} ✗"
+        sheet.text(f"modulo{h}", x, y + 32, words, size, **CENTRE, **ink)
 
 
 # -- attention of three tokens --------------------------------------------------------------------
@@ -280,10 +272,10 @@ def three_token_picture(q: Tensor, k: Tensor, v: Tensor) -> Picture:
         [share * value for value in row] for share, row in zip(shares, v.tolist(), strict=True)
     ]
     out = [sum(column) for column in zip(*parts, strict=True)]
-    sheet = Sheet(960, 232)
-    top, tall, x1, x2, x3, x4 = 70.0, 40.0, 104.0, 372.0, 524.0, 680.0
+    sheet = Sheet(960, 242)
+    top, tall, x1, x2, x3, x4 = 70.0, 40.0, 104.0, 372.0, 524.0, 694.0
     titles = ((10, "1 · score = q · k"), (x2, "2 · divide by √2"), (x3, "3 · softmax"))
-    for i, (x, words) in enumerate((*titles, (x4, "4 · share · v, then the sum"))):
+    for i, (x, words) in enumerate((*titles, (x4, "4 · share times v, then the sum"))):
         sheet.text(f"title{i}", x, 26, words, 13.5, **BOLD)
     _scores(sheet, q, k, scores, Grid(x1, top, 80, tall, 3))
     sheet.arrow("on", [(x1 + 242, top + 2.5 * tall), (x2 - 6, top + 2.5 * tall)], INK)
@@ -349,38 +341,41 @@ def ablation_picture(rows: Sequence[Ablation]) -> Picture:
         if not 0 <= value <= total or total <= 0:
             raise ValueError(f"{name!r}: the value must be from 0 to {total}, got {value}")
     tested = [row for row in rows if not row[0].startswith(CONTROL)]
-    controls = [
-        (name.removeprefix(CONTROL), *more) for name, *more in rows if name.startswith(CONTROL)
-    ]
+    controls = [(n.removeprefix(CONTROL), v, t) for n, v, t in rows if n.startswith(CONTROL)]
     if not tested:
-        raise ValueError(
-            "give at least one row that is no control, the first with nothing silenced"
-        )
-    heading = [("controls", 0.0, 1.0)] if controls else []
-    lines = [*tested, *heading, *controls]
-    figure, (ax,) = panels(8.6, 0.36 * len(lines) + 1.5)
-    places = {
-        "tested": range(len(tested)),
-        "controls": range(len(tested) + len(heading), len(lines)),
-    }
-    for kind, group in (("tested", tested), ("controls", controls)):
-        look: dict[str, Any] = (
-            {"color": BLUE} if kind == "tested" else {"edgecolor": QUIET, **HATCH}
-        )
-        shares = [value / total for _, value, total in group]
-        bars = ax.barh(places[kind], shares, height=0.68, **look)
-        label_bars(ax, bars, [_result(value, total) for _, value, total in group])
-    rows_of_bars(ax, [name for name, *_ in lines], 1.22)
-    if heading:
-        ax.get_yticklabels()[len(tested)].set_fontweight("bold")
-        ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
-    ax.axvline(tested[0][1] / tested[0][2], color=INK, linewidth=1, linestyle=":")
-    ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-    ax.spines[["left"]].set_visible(False)
-    said = "; ".join(f"{name}: {_result(value, total)}" for name, value, total in tested)
+        raise ValueError("the first row must be what the others are compared with")
+    names = [name for name, *_ in tested]
     if controls:
-        said += ". Controls: " + "; ".join(f"{name}: {_result(*more)}" for name, *more in controls)
-    return finish(figure, said + ".")
+        names += ["controls", *(name for name, *_ in controls)]
+    figure, (ax,) = panels(8.6, 0.36 * len(names) + 1.5)
+    _ablations(ax, tested, 0, color=BLUE)
+    if controls:
+        _ablations(ax, controls, len(tested) + 1, edgecolor=QUIET, **HATCH)
+        ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
+    rows_of_bars(ax, names, 1.22)
+    if controls:
+        ax.get_yticklabels()[len(tested)].set_fontweight("bold")
+    _, first, total = tested[0]
+    ax.axvline(first / total, color=INK, linewidth=1, linestyle=":", zorder=0)
+    ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    ax.set_xlabel("probability" if total == 1 else "right predictions")
+    ax.spines[["left"]].set_visible(False)
+    said = _said(tested)
+    if controls:
+        said += f". Controls: {_said(controls)}"
+    return finish(figure, f"{said[0].upper()}{said[1:]}.")
+
+
+def _ablations(ax: Axes, rows: Sequence[Ablation], first: int, **look: Any) -> None:
+    """Bars with their numbers, from the first-th place on."""
+    places = range(first, first + len(rows))
+    bars = ax.barh(places, [value / total for _, value, total in rows], height=0.68, **look)
+    words = [_result(value, total) for _, value, total in rows]
+    label_bars(ax, bars, words, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
+
+
+def _said(rows: Sequence[Ablation]) -> str:
+    return "; ".join(f"{name}: {_result(value, total)}" for name, value, total in rows)
 
 
 def _result(value: float, total: float) -> str:

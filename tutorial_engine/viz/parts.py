@@ -204,14 +204,15 @@ class Sheet(Scene):
         self, name: str, points: Sequence[tuple[float, float]], ink: str, width: float = 1.4
     ) -> None:
         """A line through points that ends in a head; it stands out on anything."""
-        line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
-            style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
-            self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
         (x0, y0), (x, y) = points[-2:]
         far = math.hypot(x - x0, y - y0)
         dx, dy = (x - x0) / far, (y - y0) / far
         wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width
+        ends = [*points[:-1], (x - wide * dx / 2, y - wide * dy / 2)]  # inside the head
+        line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in ends)
+        for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
+            style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
+            self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
         corners = ((x - wide * dx + s * half * dy, y - wide * dy - s * half * dx) for s in (1, -1))
         head = f"M{x:.1f} {y:.1f}" + "".join(f"L{a:.1f} {b:.1f}" for a, b in corners) + "z"
         self.add(f"{name}.head", "path", d=head, fill=ink, stroke=PAPER, **DEAF)

@@ -76,14 +76,14 @@ class RopeExplorer(Explorer):
         return scene
 
     def _facts(self, step: int) -> list[tuple[str, float, str]]:
-        """What can change when both move on: name, value and unit."""
+        """What can change when both move on: name, value, and the value in words."""
         (m, n), pair = self._positions(step), self.value("pair")
-        speed = float(self.rotary.inv_freq[pair])
+        speed, score = float(self.rotary.inv_freq[pair]), self._score(m, n)
         return [
-            (f"query hand of pair {pair}", m * speed, " rad"),
-            (f"key hand of pair {pair}", n * speed, " rad"),
-            ("angle between them", (m - n) * speed, " rad"),
-            ("score", self._score(m, n), ""),
+            (f"query hand of pair {pair}", m * speed, f"{m * speed:.4g} rad"),
+            (f"key hand of pair {pair}", n * speed, f"{n * speed:.4g} rad"),
+            ("angle between them", (m - n) * speed, f"{(m - n) * speed:.4g} rad"),
+            ("score", score, f"{score:.2f}"),
         ]
 
     def _table(self, scene: Sheet, step: int) -> None:
@@ -93,13 +93,13 @@ class RopeExplorer(Explorer):
         for i, words in enumerate(rows):
             scene.text(f"table{i}", 24, TABLE + 40 + 20 * i, words, 12.5)
         pairs = zip(self._facts(0), self._facts(step), strict=True)
-        for column, ((name, before, unit), (_, now, _)) in enumerate(pairs):
-            x, same = 230.0 + 185 * column, abs(now - before) < 0.005
+        for column, ((name, before, was), (_, now, is_)) in enumerate(pairs):
+            x, same = 230.0 + 185 * column, _same(before, now)
             scene.text(f"fact{column}", x, TABLE + 20, name, 12.5, **BOLD)
-            scene.text(f"before{column}", x, TABLE + 40, f"{before:.2f}{unit}", 12.5)
+            scene.text(f"before{column}", x, TABLE + 40, was, 12.5)
             if step:
                 words, ink = ("= stays the same", GREEN) if same else ("≠ changes", RED)
-                scene.text(f"now{column}", x, TABLE + 60, f"{now:.2f}{unit}", 12.5)
+                scene.text(f"now{column}", x, TABLE + 60, is_, 12.5)
                 scene.text(f"verdict{column}", x, TABLE + 80, words, 12.5, fill=ink, **BOLD)
 
     def _clock(
@@ -137,11 +137,11 @@ class RopeExplorer(Explorer):
         points = (
             f"{x + r / 2.5 * math.cos(a):.1f},{y - r / 2.5 * math.sin(a):.1f}" for a in angles
         )
-        wedge = {"fill": tint(ORANGE, 0.45), "stroke": INK, "fill_opacity": 0.8}
+        wedge: dict[str, Any] = {"fill": tint(ORANGE, 0.45), "stroke": INK, "fill_opacity": 0.8}
         scene.add("big.between", "polygon", points=" ".join([f"{x},{y}", *points]), **wedge, **DEAF)
         words = (("— query", BLUE), ("- - key", RED), ("◔ angle between", INK))
         for i, (name, ink) in enumerate(words):
-            scene.text(f"angle{i}", 10 + 75 * i, TOP + TALL, name, 12.5, fill=ink)
+            scene.text(f"angle{i}", 10 + 80 * i, TOP + TALL, name, 12.5, fill=ink)
 
     def _all_clocks(self, scene: Sheet, m: int, n: int) -> None:
         pairs, (left, wide) = len(self.rotary.inv_freq), CLOCKS
@@ -149,7 +149,7 @@ class RopeExplorer(Explorer):
         pitch = wide / columns
         grid = Grid(left + pitch / 2, TOP + pitch / 2, pitch, pitch, columns)
         scene.note("all", left, HEAD, f"all {pairs} pairs, fast to slow", 12.5)
-        words = "score = sum of cos(angle between)"
+        words = f"score = sum of the {pairs} cosines of these angles"
         scene.text("sum", left, TOP + TALL + 36, words, 12.5)
         for pair in range(pairs):
             x, y, *_ = grid.box(pair)
@@ -184,7 +184,8 @@ class RopeExplorer(Explorer):
         tip = f"distance {m - n}: score {score:.3f}"
         scene.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
         x, y = min(x + 12, left + wide - 84), max(y - 8, TOP + 12)
-        scene.text("score", x, y, f"score {score:.2f}", 13, **BOLD)
+        halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
+        scene.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
 
     def caption(self, step: int) -> str:
         """The score now, and what moving both on did to it."""
@@ -196,9 +197,15 @@ class RopeExplorer(Explorer):
         )
         if not step:
             return text + "; press Play to move both on."
-        changes = [abs(now[1] - was[1]) for was, now in zip(self._facts(0), facts, strict=True)]
-        kept = "stay the same" if max(changes[2:]) < 0.005 else "CHANGE"
+        start = self._facts(0)
+        same = all(_same(start[i][1], facts[i][1]) for i in (2, 3))  # the angle and the score
+        kept = "stay the same" if same else "CHANGE"
         return (
             f"{text}; moving both on by {step} turns all hands, but the distance "
             f"{m - n}, the angles between the hands and the score {kept}."
         )
+
+
+def _same(before: float, now: float) -> bool:
+    """Whether two values differ by no more than the rounding of fp32."""
+    return math.isclose(before, now, rel_tol=1e-5, abs_tol=1e-5)
