@@ -1021,12 +1021,7 @@ import json
 
 from tutorial_engine.viz.attention_plots import training_picture
 
-curve = json.loads((TINY.parent / "curve.json").read_text())
-print("step   stories   random   induction")
-for point in curve:
-    if point["step"] in (0, 100, 500, 575, 625, 700, curve[-1]["step"]):
-        print("{step:4}   {text_loss:7.2f}   {repeat_loss:6.2f}   {induction:9.2f}".format(**point))
-training_picture(curve)
+training_picture(json.loads((TINY.parent / "curve.json").read_text()))
 
 # %% [markdown]
 # ## 13 · Text, the slow way

@@ -33,8 +33,6 @@ VOCAB_SIZE = 512
 SEQ_LEN = 128  # tokens of a training row
 ROWS, RANDOM_SHARE = 32, 0.2  # rows of a step, and which part of them are repeated random ids
 IGNORE = -100  # target that costs nothing
-ROWS = 32  # of a training step
-RANDOM_SHARE = 0.2  # of these rows: repeated random ids, with loss on the repeats only
 
 
 def tiny_config() -> ModelConfig:
