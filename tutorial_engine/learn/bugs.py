@@ -30,7 +30,7 @@ def edited(owner: object, attribute: str, *changes: tuple[str, str]) -> Bug:
     ValueError for a text that is not there exactly once.
     """
     right = getattr_static(owner, attribute)
-    function = getattr(right, "__func__", right)  # of a classmethod
+    function: Any = _plain(right)
     code = dedent(inspect.getsource(function))
     for old, new in changes:
         if code.count(old) != 1:
@@ -43,12 +43,15 @@ def edited(owner: object, attribute: str, *changes: tuple[str, str]) -> Bug:
     return owner, attribute, made[function.__name__]
 
 
+def _plain(thing: Any) -> Callable[..., Any]:
+    return getattr(thing, "__func__", getattr(thing, "fget", thing))
+
+
 def diff(bug: Bug) -> str:
     """The lines in which the wrong code differs from the installed one: - right, + wrong."""
     owner, attribute, wrong = bug
     sources = (getattr_static(owner, attribute), wrong)
-    functions = (getattr(one, "__func__", getattr(one, "fget", one)) for one in sources)
-    right_lines, wrong_lines = (dedent(inspect.getsource(f)).splitlines() for f in functions)
+    right_lines, wrong_lines = (dedent(inspect.getsource(_plain(s))).splitlines() for s in sources)
     lines = list(difflib.unified_diff(right_lines, wrong_lines, lineterm="", n=0))[2:]
     changed = [line for line in lines if not line.startswith("@@")]
     bare = dedent("\n".join(line[1:] for line in changed)).splitlines()

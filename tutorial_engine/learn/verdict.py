@@ -116,7 +116,9 @@ def distance(a: Tensor, b: Tensor) -> str:
     More digits would differ from one processor to the next.
     """
     most = float((a.double() - b.double()).abs().max())
-    return "= 0" if most == 0 else f"< 1e{math.floor(math.log10(most)) + 1:+03d}"
+    if most == 0 or not math.isfinite(most):
+        return f"= {most:g}"
+    return f"< 1e{math.floor(math.log10(most)) + 1:+03d}"
 
 
 def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
