@@ -285,7 +285,7 @@ def three_token_picture(q: Tensor, k: Tensor, v: Tensor) -> Picture:
         sheet.text(f"scaled{j}", x2, base, divided, 12.5)
         sheet.bar(f"share{j}", (x3, base - 14, 90, 18), share, BLUE)
         sheet.text(f"percent{j}", x3 + 98, base, f"{100 * share:.0f} %", 13, **BOLD)
-        mix = f"{share:.2f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
+        mix = f"{share:.3f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
         sheet.text(f"mix{j}", x4, base, mix, 13)
     y = top + 3 * tall + 8
     sheet.add("sum.line", "line", x1=x3, y1=y, x2=sheet.width - 10, y2=y, stroke=QUIET)
