@@ -179,17 +179,18 @@ class AttentionExplorer(Explorer):
     def _map(self, scene: Sheet, step: int, best: int, weights: list[list[float]]) -> None:
         """A row for each query: its weights, and one hatched box for what it may not see."""
         n = self.num_steps
-        pitch, last = SIDE / n, n - 1
+        last, named = n - 1, n <= MAX_NAMES
+        pitch = SIDE / n if named else SIDE // n  # whole pixels: no seams between small cells
         size = min(12.5, max(11.0, pitch * 0.62))
-        edge = {"class_": "te-cell"} if n <= MAX_NAMES else {"shape_rendering": "crispEdges"}
+        edge = {"class_": "te-cell"} if named else {}
         for row, label in enumerate(self.labels):
             y, half = TOP + row * pitch, pitch / 2 + size * 0.35
-            if n <= MAX_NAMES or row == step:
+            if named or row == step:
                 style = BOLD if row == step else FAINT
                 scene.text(
                     f"row{row}", LEFT - 6, y + half, self._cut(label), size, **RIGHT, **style
                 )
-            if n <= MAX_NAMES or row == best:
+            if named or row == best:
                 x = LEFT + row * pitch + half
                 turn = {"transform": f"rotate(-90 {x:.1f} {TOP - 6:.1f})"}
                 style = BOLD if row == best else FAINT
@@ -204,7 +205,7 @@ class AttentionExplorer(Explorer):
                 tip = f"{who} may not look at keys {row + 1} to {last}: they come later"
                 box = (LEFT + (row + 1) * pitch, y, (last - row) * pitch, pitch)
                 scene.cell(f"future{row}", box, "reserved", tip=tip, rx=0, stroke="none")
-        scene.outline("frame", (LEFT, TOP + step * pitch, SIDE, pitch), stroke_width=2.5)
+        scene.outline("frame", (LEFT, TOP + step * pitch, n * pitch, pitch), stroke_width=2.5)
 
     def _cut(self, label: str, room: float = 86) -> str:
         return cut_to(label, room, 12.5)
@@ -224,7 +225,7 @@ class AttentionExplorer(Explorer):
             y, label = TOP + place * pitch, self.labels[key]
             name, ink = f"key {key} “{label}”", INK if key <= step else RULE
             look = BOLD if key == best else {}
-            words = f"{self._cut(label)}"
+            words = self._cut(f"{key}  {label}", 104)
             scene.text(
                 f"key{key}", BARS - 6, y + pitch / 2 + 4.3, words, 12, **RIGHT, **look, fill=ink
             )

@@ -157,7 +157,7 @@ def training_picture(
     """
     series = {key: [point[key] for point in curve] for key in curve[0]}
     steps, induction, random = series["step"], series["induction"], "loss on repeated random tokens"
-    figure, (ax,) = panels(8, 3.8)
+    figure, (ax,) = panels(8, 4.2)
     lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories")
     lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
     ax.set(xlabel="training step", ylabel="loss (nats per token)", ylim=(0, 7))
@@ -176,12 +176,12 @@ def training_picture(
     return finish(
         figure,
         f"The loss on stories falls from {text[0]:.2f} to {text[most]:.2f} in the first "
-        f"{steps[most]} steps and ends at {text[-1]:.2f}. The loss on repeated random tokens goes "
-        f"from {repeat[0]:.2f} at the start to {repeat[before]:.2f} at step {steps[before]}, "
-        f"{repeat[after]:.2f} at step {steps[after]}, and ends at {repeat[-1]:.2f}; between these "
-        f"two steps the best head's induction score goes from {induction[before]:.2f} to "
-        f"{induction[after]:.2f}. In every step {random_rows} of the {rows} rows are random tokens "
-        "said again and again, and of these rows only the repeats count.",
+        f"{steps[most]} steps and ends at {text[-1]:.2f}. Between step {steps[before]} and step "
+        f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
+        f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
+        f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
+        f"{repeat[-1]:.2f}. In every step {random_rows} of the {rows} rows are random tokens "
+        "said again and again, and in these rows only the repeats have a loss.",
     )
 
 

@@ -82,7 +82,7 @@ class LayerSheet(Sheet):
             self.rect(f"behind{i}", (x + 6 * i, y + 6 * i, w, h), PAPER, rx=8, stroke=RULE)
         self.rect("frame", FRAME, "#fafbfc", rx=8, stroke=QUIET)
         self.text("ids", STREAM, 52, f"token ids {self.shapes['ids']}", SIZE, **CENTRE)
-        self.arrow("ids.line", [(STREAM, 57), (STREAM, 72)], INK, 1.5)
+        self.arrow("embed", [(STREAM, 57), (STREAM, 72)], INK, 1.5)
         self.box("embedding", (STREAM - 70, 72, 140, 28), "embedding table", GREY)
         line: list[Point] = [(STREAM, 100), (STREAM, END - 16)]
         self.arrow("stream", line, GREEN, 5)

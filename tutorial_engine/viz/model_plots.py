@@ -243,12 +243,14 @@ def _formulas(sheet: Sheet, config: ModelConfig, middles: Sequence[float]) -> No
     y = 208.0
     sheet.text("right", 10, y, f"h // {group}   (right)", 12.5)
     sheet.text("modulo", 10, y + 32, f"h % {kv_heads}   (wrong where ✗)", 12.5)
-    size = 12.5 if middles[1] - middles[0] >= 34 else 10
+    roomy = middles[1] - middles[0] >= 34
+    size = 12.5 if roomy else 10
     for h, x in enumerate(middles):
         ours, theirs = h // group, h % kv_heads
         sheet.text(f"right{h}", x, y, str(ours), size, **CENTRE)
         ink: Style = {"fill": QUIET} if ours == theirs else {"fill": RED, **BOLD}
-        words = str(theirs) if ours == theirs else f"{theirs} ✗"
+        cross = f"{theirs} ✗" if roomy else "✗"
+        words = str(theirs) if ours == theirs else cross
         sheet.text(f"modulo{h}", x, y + 32, words, size, **CENTRE, **ink)
 
 
@@ -285,7 +287,7 @@ def three_token_picture(q: Tensor, k: Tensor, v: Tensor) -> Picture:
         sheet.text(f"scaled{j}", x2, base, divided, 12.5)
         sheet.bar(f"share{j}", (x3, base - 14, 90, 18), share, BLUE)
         sheet.text(f"percent{j}", x3 + 98, base, f"{100 * share:.0f} %", 13, **BOLD)
-        mix = f"{share:.2f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
+        mix = f"{share:.3f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
         sheet.text(f"mix{j}", x4, base, mix, 13)
     y = top + 3 * tall + 8
     sheet.add("sum.line", "line", x1=x3, y1=y, x2=sheet.width - 10, y2=y, stroke=QUIET)
