@@ -157,16 +157,23 @@ def refuses(view: Locator, words: str, change: Callable[[], None]) -> None:
 # -- notebook 01: before it is run, after Run All, and what its views do ---------------------------
 
 
-def test_opened_but_not_run_shows_the_explorers_as_pictures(opened: Callable[[str], Page]) -> None:
+def test_opened_but_not_run_shows_pictures_and_folded_answers(
+    opened: Callable[[str], Page],
+) -> None:
     page = opened(ATTENTION)
+    cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
+    stored = [o.data for cell in cells for o in cell.get("outputs", []) if "data" in o]
+    answers = [data["text/html"] for data in stored if "text/html" in data]
+    images = sum("image/png" in data for data in stored) + sum(a.count("<img") for a in answers)
     pictures = page.locator(".jp-OutputArea-output img")
-    expect(pictures.first).to_be_attached()
+    expect(pictures).to_have_count(images)
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
-    assert len(widths) == 8  # and three more are answers, folded away: only a first line shows
-    assert all(width > 300 for width in widths)
-    folded = page.locator(".jp-OutputPlaceholder")
-    expect(folded).to_have_count(6)
-    assert all("No prediction yet" in text for text in folded.all_text_contents())
+    assert len(widths) >= 12 and all(width > 300 for width in widths)
+    folded = page.locator(".jp-OutputArea-output details")
+    expect(folded).to_have_count(len(answers))
+    assert not any(folded.evaluate_all("all => all.map(d => d.open)"))
+    folded.first.locator("summary").click()
+    expect(folded.first.locator("pre")).to_contain_text("Answer: 4.")
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body

@@ -161,7 +161,7 @@ def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_h
     crossed = [h for h in range(heads) if "✗" in text(picture, f"modulo{h}")] if wrong else []
     assert crossed == wrong and ("modulo0" in found) == bool(wrong)
     assert (f"{len(wrong)} of {heads} query heads would read" in picture.caption) == bool(wrong)
-    assert f"the cache keeps {kv_heads} head" in picture.caption
+    assert f"so there are {kv_heads} head" in picture.caption
 
 
 # -- attention of three tokens --------------------------------------------------------------------
