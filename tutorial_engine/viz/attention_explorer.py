@@ -225,7 +225,7 @@ class AttentionExplorer(Explorer):
             y, label = TOP + place * pitch, self.labels[key]
             name, ink = f"key {key} “{label}”", INK if key <= step else RULE
             look = BOLD if key == best else {}
-            words = self._cut(f"{key}  {label}", 104)
+            words = cut_to(f"{key}  {label}", 104, 12, key == best, keep=True)
             scene.text(
                 f"key{key}", BARS - 6, y + pitch / 2 + 4.3, words, 12, **RIGHT, **look, fill=ink
             )

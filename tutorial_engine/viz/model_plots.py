@@ -204,6 +204,7 @@ def gqa_picture(config: ModelConfig) -> Picture:
     sheet.heading(f"{counted(heads, 'query head')}, {counted(kv_heads, 'K/V head')}")
     top, low, left = 56.0, 136.0, 200.0
     pitch = min(92.0, (sheet.width - left - 10) / heads)
+    stride = math.ceil(20 / pitch)  # of very many heads not each has its number
     for name, y, words in (("q", top, "query head h"), ("kv", low, "the K/V head that it reads")):
         sheet.text(f"{name}.row", 10, y + 21, words, 12.5, **BOLD)
     for g in range(kv_heads):
@@ -216,11 +217,13 @@ def gqa_picture(config: ModelConfig) -> Picture:
             line: Style = {"stroke": one.colour, "stroke_width": 2}
             sheet.add(f"line{h}", "line", y1=top + 32, y2=low, **ends, **line)
             sheet.rect(f"q{h}", place, one.light, rx=4, stroke=one.colour)
-            sheet.inside(f"q{h}.name", place, str(h), 12.5)
+            if h % stride == 0:
+                spot = place if pitch >= 20 else (place[0], top - 20, place[2], 16.0)
+                sheet.inside(f"q{h}.name", spot, str(h), 12.5 if pitch >= 20 else 10)
         sheet.rect(f"kv{g}", box, one.dark, rx=4, stroke=one.colour)
         sheet.inside(f"kv{g}.name", box, str(g), 13, **BOLD)
     if wrong:
-        _formulas(sheet, config, [left + h * pitch + (pitch - 6) / 2 for h in range(heads)])
+        _formulas(sheet, config, left - 3, pitch)
     reads = [
         f"K/V head {g} is read by {numbered(range(g * group, (g + 1) * group), 'query head')}"
         for g in sorted({0, kv_heads - 1})  # the first and the last
@@ -237,16 +240,16 @@ def gqa_picture(config: ModelConfig) -> Picture:
     return sheet.picture(caption + ".")
 
 
-def _formulas(sheet: Sheet, config: ModelConfig, middles: Sequence[float]) -> None:
+def _formulas(sheet: Sheet, config: ModelConfig, left: float, pitch: float) -> None:
     """Two formulas and what each gives for every query head; what is wrong is crossed."""
     group, kv_heads = config.group_size, config.num_key_value_heads
     y = 208.0
     sheet.text("right", 10, y, f"h // {group}   (right)", 12.5)
     sheet.text("modulo", 10, y + 32, f"h % {kv_heads}   (wrong where ✗)", 12.5)
-    roomy = middles[1] - middles[0] >= 34
+    roomy = pitch >= 34
     size = 12.5 if roomy else 10
-    for h, x in enumerate(middles):
-        ours, theirs = h // group, h % kv_heads
+    for h in range(0, config.num_attention_heads, math.ceil(20 / pitch)):
+        x, ours, theirs = left + (h + 0.5) * pitch, h // group, h % kv_heads
         sheet.text(f"right{h}", x, y, str(ours), size, **CENTRE)
         ink: Style = {"fill": QUIET} if ours == theirs else {"fill": RED, **BOLD}
         cross = f"{theirs} ✗" if roomy else "✗"
