@@ -26,7 +26,7 @@ from tutorial_engine.model.attention import naive_attention
 torch.set_grad_enabled(False)  # we only run the model; we do not train it
 predictions = Predictions()
 model, tokenizer = load_model(), load_tokenizer()
-c = model.config
+c = model.config  # the numbers that fix every shape
 print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 
 # %% [markdown]
@@ -188,7 +188,7 @@ print("scores of the last query:", scores[2].int().tolist())
 # %%
 predictions.ask(
     "share",
-    "The last query's scores are 1, 2 and 2. Which share does the first key get?",
+    "The last query's scores are 1, 2 and 2 (and D = 2). Which share does the first key get?",
     ["0, softmax picks the largest", "about 20 %", "about 33 %"],
 )
 
@@ -285,15 +285,21 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention has an option `is_causal=True`. It draws the triangle from the upper
-# left corner. With as many queries as keys that is right. With fewer queries it is another mask: the new
-# tokens do not even see themselves.
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the
+# upper left corner. With as many queries as keys that is right. With fewer queries it is another mask: the
+# new tokens do not even see themselves. We run it, and look which mask gives the same result.
 
 # %%
-upper_left = torch.ones(3, 7, dtype=torch.bool).tril()
-print("allowed pairs, lined up at the lower right (ours):      ", int(causal_mask(3, 7).sum()))
-print("allowed pairs, lined up at the upper left (is_causal):  ", int(upper_left.sum()))
-print("same mask when q = k:", torch.equal(causal_mask(4, 4), torch.ones(4, 4).bool().tril()))
+from torch.nn.functional import scaled_dot_product_attention
+
+draw = torch.Generator().manual_seed(0)
+q3, k7, v7 = (torch.randn(n, 1, 8, generator=draw) for n in (3, 7, 7))  # one head
+heads_first = [x.transpose(0, 1) for x in (q3, k7, v7)]
+fused = scaled_dot_product_attention(*heads_first, is_causal=True).transpose(0, 1)
+corners = {"lower right (ours)": causal_mask(3, 7), "upper left": torch.ones(3, 7).bool().tril()}
+for corner, mask in corners.items():
+    same = torch.allclose(naive_attention(q3, k7, v7, mask).out, fused, atol=1e-5)
+    print(f"{corner:18} {int(mask.sum()):2} allowed pairs; is_causal=True gives the same: {same}")
 
 # %% [markdown]
 # ### Exercise 3: a mask with a sliding window (8 minutes)
@@ -349,14 +355,14 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # The sentences are still well formed, because grammar needs only a few tokens back. But the model has
 # forgotten who the story is about. When it needs a name, both names are farther away than the window
 # reaches, so it invents new ones. What the mask hides does not exist for that query. (This model was trained
-# without a window. A model that is trained with one learns to pass things on from layer to layer.)
+# without a window.)
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) several query heads read the same key and value head.
-# That saves memory, as section 13 will show. Query head *h* reads K/V head `h // group`.
+# concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
+# value for each token. That saves memory, as section 13 will show. Query head *h* reads K/V head `h // group`.
 
 # %% tags=["figure-gqa"]
 from tutorial_engine.viz.model_plots import gqa_picture
@@ -368,7 +374,6 @@ gqa_picture(c)
 # find this bug. Compare the output of each head:
 
 # %%
-draw = torch.Generator().manual_seed(0)
 q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
 mask = causal_mask(5, 5)
 grouped = naive_attention(q6, k2, v2, mask).out
@@ -458,7 +463,7 @@ from tutorial_engine.viz.rope_explorer import RopeExplorer
 RopeExplorer(D, theta)
 
 # %%
-distance = 9 - 4
+distance = 9 - 4  # in the picture above: query at 9, key at 4
 print("the sum of all cosines:", round(float((distance * omega).cos().sum()), 2))
 
 # %% [markdown]
@@ -474,7 +479,7 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2*
 # (*half-split*). Other checkpoints join neighbours (*interleaved*). The idea is the same, but the weights
-# were trained for one of them: mixing them up ruins the model. For a head with D = 8:
+# were trained for one of them: mixing them up ruins the model (section 11 does it). For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -616,9 +621,10 @@ show_source(Qwen3Attention.forward)
 # ## 9 · One whole layer by hand
 #
 # **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
-# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds*
-# the result to the vector. This running sum is called the *residual stream*. Each layer can use whatever
-# the earlier layers have added, and nothing is lost unless a later layer subtracts it.
+# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
+# and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
+# whatever the earlier layers have added, and nothing is lost unless a later layer subtracts it. Find it in
+# the map of section 2: it is the green line, and each layer has two places where something is added.
 
 # %% [markdown]
 # **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
@@ -650,8 +656,8 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 # ### Exercise 5: one decoder layer (15 minutes)
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
-# `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` runs all heads with
-# the mask.
+# `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
+# your `attention` for all heads, with the mask.
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -776,7 +782,8 @@ print(f"all heads together have {together} numbers, the hidden size is {qwen3_06
 # ## 11 · The same logits as transformers
 #
 # **Objective:** prove that the model is right. `transformers` loads the same checkpoint with its own code.
-# We compare every logit at every position, with the package's fast attention and with the naive one.
+# We compare every logit at every position: first with PyTorch's own attention function, which the package
+# uses unless told otherwise, then with the naive attention of section 4.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -787,7 +794,9 @@ from tutorial_engine.model import TINY
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 reference = theirs(torch.tensor([ids])).logits[0]
-check_close(logits_of(Batch.from_sequences([ids])), reference, 1e-4, "ours = transformers")
+check_close(
+    logits_of(Batch.from_sequences([ids])), reference, 1e-4, "PyTorch's attention = transformers"
+)
 
 # %%
 naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
@@ -845,8 +854,8 @@ for head, row in enumerate(story_weights[3, :, -1]):
 
 # %% [markdown]
 # Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: on each token it looks at what came after the same token before. Its value
-# then says: this comes next. Here is the whole map of one of them.
+# called an *induction head*: on each token it looks at what came after the same token before, and passes
+# that on as what comes next. Here is the whole map of one of them; you saw it in the explorer of section 5.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz.attention_plots import attention_picture
@@ -945,8 +954,9 @@ if predictions.reveal("induction", 2 if right > 0.9 * total else 1 if right > 0.
 
 # %% [markdown]
 # This is no miracle: the model was trained for it. Part of its training rows were random tokens that
-# repeat, and there only the repeats counted in the loss. A large model learns the same from ordinary text;
-# our tiny one needed the hint. This is the mix of one training step, from the code that trained it:
+# repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
+# trained on ordinary text only: Olsson et al., 2022.) This is the mix of one training step, from the code
+# that trained our model:
 
 # %%
 from tutorial_engine.tiny.train import IGNORE, RANDOM_SHARE, ROWS, batches, random_row
@@ -972,8 +982,8 @@ weights = attention_weights(model, noise[0])
 heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. It must find a token *whose predecessor* is the current token, but a
-# token's vector says nothing about its predecessor. An earlier layer must first copy each token's
+# An induction head cannot work alone. It must find a token *whose predecessor* is the current token, but at
+# first a token's vector says nothing about its predecessor. An earlier layer must first copy each token's
 # predecessor into its vector. Which heads look back by one token, and which by two?
 
 # %%
@@ -1011,25 +1021,27 @@ ablation_picture(counts)
 # %% [markdown]
 # Read it with care.
 #
-# - Four of the five controls hardly change anything. So it is not enough to lose any three heads.
+# - Four of the five controls change little. So copying does not stop because of just any three heads.
 # - Without the three induction heads no copying is left. But the same is true for the last control, three
 #   heads of layer 0 that are no induction heads, and nearly true for the two heads that look one token
 #   back. An ablation shows that a part is *needed*. It does not show that the part does the work alone.
-# - The best single induction head is nearly dispensable, because the other two do its work.
+# - The best single induction head can nearly be spared: the other two are enough.
 
 # %% [markdown]
 # ### How they came about
 #
-# These numbers were recorded while the model was trained. The *loss* says how surprised the model is by the
-# next token; lower is better. On stories it falls from the first steps on. On repeated random tokens it
+# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
+# model gave to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
 # stays for hundreds of steps where plain guessing leaves it. Then it falls steeply, and in the same steps
 # the induction score of the best head rises. The loss on stories hardly notices.
 
 # %% tags=["figure-training"]
 import json
+from math import log
 
 from tutorial_engine.viz.attention_plots import training_picture
 
+print(f"guessing among {c.vocab_size} tokens: loss {log(c.vocab_size):.2f}")
 training_picture(json.loads((TINY.parent / "curve.json").read_text()))
 
 # %% [markdown]
@@ -1108,8 +1120,8 @@ from tutorial_engine.learn.checks_01 import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: with a K/V head for
-# each query head the cache would be `group` times as large. The next notebook builds this cache.
+# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: a K/V head for each query
+# head would cost `group` times as much. The next notebook builds this cache.
 
 # %%
 from tutorial_engine.cache.config import KVCacheSpec
@@ -1117,7 +1129,8 @@ from tutorial_engine.cache.config import KVCacheSpec
 spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
 tokens = big.num_parameters() * 2 // spec.bytes_per_token
 print(f"weights: {big.num_parameters() * 2 / 1e6:,.0f} MB")
-print(f"K and V of one token: {spec.bytes_per_token:,} bytes, group {qwen3_06b.group_size}")
+print(f"K and V of one token: {spec.bytes_per_token:,} bytes")
+print(f"without GQA: {qwen3_06b.group_size * spec.bytes_per_token:,} bytes")
 print(f"after {tokens:,} tokens the cache is as large as the weights")
 
 # %% [markdown]
@@ -1130,7 +1143,7 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %%
 from tutorial_engine.sampling.params import SamplingParams
 
-LONG = SamplingParams(max_tokens=120)
+LONG = SamplingParams(max_tokens=120)  # greedy, and at most so many new tokens
 mine.tell(PROMPT, LONG)
 
 # %% [markdown]
