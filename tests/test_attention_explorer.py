@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from explorers import caption_of, inside, items, message_of, svg_of, tips, turn, words
+from explorers import caption_of, inside, items, message_of, place, svg_of, tips, turn, words
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -12,6 +12,7 @@ from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import attention_explorer
 from tutorial_engine.viz.attention_explorer import (
+    LEVELS,
     MAX_BARS,
     MAX_TOKENS,
     AttentionExplorer,
@@ -150,6 +151,17 @@ def test_long_prompt_has_bars_for_its_largest_weights_and_one_for_the_others(
     ids = tokenizer.encode("Anna had a red kite. " * 20).ids[:MAX_TOKENS]
     explorer = AttentionExplorer(model, tokenizer, tokenizer.decode(ids), 0, 1)
     weights = attention_weights(model, ids)[0, 1]
+    drawn = {
+        tuple(int(n) for n in spot): int(name.removeprefix("level"))
+        for name, item in items(explorer, r"level\d+").items()
+        for spot in re.findall(r"M(\d+) (\d+)", str(item.attributes["d"]))
+    }
+    x, y, _, pitch = place(explorer, f"w{MAX_TOKENS - 1}")
+    top = y - (MAX_TOKENS - 1) * pitch
+    assert len(drawn) == MAX_TOKENS * (MAX_TOKENS + 1) // 2
+    for (left, above), level in drawn.items():
+        weight = float(weights[int((above - top) / pitch), int((left - x) / pitch)])
+        assert abs(level - LEVELS * weight) < 0.51
     for step in (3, MAX_BARS - 2, MAX_BARS - 1, MAX_TOKENS - 1):
         turn(explorer, step)
         bars = [t for t in tips(explorer) if t.startswith("key ")]

@@ -66,7 +66,7 @@ MAKE: dict[str, Make] = {
 MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
 # the largest that each can show -> two of its steps, and the most bytes of SVG
 LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
-    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 600_000),
+    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
     "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
     "cache": (lambda m, t, _: CacheExplorer(m, t, cut(t, 24)), (1, 2), 200_000),
     "scheduler": (

@@ -25,6 +25,7 @@ MAX_TOKENS = 64
 MAX_HEADS = 144  # that have a button each
 MAX_BARS = 24  # a longer prompt has bars for its largest weights only
 MAX_NAMES = 30  # a longer prompt names only the chosen row and column of the map
+LEVELS = 64  # colours of the small cells of such a map
 SHOWN = 3  # predictions
 WIDE, SIDE = 1000.0, 408.0  # of the picture and of the map
 LEFT, TOP = 100.0, 124.0  # where the map begins
@@ -155,7 +156,7 @@ class AttentionExplorer(Explorer):
     def scene(self, step: int) -> Scene:
         """The head's map with the query's row framed, that row as bars, and the predictions."""
         scene = Sheet(WIDE, TOP + SIDE + 34, tip_at=(LEFT, TOP + SIDE + 24))
-        scene.hint = "hover over a cell or a bar to read its weight"
+        scene.hint = "hover over the map or a bar to read its weight"
         layer, head = self.value("layer"), self.value("head")
         scene.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
         group = self.model.config.group_size
@@ -177,38 +178,61 @@ class AttentionExplorer(Explorer):
         scene.note("forbidden.words", x + 186, 20, "forbidden")
 
     def _map(self, scene: Sheet, step: int, best: int, weights: list[list[float]]) -> None:
-        """A row for each query: its weights, and one hatched box for what it may not see."""
+        """The chosen query is framed; a long prompt names only it and the key it looks at most."""
         n = self.num_steps
-        last, named = n - 1, n <= MAX_NAMES
-        pitch = SIDE / n if named else SIDE // n  # whole pixels: no seams between small cells
+        pitch = SIDE / n if n <= MAX_NAMES else SIDE // n  # whole pixels for small cells
         size = min(12.5, max(11.0, pitch * 0.62))
-        edge = {"class_": "te-cell"} if named else {}
-        for row, label in enumerate(self.labels):
-            y, half = TOP + row * pitch, pitch / 2 + size * 0.35
-            if named or row == step:
-                style = BOLD if row == step else FAINT
-                scene.text(
-                    f"row{row}", LEFT - 6, y + half, self._cut(label), size, **RIGHT, **style
-                )
-            if named or row == best:
-                x = LEFT + row * pitch + half
-                turn = {"transform": f"rotate(-90 {x:.1f} {TOP - 6:.1f})"}
-                style = BOLD if row == best else FAINT
-                scene.text(f"column{row}", x, TOP - 6, self._cut(label, 66), size, **style, **turn)
-            who = f"query {row} “{label}”"
-            for key in range(row + 1):
-                weight = weights[row][key]
-                tip = f"{who} → key {key} “{self.labels[key]}”: weight {weight:.3f}"
-                box = (LEFT + key * pitch, y, pitch, pitch)
-                scene.rect(f"w{row}.{key}", box, shade(weight), tip, **edge)
-            if row < last:
-                tip = f"{who} may not look at keys {row + 1} to {last}: they come later"
-                box = (LEFT + (row + 1) * pitch, y, (last - row) * pitch, pitch)
-                scene.cell(f"future{row}", box, "reserved", tip=tip, rx=0, stroke="none")
-        scene.outline("frame", (LEFT, TOP + step * pitch, n * pitch, pitch), stroke_width=2.5)
+        for place, label in enumerate(self.labels):
+            middle = place * pitch + pitch / 2 + size * 0.35
+            if n <= MAX_NAMES or place == step:
+                style, words = BOLD if place == step else FAINT, cut_to(label, 84, size)
+                scene.text(f"row{place}", LEFT - 6, TOP + middle, words, size, **RIGHT, **style)
+            if n <= MAX_NAMES or place == best:
+                style, words = BOLD if place == best else FAINT, cut_to(label, 64, size)
+                turn = {"transform": f"rotate(-90 {LEFT + middle:.1f} {TOP - 6:.1f})"}
+                scene.text(f"column{place}", LEFT + middle, TOP - 6, words, size, **style, **turn)
+        if n <= MAX_NAMES:
+            self._cells(scene, weights, pitch)
+        else:
+            self._small_cells(scene, weights, pitch)
+        for row in range(n - 1):
+            tip = f"{self._who(row)} may not look at keys {row + 1} to {n - 1}: they come later"
+            box = (LEFT + (row + 1) * pitch, TOP + row * pitch, (n - 1 - row) * pitch, pitch)
+            scene.cell(f"future{row}", box, "reserved", tip=tip, rx=0, stroke="none")
+        chosen = (LEFT, TOP + step * pitch, n * pitch, pitch)
+        scene.outline("frame", chosen, 1, stroke=RED, stroke_width=2.5)
 
-    def _cut(self, label: str, room: float = 86) -> str:
-        return cut_to(label, room, 12.5)
+    def _who(self, row: int) -> str:
+        return f"query {row} “{self.labels[row]}”"
+
+    def _cells(self, scene: Sheet, weights: list[list[float]], pitch: float) -> None:
+        """A cell for each weight, which says it under the pointer."""
+        for row in range(self.num_steps):
+            who = self._who(row)
+            for key, weight in enumerate(weights[row][: row + 1]):
+                tip = f"{who} → key {key} “{self.labels[key]}”: weight {weight:.3f}"
+                box = (LEFT + key * pitch, TOP + row * pitch, pitch, pitch)
+                scene.rect(f"w{row}.{key}", box, shade(weight), tip, class_="te-cell")
+
+    def _small_cells(self, scene: Sheet, weights: list[list[float]], pitch: float) -> None:
+        """All cells of one colour as one path: two thousand elements would make a browser slow.
+
+        A whole row says under the pointer where it looks most.
+        """
+        squares: dict[int, list[str]] = {}
+        for row in range(self.num_steps):
+            for key, weight in enumerate(weights[row][: row + 1]):
+                place = f"M{LEFT + key * pitch:g} {TOP + row * pitch:g}"
+                squares.setdefault(round(LEVELS * weight), []).append(place)
+        for level, places in sorted(squares.items()):
+            square = f"h{pitch:g}v{pitch:g}h-{pitch:g}z"
+            look = {"fill": shade(level / LEVELS), "shape_rendering": "crispEdges"}
+            scene.add(f"level{level}", "path", d="".join(f"{p}{square}" for p in places), **look)
+        for row in range(self.num_steps):
+            key = max(range(row + 1), key=weights[row].__getitem__)
+            tip = f"{self._who(row)} → most to key {key} “{self.labels[key]}”: weight "
+            box = (LEFT, TOP + row * pitch, (row + 1) * pitch, pitch)
+            scene.rect(f"w{row}", box, "transparent", f"{tip}{weights[row][key]:.3f}")
 
     def _bars(self, scene: Sheet, step: int, best: int, weights: list[float]) -> float:
         """The weights of one query with their numbers -> at what height the largest stands."""
