@@ -291,9 +291,8 @@ def test_the_last_story_of_notebook_01_is_told_by_the_learners_parts() -> None:
     """By all of them in the solved copy; by the package's where the exercises are open."""
     for solved in (False, True):
         cells = code_cells(built(NAMES[0], solved))
-        story, whose, verdict = shown([c for c in cells if TELLS in c.source][-1])[0].text.split(
-            "\n"
-        )
+        (told,) = shown([cell for cell in cells if TELLS in cell.source][-1])
+        story, whose, verdict = told.text.splitlines()
         yours, _, package = whose.removeprefix("yours: ").partition("; the package's: ")
         names = set(re.findall(r"\b(window_mask|attention|rope|project|layer)\b", yours))
         assert len(names) == (5 if solved else 0) and bool(package) != solved
