@@ -4,6 +4,7 @@ One server for all. Each notebook is opened once: looked at as it is, run with R
 explorers are driven; a test begins by bringing its explorer to a known state.
 """
 
+import html
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -482,12 +483,11 @@ def test_exported_page_shows_every_picture_without_network(
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     cells = nbformat.read(FOLDER / name, as_version=4).cells
-    captions = [
-        output.data["text/plain"]
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
+    captions = []
+    for data in [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]:
+        captions += [data["text/plain"]] if "image/png" in data else []
+        folded = re.findall(r'<img [^>]*alt="([^"]*)"', data.get("text/html", ""))  # in an answer
+        captions += [html.unescape(alt) for alt in folded]
     shown = page.locator("img").evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
     assert [alt for _, alt in shown] == captions and len(set(captions)) == len(captions) >= 8
     assert all(width > 300 for width, _ in shown)
