@@ -148,7 +148,7 @@ class AttentionExplorer(Explorer):
 
     def _predicted(self, step: int) -> list[tuple[int, str, float]]:
         """The likeliest next tokens: id, label and probability, the likeliest first."""
-        top = self.look.probs[step].topk(SHOWN)
+        top = self.look.probs[step].topk(min(SHOWN, self.look.probs.shape[-1]))
         ids = top.indices.tolist()
         names = token_names(self.tokenizer, ids)
         return [(i, names[i], p) for i, p in zip(ids, top.values.tolist(), strict=True)]

@@ -21,6 +21,7 @@ from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RE
 
 FARTHEST = 64  # the curve shows distances up to this
 SHIFTS = 65  # steps of the slider: both positions + 0 .. 64
+ROUNDING = (0.0, 0.0, 0.0, 0.005)  # by which the facts of the table may differ
 TABLE = 358.0  # top of the table below the panels
 HEAD, TOP = 52.0, 66.0  # baseline of the panels' titles, and where the panels begin
 CLOCKS, CURVE = (292.0, 252.0), (612.0, 330.0)  # left and width of two panels
@@ -86,15 +87,20 @@ class RopeExplorer(Explorer):
             ("score", score, f"{score:.2f}"),
         ]
 
+    def _kept(self, step: int) -> list[bool]:
+        """Which of these facts moving both on left as they were, but for fp32's rounding."""
+        pairs = zip(self._facts(0), self._facts(step), ROUNDING, strict=True)
+        return [abs(now - before) <= room for (_, before, _), (_, now, _), room in pairs]
+
     def _table(self, scene: Sheet, step: int) -> None:
         """The hands and the score before both moved on and now: what changed, and what did not."""
         scene.rect("table", (10, TABLE, 940, 92), "#f7f9fa", rx=6, stroke=RULE)
         rows = ("at the start", f"both moved on by {step}" if step else "press Play", "")
         for i, words in enumerate(rows):
             scene.text(f"table{i}", 24, TABLE + 40 + 20 * i, words, 12.5)
-        pairs = zip(self._facts(0), self._facts(step), strict=True)
-        for column, ((name, before, was), (_, now, is_)) in enumerate(pairs):
-            x, same = 230.0 + 185 * column, _same(before, now)
+        facts = zip(self._facts(0), self._facts(step), self._kept(step), strict=True)
+        for column, ((name, _, was), (_, _, is_), same) in enumerate(facts):
+            x = 230.0 + 185 * column
             scene.text(f"fact{column}", x, TABLE + 20, name, 12.5, **BOLD)
             scene.text(f"before{column}", x, TABLE + 40, was, 12.5)
             if step:
@@ -130,7 +136,7 @@ class RopeExplorer(Explorer):
         pair = self.value("pair")
         speed = float(self.rotary.inv_freq[pair])
         x, y, r = 130.0, 172.0, 105.0
-        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4f} rad a position", 12.5)
+        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4g} rad a position", 12.5)
         self._clock(scene, "big", pair, (m, n), (x, y, r), fill="#f7f9fa", stroke=RULE)
         apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns
         angles = (n * speed + apart * i / 24 for i in range(25))
@@ -197,15 +203,8 @@ class RopeExplorer(Explorer):
         )
         if not step:
             return text + "; press Play to move both on."
-        start = self._facts(0)
-        same = all(_same(start[i][1], facts[i][1]) for i in (2, 3))  # the angle and the score
-        kept = "stay the same" if same else "CHANGE"
+        kept = "stay the same" if all(self._kept(step)[2:]) else "CHANGE"
         return (
             f"{text}; moving both on by {step} turns all hands, but the distance "
             f"{m - n}, the angles between the hands and the score {kept}."
         )
-
-
-def _same(before: float, now: float) -> bool:
-    """Whether two values differ by no more than the rounding of fp32."""
-    return math.isclose(before, now, rel_tol=1e-5, abs_tol=1e-5)
