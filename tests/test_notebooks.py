@@ -299,18 +299,6 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
         assert stories[0] == stories[1], "the learner's parts tell the package's story"
 
 
-def test_the_last_story_of_notebook_01_is_told_by_the_learners_parts() -> None:
-    """By all of them in the solved copy; by the package's where the exercises are open."""
-    for solved in (False, True):
-        cells = code_cells(built(NAMES[0], solved))
-        (told,) = shown([cell for cell in cells if TELLS in cell.source][-1])
-        story, whose, verdict = told.text.splitlines()
-        yours, _, package = whose.removeprefix("yours: ").partition("; the package's: ")
-        names = set(re.findall(r"\b(window_mask|attention|rope|project|layer)\b", yours))
-        assert len(names) == (5 if solved else 0) and bool(package) != solved
-        assert len(story) > 300 and verdict.startswith("✔ ")
-
-
 @every_notebook
 def test_no_claim_failed(name: str, solved: bool) -> None:
     said = "\n".join(output.text for output in outputs(built(name, solved)))
