@@ -569,3 +569,11 @@ def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM
     ]
     layers = model.config.num_hidden_layers
     assert 40 * layers < len(outer) <= 200, Counter(event.name for event in outer)
+
+
+def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> None:
+    cache, other = (StaticKVCache.from_config(model.config, CacheConfig(max_len=8)) for _ in "ab")
+    for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
+        with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
+            ModelRunner(model, cache.storage, backend)
+    ModelRunner(model, cache.storage, NaiveAttention(cache=cache.storage))
