@@ -112,7 +112,11 @@ def test_what_would_be_counted_wrongly_is_refused(changes: dict[str, Any], said:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "not valid JSON.*Paste the whole file"), ('{"a": 1,', "not valid JSON"), ("[1]", "but a list")],
+    [
+        ("", "not valid JSON.*Paste the whole file"),
+        ('{"a": 1,', "not valid JSON"),
+        ("[1]", "but a list"),
+    ],
 )
 def test_what_is_no_config_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
