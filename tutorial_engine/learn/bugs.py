@@ -62,7 +62,7 @@ BUGS_01: Zoo = {
     "RoPE turns neighbours": edited(
         model,
         "apply_rope",
-        ("x.float().chunk(2, dim=-1)", "x.float()[..., 0::2], x.float()[..., 1::2]"),
+        ("x.chunk(2, dim=-1)", "x[..., 0::2], x[..., 1::2]"),
     ),
     "q_norm and k_norm after RoPE": edited(
         model.Qwen3Attention,
