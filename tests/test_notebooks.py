@@ -26,6 +26,7 @@ from tutorial_engine.learn.build import (
     QUESTION,
     SOLUTION,
     answers,
+    fold_answers,
     make_notebook,
     sources,
     target,
@@ -38,6 +39,7 @@ from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
+MAX_SOURCE_LINES = 25
 MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
@@ -517,15 +519,18 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
     assert not any(spied.calls for spied in parts.values())
 
 
-@every_lesson
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_running_an_answer_again_says_the_same(name: str) -> None:
-    """Before anything was chosen, when the answer waits, and after."""
+    """Before anything was chosen, when the answer waits, and after; but for cells with timings."""
     lesson = Played(name)
     places = {
         question: {kind: i for kind, i in found}
         for question, found in questions(lesson.codes).items()
     }
     for question, place in places.items():
+        if IGNORE in tags(lesson.cells[place["reveal"]]):
+            continue
+        lesson.prepare(place["ask"])
         lesson.run(place["ask"])
         lesson.prepare(place["reveal"])
         asked = lesson.namespace["predictions"].questions[question]
@@ -533,8 +538,6 @@ def test_running_an_answer_again_says_the_same(name: str) -> None:
         assert all(one.startswith(CHOOSE) for one in said), question
         asked.buttons.value = asked.options[0]
         said = [lesson.run(place["reveal"]) for _ in range(2)]
-        if IGNORE in tags(lesson.cells[place["reveal"]]):  # its times differ
-            said = [one.splitlines()[0] for one in said]
         assert said[0] == said[1] and said[0].startswith("Answer: "), question
         lesson.run(place["ask"])
         again = lesson.run(place["reveal"])
@@ -569,6 +572,76 @@ def test_folded_answers_are_what_the_solved_copy_says(name: str) -> None:
         for kind, question in QUESTION.findall(cell.source):
             if kind == "ask":
                 assert cell.outputs[-1] == said[question], "run `make notebooks`"
+
+
+def test_answers_are_folded_escaped_and_carry_their_pictures(tmp_path: Path) -> None:
+    new = nbformat.v4
+    ask = new.new_code_cell('predictions.ask("a", "?", ["1", "2"])')
+    reveal = new.new_code_cell('if predictions.reveal("a", 2):\n    picture')
+    learners = new.new_notebook(cells=[ask, reveal])
+    with pytest.raises(ValueError, match="has no answer to 'a'; build it first"):
+        fold_answers(learners, new.new_notebook())
+    png = {"image/png": "aGVsbG8=\n", "text/plain": "A <b> picture."}
+    said = new.new_code_cell(
+        reveal.source,
+        outputs=[
+            new.new_output("stream", name="stdout", text="Answer: 2.\n<script>\n"),
+            new.new_output("display_data", png),
+        ],
+    )
+    fold_answers(learners, new.new_notebook(cells=[ask, said]))
+    (folded,) = learners.cells[0].outputs
+    nbformat.validate(learners)
+    text = folded.data["text/html"]
+    assert text.startswith(
+        "<details><summary>Answer</summary><pre>Answer: 2.\n&lt;script&gt;</pre>"
+    )
+    assert 'src="data:image/png;base64,aGVsbG8=" alt="A &lt;b&gt; picture."' in text
+    assert not LOADS.search(text) and not learners.cells[1].outputs
+    nbformat.write(learners, tmp_path / "a.ipynb")
+    assert text[:50] in page(tmp_path / "a.ipynb"), "the web page has it too"
+
+
+@every_lesson
+def test_sources_are_shown_in_pieces_that_can_be_read(name: str) -> None:
+    for cell in code_cells(built(name, True)):
+        if "show_source(" in cell.source:
+            lines = "\n".join(output.text for output in shown(cell)).strip().splitlines()
+            assert 1 <= len(lines) <= MAX_SOURCE_LINES * cell.source.count("show_source("), cell.id
+
+
+# -- numbers in prose ---------------------------------------------------------------------------
+
+# a measured or computed number: with a unit, a percent sign, or "times"
+MEASURED = re.compile(
+    r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ \u202f]?"
+    r"(%|×|[KMGT]i?B\b|[kMG]?bytes\b|ms\b|µs\b|seconds?\b|[MGT]?FLOPs?\b|times\b|tokens\b)"
+)
+
+
+def typed_numbers(prose: str, known: str) -> list[str]:
+    """Numbers with a unit in prose that stand nowhere in the code and its outputs."""
+    numbers = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", known.replace(",", "").replace("_", "")))
+    found = [(m[1].replace(",", ""), m[0]) for m in MEASURED.finditer(prose)]
+    return [text for number, text in found if number not in numbers]
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_numbers_with_units_in_prose_stand_in_a_cell_or_its_output(name: str) -> None:
+    """A number that no cell has or prints was typed, and may be false tomorrow."""
+    cells = built(name, True).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    known = [cell.source for cell in code_cells(built(name, True))]
+    known += [output.text for output in outputs(built(name, True))]
+    assert typed_numbers(prose, "\n".join(known)) == []
+
+
+def test_the_search_for_typed_numbers_finds_them() -> None:
+    known = "print(252_000, 1.5)\n24 of 24, 40.5 %"
+    assert typed_numbers("It reads 252,000 bytes 24 times, 1.5 MB, 40.5 % of it.", known) == []
+    assert typed_numbers("It reads 251 MB in 3 ms.", known) == ["251 MB", "3 ms"]
+    assert typed_numbers("Section 7 takes L3H3 to 16 bits, in part 2 of 9.", known) == []
+    assert typed_numbers("40 %, 5 %", known) == ["40 %", "5 %"], "not part of 40.5"
 
 
 # -- figures ------------------------------------------------------------------------------------

@@ -169,11 +169,11 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
     ),
     "fill_picture": (
         lambda: cache_plots.fill_picture([("A", 17, 40), ("B <s>", 3, 40)]),
-        ["2 rows have 80 slots; 20 are used and 60 (75 %)"],
+        ["2 rows have 80 slots; 20 are used and 60 (75 %) are reserved and empty (hatched)."],
     ),
     "fill_picture 2": (
-        lambda: cache_plots.fill_picture([("A", 1024, 1024)]),
-        ["1 rows have 1024 slots; 1024 are used and 0 (0 %)"],
+        lambda: cache_plots.fill_picture([("A", 16, 16), ("B", 3, 16), ("C", 0, 16)]),
+        ["3 rows have 48 slots; 19 are used and 29 (60 %)", "Position 0 of row 2 is in slot 32."],
     ),
     "positions_picture": (
         lambda: cache_plots.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, NASTY[:4]),
@@ -211,9 +211,9 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
     ),
     "filters_picture": (
         lambda: filters(2),
-        ["Of 4 tokens", "none keeps 4 tokens (100 %)", "top_k keeps 2 tokens (70 %)"],
+        ["Of 4 tokens", "none keeps 4 tokens with 100 %", "top_k keeps 2 tokens with 70 %"],
     ),
-    "filters_picture 2": (lambda: filters(1), ["top_k keeps 1 token (30 %)"]),
+    "filters_picture 2": (lambda: filters(1), ["top_k keeps 1 token with 30 %"]),
     "temperature_picture": (
         lambda: sampling_plots.temperature_picture(
             NASTY[:3], {1.0: [0.2, 0.5, 0.3], 0.5: [0.1, 0.7, 0.2]}
@@ -360,7 +360,9 @@ CROSSINGS = {  # the other line -> where it crosses A for the last time
     "between": ([(8, 1.0), (32, 4.0)], 16),
     "never": ([(8, 3.0), (32, 4.0)], None),
     "equal all along": ([(8, 2.0), (32, 2.0)], None),
-    "after noise": ([(8, 1.0), (16, 3.0), (32, 1.0), (64, 4.0)], 32 * 2**0.5),
+    "in the noise": ([(8, 1.95), (16, 2.05), (32, 9.0)], None),
+    "after the noise": ([(8, 1.0), (16, 2.05), (32, 4.0)], 16),
+    "twice": ([(8, 1.0), (16, 3.0), (32, 1.0), (64, 4.0)], 32 * 2**0.5),
     "where it was measured equal": ([(8, 1.0), (16, 2.0), (32, 9.0)], 16),
     "no length in common": ([(128, 3.0), (256, 0.5)], None),
 }
@@ -378,7 +380,10 @@ def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
 
 def test_latency_says_its_cost_and_that_its_axis_is_logarithmic() -> None:
     caption = cache_plots.latency_picture({"a": [(8, 1.0)], "b": [(8, 1.01)]}).caption
-    assert caption == "Measured here, ms per token: a 1 at 8 tokens, b 1 at 8 tokens."
+    assert caption == (
+        "Measured here, ms per token: a 1 at 8 tokens, b 1 at 8 tokens, up to 8 tokens a and b "
+        "differ by less than 10 %."
+    )
     said = set(words("latency_picture"))
     assert {"on a virtual clock (1 unit per token run)", "measured here"} <= said
     assert "context length (tokens), logarithmic" in said

@@ -150,8 +150,9 @@ class Explorer:
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
+            said = escape(self.error if self.error.endswith((".", "!", "?")) else f"{self.error}.")
             self._message_html.value = (
-                f'<div class="te-error" role="alert" style="color:#D55E00">{escape(self.error)} '
+                f'<div class="te-error" role="alert" style="color:#D55E00">{said} '
                 "The picture below is the one before.</div>"
             )
             return
@@ -206,6 +207,25 @@ def number(name: str, value: int, least: int, most: int, width: str = "150px") -
 def slider(name: str, value: int, least: int, most: int, width: str = "290px") -> Any:
     """A whole number to be dragged: for what is computed at once."""
     return _laid(widgets.IntSlider(value, least, most, description=name), width)
+
+
+def decimal(
+    name: str, value: float, least: float, most: float, by: float, width: str = "290px"
+) -> Any:
+    """A number with a point, to be dragged in steps of `by`: for what is computed at once."""
+    return _laid(widgets.FloatSlider(value, min=least, max=most, step=by, description=name), width)
+
+
+def amount(name: str, value: float, least: float, most: float, width: str = "190px") -> Any:
+    """A number with a point from `least` to `most`, to be typed."""
+    return _laid(widgets.BoundedFloatText(value, min=least, max=most, description=name), width)
+
+
+def lines(name: str, value: str, width: str = "640px", height: str = "120px") -> widgets.Textarea:
+    """Several lines of text; they count when they are finished, not at every letter."""
+    made = _laid(widgets.Textarea(value, description=name, continuous_update=False), width)
+    made.layout.height = height
+    return made
 
 
 def choice(name: str, options: Sequence[str], value: str, width: str = "240px") -> widgets.Dropdown:

@@ -17,7 +17,7 @@ from tutorial_engine.viz.charts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, finish, house_style
-from tutorial_engine.viz.words import counted, percent, tokens
+from tutorial_engine.viz.words import counted, listed, percent, share, tokens
 
 SHOWN = 12  # tokens with a bar
 ACROSS = 32  # draws side by side
@@ -51,12 +51,13 @@ def filters_picture(
             look = HATCH | {"edgecolor": "#aeb8bf"}
             if flags[i]:
                 height, look = height / total, {"color": BLUE}
-                words = _percent(height)
+                words = share(height)
             bar = ax.bar(x, height, 0.75, **look)
             label_bars(ax, bar, [words], padding=2, fontsize=8, color=INK if flags[i] else QUIET)
             highest = max(highest, height)
-        ax.set_title(f"{name}: {sum(flags)} of {tokens(len(labels))} kept", fontsize=9.5)
-        parts.append(f"{name} keeps {tokens(sum(flags))} ({100 * total:.0f} %)")
+        title = f"{name}: {sum(flags)} of {tokens(len(labels))} kept, with {share(total)}"
+        ax.set_title(f"{title} of the probability", fontsize=9.5)
+        parts.append(f"{name} keeps {tokens(sum(flags))} with {share(total)}")
     for ax in axes:
         ax.set(ylim=(0, 1.32 * highest), yticks=[])
         ax.tick_params(bottom=False)
@@ -66,8 +67,8 @@ def filters_picture(
     axes[-1].set_xticks(range(len(names)), names, color=INK, fontsize=9, **lean)
     return finish(
         figure,
-        f"Of {tokens(len(labels))} {', '.join(parts)}. In brackets what they held together; "
-        "the bars are divided by that, so that they add up to 1 again.",
+        f"Of {tokens(len(labels))}, {', '.join(parts)} of the probability. What is kept is divided "
+        "by that, so that it adds up to 100 % again.",
     )
 
 
@@ -90,13 +91,17 @@ def temperature_picture(
     for ax, (temperature, p) in zip(axes, probabilities.items(), strict=True):
         shown = [p[i] for i in order]
         bars = ax.barh(range(len(order)), shown, 0.75, color=BLUE)
-        label_bars(ax, bars, [_percent(value) for value in shown], fontsize=8)
+        label_bars(ax, bars, [share(value) for value in shown], fontsize=8)
         rows_of_bars(ax, [labels[i] for i in order], 1.3 * highest)
         ax.set_title(f"T = {temperature:g}", fontsize=10.5)
         no_axis(ax, "bottom")
     axes[0].tick_params(axis="y", labelsize=9)
-    parts = ", ".join(f"{_percent(p[best])} at T = {t:g}" for t, p in probabilities.items())
-    return finish(figure, f"The likeliest token, “{labels[best]}”, has {parts}.")
+    parts = ", ".join(f"{share(p[best])} at T = {t:g}" for t, p in probabilities.items())
+    rest = [max(1 - sum(p[i] for i in order), 0.0) for p in probabilities.values()]
+    said = ""
+    if max(rest) > 1e-6:
+        said = f"; the tokens that are not shown have {listed(map(percent, rest))} together"
+    return finish(figure, f"The likeliest token, “{labels[best]}”, has {parts}{said}.")
 
 
 @house_style()
@@ -126,10 +131,6 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
         f"Seeded once: {_different(good)}; seeded again before each draw: {_different(bad)}, "
         f"beginning with “{bad[0]}”. Hatched: the same as the draw before.",
     )
-
-
-def _percent(p: float) -> str:
-    return "100 %" if p >= 1 else percent(p)
 
 
 def _one_vocabulary(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
