@@ -610,7 +610,8 @@ for position in (0, 3):
 # %% [markdown]
 # Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
 # turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. `o_proj` mixes the results of the heads.
+# is enough. For the same reason q and k are joined and turned in one call. `o_proj` mixes the results of
+# the heads.
 
 # %%
 from tutorial_engine.model.qwen3 import Qwen3Attention
