@@ -36,7 +36,7 @@ def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
     assert repr(found) == "✔ yours from notebook 01: window_mask, attention, rope, project, layer"
     assert set(mine.parts.own) == set(IN_01)
     theirs = mine.parts.own["attention"]
-    assert not theirs.__module__.startswith("tutorial_engine")
+    assert theirs.__code__.co_filename == "my_01.ipynb"
     request = mine.generate("Once upon a time Anna had a red kite.")
     assert len(request.output_token_ids) == 24 and mine.parts.calls["attention"] > 0
 
