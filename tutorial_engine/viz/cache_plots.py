@@ -4,9 +4,8 @@ Every caption is computed from the same numbers that are drawn; those of a virtu
 same on every machine.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise, permutations, takewhile
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -226,7 +225,7 @@ def _strip(
 
 @house_style()
 def latency_picture(measured: Lines, virtual: Lines | None = None) -> Picture:
-    """Milliseconds per token against context length; where two lines cross is marked.
+    """Milliseconds per token against context length; from where one takes twice as long is marked.
 
     `virtual`, drawn beside it, counts a stated cost instead: 1 unit a token that is run. ValueError
     for no line, or one that is empty or has a length or a time that is not above 0.
@@ -256,29 +255,22 @@ def _told(lines: Lines, title: str, unit: str) -> str:
         (start, first), (end, last) = line[0], line[-1]
         way = f"goes from {_number(first)} at {start} tokens to {_number(last)} at {end}"
         parts.append(f"{name} " + (way if len(line) > 1 else f"{_number(last)} at {end} tokens"))
-    equal = [f"{a} and {b} are equal at about {n:.0f}" for a, b, n, _ in crossings(lines)]
-    return f"{title}, {unit} per token: {', '.join([*parts, *equal])}"
+    twice = [f"{a} takes at least twice as long from {n} on" for a, _, n in doubled(lines)]
+    return f"{title}, {unit} per token: {', '.join([*parts, *twice])}"
 
 
-def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
-    """Where two lines cross for the last time: both names, context length, time.
+def doubled(lines: Lines) -> list[tuple[str, str, int]]:
+    """(slow, fast, length): from this common length on, one line takes twice the other's time.
 
-    Lines are straight between points, on logarithmic axes; only lengths that both have count.
+    Where lines that were measured merely cross is noise; this is not.
     """
     found = []
-    for (a, one), (b, other) in combinations(lines.items(), 2):
-        theirs = dict(other)
-        points = [
-            (math.log(n), math.log(t), math.log(t / theirs[n])) for n, t in one if n in theirs
-        ]
-        apart = [point for point in points if point[2]]
-        for (x0, y0, d0), (x1, y1, d1) in reversed(list(pairwise(apart))):
-            if d0 * d1 < 0:
-                part = d0 / (d0 - d1)
-                met = [(x, y) for x, y, d in points if x0 < x < x1 and not d]  # measured equal
-                x, y = met[0] if met else (x0 + part * (x1 - x0), y0 + part * (y1 - y0))
-                found.append((a, b, math.exp(x), math.exp(y)))
-                break
+    for (a, one), (b, other) in permutations(lines.items(), 2):
+        fast = dict(other)
+        both = [(n, time >= 2 * fast[n]) for n, time in one if n in fast]
+        slow = list(takewhile(lambda pair: pair[1], reversed(both)))
+        if slow:
+            found.append((a, b, slow[-1][0]))
     return found
 
 
@@ -301,11 +293,10 @@ def _lines(ax: Axes, lines: Lines) -> None:
             name, (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
             color=color,
         )  # fmt: skip
-    for _, _, length, time in crossings(lines):
+    for _, _, length in doubled(lines):
         ax.axvline(length, color=QUIET, linestyle=":", linewidth=1.2)
-        ax.plot([length], [time], "o", markersize=13, fillstyle="none", color=INK, linewidth=2)
         where: Any = ("data", "axes fraction")
-        said = f"equal at {length:.0f}"
+        said = f"twice as long from {length} on"
         ax.annotate(said, (length, 0.96), (4, 0), where, "offset points", fontsize=9, va="top")
 
 

@@ -3,21 +3,34 @@
 Every caption is computed from the same numbers that are drawn.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tutorial_engine.viz.charts import (
     HATCH,
+    ROUND,
     cell_height,
     label_bars,
+    log_marks,
     no_axis,
     panels,
     rows_of_bars,
     token_cell,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import BLUE, INK, QUIET, RED, finish, house_style
-from tutorial_engine.viz.words import counted, percent, tokens
+from tutorial_engine.viz.style import (
+    BLUE,
+    DASHES,
+    INK,
+    PAPER,
+    PLAIN,
+    QUIET,
+    RED,
+    finish,
+    house_style,
+)
+from tutorial_engine.viz.words import counted, listed, percent, tokens
 
 SHOWN = 12  # tokens with a bar
 ACROSS = 32  # draws side by side
@@ -125,6 +138,42 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
         figure,
         f"Seeded once: {_different(good)}; seeded again before each draw: {_different(bad)}, "
         f"beginning with “{bad[0]}”. Hatched: the same as the draw before.",
+    )
+
+
+@house_style()
+def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Picture:
+    """How often the best token leads by how much: a histogram of margins, top1 − top2 of logits.
+
+    `steps` has the distance of neighbouring numbers of each format (name -> distance): below it a
+    rounding can swap the two. ValueError for no margin, or one that is not above 0.
+    """
+    if not margins or not steps or min(*margins, *steps.values()) <= 0:
+        raise ValueError("give at least one margin and one format, and only numbers above 0")
+    low = math.floor(math.log10(min(*margins, *steps.values()))) - 0.5
+    high = math.ceil(math.log10(max(*margins, *steps.values())))
+    edges = [10 ** (low + i / 4) for i in range(round(4 * (high - low)) + 1)]
+    figure, (ax,) = panels(8.5, 3.4)
+    counts, *_ = ax.hist(margins, edges, color=BLUE, edgecolor=PAPER)
+    ax.set(xscale="log", xlim=(edges[0], edges[-1]))
+    log_marks(ax, 0.6, 8 * float(counts.max()), ROUND)  # a bar of one token has a height
+    ax.set(xlabel="margin, top1 − top2 of the logits, logarithmic", ylabel="tokens, logarithmic")
+    ax.xaxis.set_major_formatter(PLAIN)
+    ax.minorticks_off()
+    parts = []
+    for (name, step), dashes in zip(steps.items(), DASHES[1:], strict=False):
+        ax.axvline(step, color=RED, linestyle=dashes, linewidth=2)
+        words = f"one step\nof {name}"
+        ax.annotate(
+            words, (step, 0.99), (5, 0), ("data", "axes fraction"), "offset points", va="top",
+            color=RED, fontsize=9.5,
+        )  # fmt: skip
+        count = sum(margin < step for margin in margins)
+        parts.append(f"{count or 'none'} {'is' if count == 1 else 'are'} below one step of {name}")
+    return finish(
+        figure,
+        f"Of {len(margins):,} margins {listed(parts)}. A step is the distance of two neighbouring "
+        "numbers of the format, at the size of the largest logit.",
     )
 
 
