@@ -7,6 +7,7 @@ figures/ is the notebook's own picture and cannot disagree with it.
 import ast
 import contextlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources
+from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.picture import Picture
 
@@ -49,6 +51,7 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
 
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell."""
+    os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for name, source in sources().items():
         with contextlib.redirect_stdout(io.StringIO()):  # the cells print; only pictures count here
             found = list(pictures(source))
