@@ -511,7 +511,7 @@ def learners_layer(old: str, new: str) -> Callable[..., Tensor]:
         (
             "x + mixed\n        h = rms_norm(y, w.mlp_norm)",
             "h = rms_norm(x + mixed, w.mlp_norm)",
-            "other numbers",
+            "the MLP is added to the normed sum",
         ),
         ("attend(q, k, v).flatten(1)", "attend(q, k, v)", "The weights are [out, in]"),
         ("w.q, w.k, w.v, ", "w.q, w.v, w.k, ", "w.k and w.v are swapped"),

@@ -224,6 +224,8 @@ def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) 
                 return Verdict(False, f"{where}: one too far; the first free slot is number cached")
             if got == [x - 1 for x in want]:
                 return Verdict(False, f"{where}: one too early; slots are counted from 0")
+            if got == slots(cached, new, 8):
+                return Verdict(False, f"{where}: got {got}; rows have max_len slots, not always 8")
             if len(got) == len(new) < len(want):
                 return Verdict(False, f"{where}: one slot for each row; each new token needs one")
             if len(cached) > 1 and [x % max_len for x in got] == [x % max_len for x in want]:
@@ -289,9 +291,9 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         sorted_ones = torch.tensor([0.5, 0.3, 0.125, 0.05, 0.025])
         halves = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])  # exact: two reach 0.75
         for probs, p in (
+            (sorted_ones, 0.25),
             (halves, 0.75),
             (sorted_ones, 0.7),
-            (sorted_ones, 0.4),
             (sorted_ones.flip(0), 0.9),
             (spread, 0.6),
         ):
@@ -328,14 +330,14 @@ def _wrong_nucleus(got: Tensor, want: Tensor, probs: Tensor, p: float) -> str | 
     kept, expected = int(got.sum()), int(want.sum())
     if torch.equal(got, ~want):
         return "it is inverted; True = kept"
-    if kept == 0:
-        return f"it keeps 0 tokens, expected {expected}; the likeliest stays whatever p is"
-    if torch.equal(got, probs > p) or torch.equal(got, probs >= 1 - p):
+    if any(torch.equal(got, alone) for alone in (probs > p, probs < p)):
         return "each probability is compared with p alone; add them up from the likeliest down"
+    if kept == 0:
+        return "it keeps 0 tokens; the token that crosses p stays, and so the likeliest always does"
     if kept == expected:
         return "the right number, but of other tokens; put the answer back into the first order"
     if kept == expected - 1:
-        return f"it keeps {kept} tokens, one too few; the token that crosses p stays"
+        return f"it keeps {kept} tokens, one too few: the token that crosses p stays"
     if kept == expected + 1 and p == 0.75:
         return f"it keeps {kept} tokens, one too many; when the sum before it is p, a token goes"
     return f"it keeps {kept} tokens, expected {expected}"

@@ -69,7 +69,7 @@ def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> V
         if open_ones:
             said += f"; it calls {' and '.join(open_ones)}, which is not done yet"
         elif hint and isinstance(error, RuntimeError | IndexError | ValueError):
-            said += f". {hint}"
+            said = f"{said.rstrip('.')}. {hint}"
         return Verdict(False, said)
 
 
