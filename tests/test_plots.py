@@ -181,15 +181,14 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
     "latency_picture": (
         lambda: latency([1.0, 4.0], virtual=True),
         [
-            "no cache goes from 8 at 8 tokens to 32 at 32, no cache takes at least twice as long "
-            "from 8 on;",
+            "no cache goes from 8 at 8 tokens to 32 at 32;",
             "with cache goes from 2 at 8 tokens to 2 at 32, no cache goes from 1 at 8 tokens to 4",
-            "no cache takes at least twice as long from 32 on.",
+            "equal at about 16.",
         ],
     ),
     "latency_picture 2": (
-        lambda: latency([3.0, 3.5], virtual=False),
-        ["Measured here", "no cache goes from 3 at 8 tokens to 3.5 at 32."],
+        lambda: latency([3.0, 4.0], virtual=False),
+        ["Measured here", "no cache goes from 3 at 8 tokens to 4 at 32."],
     ),
     "roofline_picture": (
         lambda: cache_plots.roofline_picture(
@@ -360,26 +359,24 @@ def test_skipped_and_repeated_positions_are_named_and_only_tokens_that_differ_ma
 
 
 A = [(8, 2.0), (16, 2.0), (32, 2.0), (64, 2.0)]
-DOUBLED = {  # the other line -> from where on it takes twice as long as A, or A as it
-    "from the middle": ([(8, 1.5), (16, 3.9), (32, 4.0), (64, 9.0)], ("b", "a", 32)),
-    "after noise": ([(8, 9.0), (16, 1.5), (32, 3.0), (64, 4.0)], ("b", "a", 64)),
-    "everywhere": ([(8, 4.0), (64, 5.0)], ("b", "a", 8)),
-    "the other way": ([(16, 1.5), (64, 1.0)], ("a", "b", 64)),
-    "never": ([(8, 9.0), (16, 9.0), (64, 3.9)], None),
-    "no length in common": ([(128, 9.0), (256, 0.5)], None),
+CROSSINGS = {  # the other line -> where it crosses A for the last time
+    "between": ([(8, 1.0), (32, 4.0)], 16),
+    "never": ([(8, 3.0), (32, 4.0)], None),
+    "equal all along": ([(8, 2.0), (32, 2.0)], None),
+    "after noise": ([(8, 1.0), (16, 3.0), (32, 1.0), (64, 4.0)], 32 * 2**0.5),
+    "where it was measured equal": ([(8, 1.0), (16, 2.0), (32, 9.0)], 16),
+    "no length in common": ([(128, 3.0), (256, 0.5)], None),
 }
 
 
-@pytest.mark.parametrize("what", DOUBLED)
-def test_where_a_line_doubles_is_where_it_stays_so(what: str) -> None:
-    line, where = DOUBLED[what]
+@pytest.mark.parametrize("what", CROSSINGS)
+def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
+    line, where = CROSSINGS[what]
     lines = {"a": A, "b": line}
-    found = cache_plots.doubled(lines)
-    assert found == ([] if where is None else [where])
-    marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "twice" in w]
-    assert [m for m in marks if "takes" not in m] == [
-        f"twice as long from {n} on" for *_, n in found
-    ]
+    found = [(length, time) for *_, length, time in cache_plots.crossings(lines)]
+    assert found == ([] if where is None else [pytest.approx((where, 2.0))])
+    marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "equal at" in w]
+    assert [m for m in marks if m.startswith("equal")] == [f"equal at {n:.0f}" for n, _ in found]
 
 
 def test_latency_says_its_cost_and_that_its_axis_is_logarithmic() -> None:

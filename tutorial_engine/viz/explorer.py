@@ -193,6 +193,25 @@ def slider(name: str, value: int, least: int, most: int, width: str = "290px") -
     return _laid(widgets.IntSlider(value, least, most, description=name), width)
 
 
+def decimal(
+    name: str, value: float, least: float, most: float, by: float, width: str = "290px"
+) -> Any:
+    """A number with a point, to be dragged in steps of `by`: for what is computed at once."""
+    return _laid(widgets.FloatSlider(value, min=least, max=most, step=by, description=name), width)
+
+
+def amount(name: str, value: float, least: float, most: float, width: str = "190px") -> Any:
+    """A number with a point from `least` to `most`, to be typed."""
+    return _laid(widgets.BoundedFloatText(value, min=least, max=most, description=name), width)
+
+
+def lines(name: str, value: str, width: str = "640px", height: str = "120px") -> widgets.Textarea:
+    """Several lines of text; they count when they are finished, not at every letter."""
+    made = _laid(widgets.Textarea(value, description=name, continuous_update=False), width)
+    made.layout.height = height
+    return made
+
+
 def choice(name: str, options: Sequence[str], value: str, width: str = "240px") -> widgets.Dropdown:
     """One of several words. ValueError for a first value that is not among them."""
     if value not in options:

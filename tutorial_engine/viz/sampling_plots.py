@@ -30,7 +30,7 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, listed, percent, tokens
+from tutorial_engine.viz.words import counted, listed, share, tokens
 
 SHOWN = 12  # tokens with a bar
 ACROSS = 32  # draws side by side
@@ -64,7 +64,7 @@ def filters_picture(
             look = HATCH | {"edgecolor": "#aeb8bf"}
             if flags[i]:
                 height, look = height / total, {"color": BLUE}
-                words = _percent(height)
+                words = share(height)
             bar = ax.bar(x, height, 0.75, **look)
             label_bars(ax, bar, [words], padding=2, fontsize=8, color=INK if flags[i] else QUIET)
             highest = max(highest, height)
@@ -103,12 +103,12 @@ def temperature_picture(
     for ax, (temperature, p) in zip(axes, probabilities.items(), strict=True):
         shown = [p[i] for i in order]
         bars = ax.barh(range(len(order)), shown, 0.75, color=BLUE)
-        label_bars(ax, bars, [_percent(value) for value in shown], fontsize=8)
+        label_bars(ax, bars, [share(value) for value in shown], fontsize=8)
         rows_of_bars(ax, [labels[i] for i in order], 1.3 * highest)
         ax.set_title(f"T = {temperature:g}", fontsize=10.5)
         no_axis(ax, "bottom")
     axes[0].tick_params(axis="y", labelsize=9)
-    parts = ", ".join(f"{_percent(p[best])} at T = {t:g}" for t, p in probabilities.items())
+    parts = ", ".join(f"{share(p[best])} at T = {t:g}" for t, p in probabilities.items())
     return finish(figure, f"The likeliest token, “{labels[best]}”, has {parts}.")
 
 
@@ -175,10 +175,6 @@ def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Pic
         f"Of {len(margins):,} margins {listed(parts)}. A step is the distance of two neighbouring "
         "numbers of the format, at the size of the largest logit.",
     )
-
-
-def _percent(p: float) -> str:
-    return "100 %" if p >= 1 else percent(p)
 
 
 def _one_vocabulary(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
