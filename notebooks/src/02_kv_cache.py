@@ -152,12 +152,13 @@ if predictions.reveal("keys", (0 if not changed else 1 if 0 not in changed else 
 
 
 # %%
+from tutorial_engine.model.attention import naive_attention
+
+
 class WithoutMask(SdpaAttention):
     def one_sequence(self, q, k, v):
         return naive_attention(q, k, v).out  # no mask: all tokens see all tokens
 
-
-from tutorial_engine.model.attention import naive_attention
 
 unmasked = [keys_of(ids, WithoutMask) for ids in (prompts[0], [*prompts[0], 65])]
 print("layers in which an old key changes:", layers_that_change(*unmasked))
@@ -202,14 +203,13 @@ from tutorial_engine.model import causal_mask
 from tutorial_engine.viz.attention_plots import mask_picture
 
 row = causal_mask(1, 8)
-forbidden = int((~row).sum()) or "none"
-if predictions.reveal("mask", f"{row.numel()}, of which {forbidden}"):
-    masks = {
-        "prefill: 7 queries": causal_mask(7, 7),
-        "decode: 1 query": row,
-        "chunk: 3 queries after 4": causal_mask(3, 7),
-    }
-    display(mask_picture(masks))
+answer = f"{row.numel()}, of which {int((~row).sum()) or 'none'}"
+masks = {
+    "prefill: 7 queries": causal_mask(7, 7),
+    "decode: 1 query": row,
+    "chunk: 3 queries after 4": causal_mask(3, 7),
+}
+mask_picture(masks) if predictions.reveal("mask", answer) else None
 
 # %% [markdown]
 # The newest token may see everything, so a decode step needs no mask at all. A chunk needs the lower
@@ -349,7 +349,7 @@ show_source(run_scheduled)
 # %% tags=["figure-cache-explorer"]
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 
-explorer = CacheExplorer(model, tokenizer, PROMPTS, new_tokens=4, layer=3)
+explorer = CacheExplorer(model, tokenizer, PROMPTS, new_tokens=4)
 explorer.set(step=3)
 explorer
 
@@ -1158,7 +1158,8 @@ check_close(a, b, 1e-5, "but all of them are close")
 draw = torch.Generator().manual_seed(0)
 x, weight = torch.randn(8, 1024, generator=draw), torch.randn(3072, 1024, generator=draw)
 alone, together = torch.nn.functional.linear(x[:1], weight), torch.nn.functional.linear(x, weight)
-check_close(alone, together[:1], 1e-3, "the first row, alone and among 8, differs by rounding only")
+print("the same, bit for bit:", torch.equal(alone, together[:1]))
+check_close(alone, together[:1], 1e-3, "the first row, alone and among 8")
 
 # %% [markdown]
 # Such a difference changes a greedy token only when the two best logits are closer together than the
@@ -1166,20 +1167,19 @@ check_close(alone, together[:1], 1e-3, "the first row, alone and among 8, differ
 
 # %% tags=["figure-margins"]
 import math
+from itertools import islice
 
 from tutorial_engine.tiny.corpus import stories
 from tutorial_engine.viz.sampling_plots import margins_picture
 
 margins, largest = [], 0.0
-for text, _ in zip(stories(seed=5), range(20)):
+for text in islice(stories(seed=5), 20):
     batch = Batch.from_sequences([tokenizer.encode(text).ids])
     logits = model.compute_logits(model(batch))  # [tokens, vocabulary]
     best = logits.topk(2).values
     margins += (best[:, 0] - best[:, 1]).tolist()
     largest = max(largest, float(logits.abs().max()))
-power = 2 ** math.floor(
-    math.log2(largest)
-)  # numbers from here to twice as much are equally far apart
+power = 2 ** math.floor(math.log2(largest))  # from here to its double all steps are equal
 formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
 margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in formats.items()})
 
