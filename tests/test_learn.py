@@ -11,7 +11,8 @@ import torch
 from checkpoints import QWEN3_06B
 from torch import Tensor
 
-from tutorial_engine.learn.bugs import BUGS_01, planted
+from tutorial_engine.learn.bugs import BUGS_01, Zoo, diff, edited, planted, zoo
+from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.checks_01 import (
     LAYER_SLIPS,
     _slipped,
@@ -28,12 +29,14 @@ from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import (
     Verdict,
     check_close,
+    distance,
     guarded,
     has_gap,
     is_open,
     not_done,
     wrong_shape,
 )
+from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -568,8 +571,9 @@ def test_interrupting_a_check_is_not_swallowed() -> None:
 
 
 def test_close_numbers_pass_and_a_difference_is_told_with_place_and_size() -> None:
-    verdict = check_close(torch.ones(2, 3), torch.ones(2, 3) + 1e-6, 1e-5, "twins")
-    assert verdict == Verdict(True, "twins: max |Δ| ≤ 1e-05 over 6 numbers")
+    verdict = check_close(torch.ones(2, 3), torch.ones(2, 3) + 3e-6, 2e-5, "twins")
+    said = "twins: max |Δ| < 1e-05 over 6 numbers, tolerance 2e-05"
+    assert verdict == Verdict(True, said)
     a = torch.zeros(2, 3, 4)
     b = a.clone()
     b[1, 2, 3], b[0, 1, 0] = -0.25, 0.125
@@ -595,6 +599,24 @@ def test_what_is_no_tensor_or_only_broadcasts_is_a_verdict_too() -> None:
     assert check_close(torch.zeros(1, 3), torch.zeros(2, 3), 1.0, "f").ok is False
     for value in (None, 3.0, [1.0]):
         assert check_close(value, torch.ones(1), 1e-5, "x").ok is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        (0, "= 0"),
+        (6.4e-6, "< 1e-05"),
+        (-1e-3, "< 1e-02"),
+        (0.5, "< 1e+00"),
+        (70, "< 1e+02"),
+        (math.nan, "= nan"),
+    ],
+)
+def test_how_close_is_told_to_a_power_of_ten(off: float, said: str) -> None:
+    a = torch.zeros(2, 3, dtype=torch.float64)
+    b = a.clone()
+    b[1, 1] = off
+    assert distance(a, b) == distance(b, a) == said
 
 
 # -- predictions --------------------------------------------------------------------------------
@@ -742,6 +764,24 @@ def test_source_shows_the_docstring_when_asked_and_all_of_what_has_none(
     assert shown(upper_left, capsys).rstrip() == inspect.getsource(upper_left).rstrip()
 
 
+def test_part_of_a_long_source_is_named_by_how_its_lines_begin(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = shown(naive_attention, capsys).splitlines()
+    show_source(naive_attention, first="scores = ", last="weights =")
+    part = capsys.readouterr().out.splitlines()
+    start = whole.index(part[0])
+    assert part == whole[start : start + len(part)] and 2 < len(part) < len(whole)
+    assert part[0].startswith("    scores = ") and part[-1].startswith("    weights = scores")
+    show_source(naive_attention, last="k =")
+    assert capsys.readouterr().out.splitlines() == whole[: whole.index(part[0]) - 2]
+    show_source(naive_attention, first="weights =")
+    assert capsys.readouterr().out.splitlines() == whole[-3:]
+    for words in ({"first": "nothing ="}, {"first": "weights =", "last": "scores ="}):
+        with pytest.raises(ValueError, match=r"no line begins with '(nothing|scores) ='"):
+            show_source(naive_attention, **words)
+
+
 # -- bugs ---------------------------------------------------------------------------------------
 
 IDS = [[40, 7, 99, 250, 7, 13, 300, 41], [5, 6, 7]]
@@ -767,6 +807,58 @@ def test_each_bug_changes_the_logits_in_its_own_way_and_goes_again(
     assert len(results) == 5 and all(bool(logits.isfinite().all()) for logits in results)
     for i, one in enumerate(results):
         assert all((one - other).abs().max() > 1e-4 for other in results[i + 1 :])
+
+
+@pytest.mark.parametrize("bugs", [BUGS_01, BUGS_02])
+def test_diff_of_a_bug_is_what_was_changed_in_the_installed_source(bugs: Zoo) -> None:
+    for name, bug in bugs.items():
+        owner, attribute, wrong = bug
+        right = inspect.getsource(getattr(owner, attribute))
+        mended = inspect.getsource(getattr(wrong, "__func__", wrong))
+        lines = diff(bug).splitlines()
+        removed = [line[2:] for line in lines if line.startswith("- ")]
+        added = [line[2:] for line in lines if line.startswith("+ ")]
+        assert len(lines) == 2 * len(removed) == 2 * len(added) <= 6, name
+        assert all(line in right and line not in mended for line in removed)
+        assert all(line in mended and line not in right for line in added)
+
+
+def test_a_bug_made_from_another_source_than_the_installed_is_refused() -> None:
+    for text in ("this is not there", "heads"):
+        count = inspect.getsource(naive_attention).count(text)
+        with pytest.raises(ValueError, match=f"'{text}' is {count} times in naive_attention"):
+            edited(attention_module, "naive_attention", (text, "x"))
+
+
+def test_zoo_shows_each_bug_with_its_line_its_distance_and_its_verdict(
+    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = naive_logits(model)
+    assert zoo(BUGS_01, lambda: naive_logits(model), right + 3e-6) == 4
+    said = capsys.readouterr().out
+    assert said.startswith("without a bug: max |Δ| < 1e-05, tolerance 0.0001\n")
+    for name, bug in BUGS_01.items():
+        with planted(name):
+            off = (naive_logits(model) - right).abs()
+        told = said[said.index(f"\n{name}\n") :].split("  ✔ caught: ")
+        assert all(f"    {line}\n" in told[0] for line in diff(bug).splitlines())
+        rows = (off.amax(-1) > 1e-4).nonzero().flatten().tolist()
+        wrong = f"wrong in {len(rows)} of {len(off)} rows, first in row {rows[0]}"
+        assert told[1].startswith(f"max |Δ| = {float(off.max()):.2g} > 0.0001; {wrong}")
+    assert torch.equal(naive_logits(model), right)
+
+
+def test_zoo_says_what_a_test_does_not_catch(
+    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = naive_logits(model)
+    bugs = {name: BUGS_01[name] for name in ("RoPE turns neighbours", "gate and up swapped")}
+    assert zoo(bugs, lambda: right) == 0
+    said = capsys.readouterr().out
+    assert said.count("  not caught: max |Δ| = 0\n") == 2 and "✔" not in said
+    assert zoo(bugs, lambda: naive_logits(model), tolerance=1e9) == 0
+    assert capsys.readouterr().out.count("not caught: max |Δ| < 1e+0") == 2
+    assert zoo(bugs, lambda: naive_logits(model) * math.nan, right) == 2, "NaN is caught"
 
 
 def test_unknown_bug_is_refused_with_the_names_of_the_known() -> None:

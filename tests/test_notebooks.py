@@ -25,9 +25,11 @@ from tutorial_engine.learn.html import page
 from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
-MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
-MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
+MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
+MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
+ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
+CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
 
 every_lesson = pytest.mark.parametrize("name", NAMES)
@@ -52,11 +54,6 @@ def tags(cell: NotebookNode) -> set[str]:
     return set(cell.metadata.get("tags", []))
 
 
-def is_folded(cell: NotebookNode) -> bool:
-    """Are its outputs hidden until it is run?"""
-    return bool(cell.metadata.get("jupyter", {}).get("outputs_hidden"))
-
-
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -70,8 +67,13 @@ class Shown(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that it says in words: what was printed, or the texts of its data."""
-        return "\n".join(v for k, v in self.data.items() if k.startswith("text/"))
+        """What it says in words: what was printed, or its data as plain text."""
+        return self.data.get("text/plain", "")
+
+    @property
+    def folded(self) -> str:
+        """What can be opened below a question: HTML with the answer's pictures in it."""
+        return self.data.get("text/html", "")
 
 
 def shown(cell: NotebookNode) -> list[Shown]:
@@ -94,10 +96,8 @@ def outputs(notebook: NotebookNode) -> list[Shown]:
 
 @every_notebook
 def test_notebook_is_in_step_with_its_source_and_was_run(name: str, solved: bool) -> None:
-    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str], bool]]:
-        return [
-            (c.id, c.cell_type, c.source, sorted(tags(c)), is_folded(c)) for c in notebook.cells
-        ]
+    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str]]]:
+        return [(c.id, c.cell_type, c.source, sorted(tags(c))) for c in notebook.cells]
 
     nbformat.validate(built(name, solved))
     assert content(built(name, solved)) == content(fresh(name, solved)), "run `make notebooks`"
@@ -106,14 +106,21 @@ def test_notebook_is_in_step_with_its_source_and_was_run(name: str, solved: bool
 
 
 @every_lesson
-def test_answers_are_folded_away_from_those_who_have_not_predicted_yet(name: str) -> None:
-    folded = [cell for cell in built(name, False).cells if is_folded(cell)]
-    asked = [cell for cell in built(name, False).cells if "predictions.ask(" in cell.source]
-    assert len(folded) == len(asked) > 0
-    assert all("predictions.reveal(" in cell.source for cell in folded)
-    for cell in folded:  # the first line is all that JupyterLab shows of them
-        assert cell.outputs[0].text.startswith("No prediction yet"), cell.source
-    assert not any(is_folded(cell) for cell in built(name, True).cells)
+def test_answers_are_folded_below_their_questions(name: str) -> None:
+    """In the learner's copy, which nobody has answered; the solved one shows them."""
+    for solved in (False, True):
+        cells = code_cells(built(name, solved))
+        folds = [[o.folded for o in shown(c) if o.folded] for c in cells if ASKS in c.source]
+        assert folds and all(len(fold) == (not solved) for fold in folds)
+        assert all("<summary>Answer</summary>" in fold[0] for fold in folds if fold)
+        for cell in [cell for cell in cells if REVEALS in cell.source]:
+            said = shown(cell)
+            if solved:
+                assert said[0].text.startswith("Answer: "), cell.source
+            else:
+                assert said[0].text.startswith(CHOOSE), cell.source
+                gated = name not in NAMES[:2] or (len(said) == 1 and said[0].text.strip() == CHOOSE)
+                assert gated, "what gives the answer away stays behind the gate"
 
 
 def test_no_other_notebook_lies_around() -> None:
@@ -204,7 +211,7 @@ def test_outputs_show_without_a_kernel_and_name_no_place(name: str, solved: bool
     images = []
     for output in outputs(built(name, solved)):
         assert output.kind in ("stdout", "execute_result", "display_data"), output.text
-        assert set(output.data) <= {"text/plain", "image/png"}
+        assert set(output.data) <= {"text/plain", "text/html" if output.folded else "image/png"}
         assert not re.search(r"0x[0-9a-f]{6,}|<Figure size|\bat /", output.text), output.text
         if "image/png" in output.data:
             images.append(output.text)
@@ -254,22 +261,30 @@ def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
     for i in exercises(name):
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
-        defined = re.findall(r"^def (\w+)", cells[i].source, re.M)
-        assert re.search(rf"^check_\w+\((?:{'|'.join(defined)})\b", cells[i + 1].source, re.M)
+        defined = "|".join(re.findall(r"^(?:def|class) (\w+)", cells[i].source, re.M))
+        check = rf"^(?:mine\.use\((?:{defined}), check_\w+\)|check_\w+\((?:{defined})\b)"
+        assert re.search(check, cells[i + 1].source, re.M)
 
 
 @every_lesson
-def test_copies_differ_in_the_exercises_and_their_verdicts_only(name: str) -> None:
-    """Whatever nbval finds of the one is true of the other."""
+def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: str) -> None:
+    """Verdicts, whose parts told a story, answers. So what nbval finds of one is true of both."""
     pairs = list(zip(built(name, False).cells, built(name, True).cells, strict=True))
     places = exercises(name)
     assert [i for i, (a, b) in enumerate(pairs) if a.source != b.source] == places
     assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
-    differ = [i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)]
-    assert differ == [i + 1 for i in places]
-    for i in differ:
+    differ = {i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)}
+    verdicts = {i + 1 for i in places}
+    follow = {
+        i for i, (a, _) in enumerate(pairs) if TELLS in a.source or "predictions." in a.source
+    }
+    assert verdicts <= differ <= verdicts | follow
+    for i in verdicts:
         (mine,), (theirs,) = (shown(cell) for cell in pairs[i])
         assert mine.text.startswith("☐ not done yet: ") and theirs.text.startswith("✔ ")
+    for mine, theirs in [pairs[i] for i in follow if "predictions." not in pairs[i][0].source]:
+        stories = [shown(cell)[0].text.partition("\nyours: ")[0] for cell in (mine, theirs)]
+        assert stories[0] == stories[1], "the learner's parts tell the package's story"
 
 
 @every_notebook
