@@ -252,7 +252,7 @@ def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
         expect(caption).to_contain_text(f"Step {step} of 8, decode")
     assert scene.inner_html() != before
     press(cache, "◀")
-    expect(caption).to_contain_text("Step 1 of 8, prefill: 10 tokens")
+    expect(caption).to_contain_text("Step 1 of 8, prefill: 20 tokens (10 of A")
     press(cache, "◀")
     expect(caption).to_contain_text("Step 0 of 8")
 
@@ -265,12 +265,12 @@ def test_chunks_make_more_prefill_steps(cache: Locator) -> None:
     expect(caption).to_contain_text("Step 0 of 8")
     press(cache, "▶")
     expect(caption).to_contain_text("Step 1 of 8")
-    hover(cache, "K0", "Once")
+    hover(cache, "slot0", "Once")
 
 
 def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator) -> None:
-    refuses(cache, "slots", lambda: fill(cache, "prompt", "Once upon a time " * 20))
-    fill(cache, "prompt", "<b>Ben</b> had")
+    refuses(cache, "slots", lambda: fill(cache, "prompt A", "Once upon a time " * 20))
+    fill(cache, "prompt A", "<b>Ben</b> had")
     expect(cache.locator(".te-error")).to_have_count(0)
     assert cache.locator("svg.te-scene b").count() == 0
 

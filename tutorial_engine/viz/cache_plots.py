@@ -201,7 +201,7 @@ def positions_picture(
         )
     ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
     ax.axis("off")
-    said = f"{sum(differ)} of {len(differ)} tokens differ"
+    said = f"{sum(differ)} of {len(differ)} tokens differ" + " (marked ≠)" * any(differ)
     if any(differ):
         i = differ.index(True)
         said += f", the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"

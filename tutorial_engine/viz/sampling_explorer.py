@@ -107,7 +107,7 @@ class SamplingExplorer(Explorer):
         before = self.stages[0].probs
         order = before.argsort(descending=True, stable=True)
         self.shown_ids = order[:SHOWN].tolist()
-        self.labels = [token_label(self.tokenizer, token) for token in self.shown_ids]
+        self.labels = [self._label(token) for token in self.shown_ids]
         self._draws: dict[int, list[int]] = {}  # step -> what was drawn there
         self.most = max(float(stage.probs.max()) for stage in self.stages)
         return len(self.stages)
@@ -142,6 +142,9 @@ class SamplingExplorer(Explorer):
                 sampler.sample(self.logits).token_id for _ in range(self.num_draws)
             ]
         return self._draws[step]
+
+    def _label(self, token: int) -> str:
+        return token_label(self.tokenizer, token)
 
     # -- words ------------------------------------------------------------------------------------
 
@@ -203,9 +206,11 @@ class SamplingExplorer(Explorer):
             said = f"in all {percent(1 - now.mass)} of the probability is lost; "
         if not drawn:
             return f"{said}nothing is drawn"
+        different = counted(len(set(drawn)), "different token")
+        if len(set(drawn)) == 1:
+            different = f"only “{self._label(drawn[0])}”"
         return (
-            f"{said}{counted(len(drawn), 'draw')} with seed {self.value('seed')} gave "
-            f"{counted(len(set(drawn)), 'different token')}"
+            f"{said}{counted(len(drawn), 'draw')} with seed {self.value('seed')} gave {different}"
         )
 
     # -- the picture ------------------------------------------------------------------------------
@@ -263,7 +268,8 @@ class SamplingExplorer(Explorer):
                 sheet.cell(f"mass{i}", box, "reserved", tip=tip, rx=0, stroke=QUIET)
             else:
                 sheet.rect(f"mass{i}", box, BLUE, tip)
-            tries = (f"{name} {share(part)}", f"{name.split()[-1]} {share(part)}", share(part))
+            tries = [f"{name}: {share(part)}"]
+            tries += [tries[0].removeprefix("lost to "), share(part)]
             fits = [words for words in tries if text_width(words, 11.5, bold=True) + 10 < box[2]]
             if fits:
                 words = fits[0]
@@ -370,7 +376,7 @@ def stages(logits: Tensor, params: SamplingParams) -> list[Stage]:
         best = torch.zeros_like(everything)
         best[logits.argmax()] = True
         mass = float(raw[best].sum())
-        found.append(Stage("temperature", f"{setting}: greedy", best, best.double(), mass))
+        found.append(Stage(setting, f"{setting}: greedy", best, best.double(), mass))
         last = found[-1]
         found += [
             last._replace(name=n, setting=f"{n} skipped", is_off=True) for n in names.values()

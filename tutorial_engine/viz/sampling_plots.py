@@ -1,115 +1,31 @@
-"""Introduced in notebook 02. From probabilities to a draw: filters, temperature, seeds, as bars.
+"""Introduced in notebook 02. What surrounds the choice of a token: draws with seeds, margins.
 
 Every caption is computed from the same numbers that are drawn.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tutorial_engine.viz.charts import (
-    HATCH,
     ROUND,
     cell_height,
-    label_bars,
     log_marks,
-    no_axis,
     panels,
-    rows_of_bars,
     token_cell,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import (
     BLUE,
     DASHES,
-    INK,
     PAPER,
     PLAIN,
-    QUIET,
     RED,
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, listed, share, tokens
+from tutorial_engine.viz.words import counted, listed
 
-SHOWN = 12  # tokens with a bar
 ACROSS = 32  # draws side by side
-
-
-@house_style()
-def filters_picture(
-    labels: Sequence[str], probabilities: Sequence[float], kept: Mapping[str, Sequence[bool]]
-) -> Picture:
-    """What each filter keeps of one distribution: a row of bars each, of the likeliest 12 tokens.
-
-    Solid: kept, with its new probability; hatched: dropped, with its old one. ValueError unless
-    the labels, probabilities and flags are of one vocabulary and the probabilities add up to 1.
-    """
-    _one_vocabulary(labels, {"probabilities": probabilities, **kept})
-    if not kept or abs(sum(probabilities) - 1) > 1e-3:
-        raise ValueError(
-            f"the {len(labels)} probabilities add up to {sum(probabilities):.3f}: give the whole "
-            "vocabulary, and at least one filter; the picture takes the likeliest itself"
-        )
-    none = [name for name, flags in kept.items() if not any(flags)]
-    if none:
-        raise ValueError(f"{none[0]!r} keeps no token: every filter keeps the best one")
-    order = _likeliest(probabilities)
-    figure, axes = panels(8.5, 1.15 * len(kept) + 1.3, rows=len(kept), sharex=True)
-    parts, highest = [], 0.0
-    for ax, (name, flags) in zip(axes, kept.items(), strict=True):
-        total = sum(p for p, flag in zip(probabilities, flags, strict=True) if flag)
-        for x, i in enumerate(order):
-            height, words = probabilities[i], "dropped"
-            look = HATCH | {"edgecolor": "#aeb8bf"}
-            if flags[i]:
-                height, look = height / total, {"color": BLUE}
-                words = share(height)
-            bar = ax.bar(x, height, 0.75, **look)
-            label_bars(ax, bar, [words], padding=2, fontsize=8, color=INK if flags[i] else QUIET)
-            highest = max(highest, height)
-        ax.set_title(f"{name}: {sum(flags)} of {tokens(len(labels))} kept", fontsize=9.5)
-        parts.append(f"{name} keeps {tokens(sum(flags))} ({100 * total:.0f} %)")
-    for ax in axes:
-        ax.set(ylim=(0, 1.32 * highest), yticks=[])
-        ax.tick_params(bottom=False)
-        no_axis(ax, "left")
-    names = [labels[i] for i in order]
-    lean: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 7 else {}
-    axes[-1].set_xticks(range(len(names)), names, color=INK, fontsize=9, **lean)
-    return finish(
-        figure,
-        f"Of {tokens(len(labels))} {', '.join(parts)}. In brackets what they held together; "
-        "the bars are divided by that, so that they add up to 1 again.",
-    )
-
-
-@house_style()
-def temperature_picture(
-    labels: Sequence[str], probabilities: Mapping[float, Sequence[float]]
-) -> Picture:
-    """One distribution at several temperatures, side by side, of the likeliest 12 tokens.
-
-    The order is that of the first temperature. ValueError when the vocabularies differ.
-    """
-    _one_vocabulary(labels, {f"T = {t:g}": p for t, p in probabilities.items()})
-    if not probabilities:
-        raise ValueError("give at least one temperature: {1.0: probabilities}")
-    order = _likeliest(next(iter(probabilities.values())))
-    columns, best = len(probabilities), order[0]
-    size = (max(2.3 * columns + 1, 5), 0.25 * len(order) + 1.5)
-    figure, axes = panels(*size, columns=columns, sharey=True)
-    highest = max(p[i] for p in probabilities.values() for i in order)
-    for ax, (temperature, p) in zip(axes, probabilities.items(), strict=True):
-        shown = [p[i] for i in order]
-        bars = ax.barh(range(len(order)), shown, 0.75, color=BLUE)
-        label_bars(ax, bars, [share(value) for value in shown], fontsize=8)
-        rows_of_bars(ax, [labels[i] for i in order], 1.3 * highest)
-        ax.set_title(f"T = {temperature:g}", fontsize=10.5)
-        no_axis(ax, "bottom")
-    axes[0].tick_params(axis="y", labelsize=9)
-    parts = ", ".join(f"{share(p[best])} at T = {t:g}" for t, p in probabilities.items())
-    return finish(figure, f"The likeliest token, “{labels[best]}”, has {parts}.")
 
 
 @house_style()
@@ -175,16 +91,6 @@ def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Pic
         f"Of {len(margins):,} margins {listed(parts)}. A step is the distance of two neighbouring "
         "numbers of the format, at the size of the largest logit.",
     )
-
-
-def _one_vocabulary(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
-    for name, values in series.items():
-        if len(values) != len(labels) or not labels:
-            raise ValueError(f"{len(labels)} labels, but {len(values)} values in {name!r}")
-
-
-def _likeliest(probabilities: Sequence[float]) -> list[int]:
-    return sorted(range(len(probabilities)), key=lambda i: -probabilities[i])[:SHOWN]
 
 
 def _different(draws: Sequence[str]) -> str:
