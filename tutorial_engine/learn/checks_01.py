@@ -50,11 +50,11 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
 
     def run() -> Verdict:
-        for sizes in ((3, 5, 8), (2, 2, 4)):
+        for sizes in ((3, 5, 8), (2, 2, 4), (1, 3, 8)):
             bad = _wrong_attention(function, *sizes)
             if bad is not None:
                 return bad
-        return Verdict(True, "attention: equal to the package's, q=3, k=5, D=8 and q=2, k=2, D=4")
+        return Verdict(True, "attention: equal to the package's, 3, 2 and 1 queries, D=8 and 4")
 
     return guarded("attention", run, function, "Scores are q @ k.T, one row for each query.")
 
@@ -78,7 +78,7 @@ def _wrong_attention(
         return bad
     partly = mask.all(dim=-1)  # queries that see all keys: with an inverted mask they see none
     inverted = _shares(q, k, ~mask, forbidden=-1e9) @ v
-    if close(got[~partly], inverted[~partly], 1e-5):
+    if not bool(partly.all()) and close(got[~partly], inverted[~partly], 1e-5):
         return Verdict(
             False, "attention: the mask is inverted; True means that a query MAY attend to the key"
         )
@@ -193,9 +193,10 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(x [T, heads, D], angles [T, D / 2]) → x turned (half-split)."""
 
     def run() -> Verdict:
-        for tokens, heads, size in ((6, 2, 8), (2, 3, 4)):
+        for first, tokens, heads, size in ((0, 6, 2, 8), (0, 2, 3, 4), (7, 1, 1, 8)):
             x = _random(tokens, heads, size)
-            angles = torch.arange(tokens)[:, None] * inverse_frequencies(size, 10000.0)
+            positions = torch.arange(first, first + tokens)
+            angles = positions[:, None] * inverse_frequencies(size, 10000.0)
             got, want = function(*_copies(x, angles)), right_rope(x, angles)
             bad = not_done("rope", got, function) or wrong_shape("rope", got, want)
             if bad is not None:
@@ -203,12 +204,14 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
             if close(got, want, 1e-5):
                 continue
             why = _first_that_fits(got, _rope_slips(x, angles))
+            if why is None and first > 0:
+                why = f"right for several tokens, wrong for one token at position {first}"
             if why is None and close(got[0], x[0], 1e-5):
                 why = "position 0 is right, others not; look at cos, sin and signs"
             if why is None:
                 why = "position 0 changed; are the halves joined in the same order?"
             return Verdict(False, f"rope: {why}")
-        return Verdict(True, "rope: equal to the package's, half-split pairs, D = 8 and D = 4")
+        return Verdict(True, "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens")
 
     hint = "The angles [T, D / 2] need an axis for the heads: angles[:, None, :]."
     return guarded("rope", run, function, hint)
