@@ -217,7 +217,8 @@ def _object(text: str) -> dict[str, Any]:
         raw = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"This is not valid JSON: {error}. Paste the whole file, from its first {{ to its last }}."
+            f"This is not valid JSON: {error}. Paste the whole file, from its first {{ to its "
+            "last }."
         ) from None
     if not isinstance(raw, dict):
         raise ValueError(f"This is JSON, but a {type(raw).__name__}: a config.json is an object.")

@@ -27,7 +27,7 @@ SHOWN = 20  # tokens with a line of their own
 DRAWS, MOST_DRAWS = 10, 200  # so many at a press of the button; more would not be instant
 MOST_K = 50  # of the slider; 0 is off
 WIDTH, LABEL, BAR = 960.0, 112.0, 190.0  # the canvas, where labels end, the longest bar
-COLUMNS = (LABEL + 8, LABEL + 290, LABEL + 590)  # left ends of: before, after, drawn
+COLUMNS = (LABEL + 8, LABEL + 290, LABEL + 602)  # left ends of: before, after, drawn
 STAGES, MASS, TOP, LINE = 74.0, 128.0, 226.0, 18.0  # tops of the parts; height of a line
 
 
@@ -337,8 +337,12 @@ class SamplingExplorer(Explorer):
         """A token that cannot be drawn any more: who dropped it, and the probability it had."""
         x, y = at
         by = next(i for i in range(1, step + 1) if not self.stages[i].kept[token])
-        had = float(self.stages[by - 1].probs[token])
-        tip = f"“{label}” was dropped by {self.stages[by].name}; it had {100 * had:.2f} %"
+        before = self.stages[min(by - 1, 1)]  # so that lengths of all dropped ones compare
+        had = float(before.probs[token])
+        tip = (
+            f"“{label}” was dropped by {self.stages[by].name}; after {before.name} it had "
+            f"{100 * had:.2f} %"
+        )
         sheet.rect(f"{name}.track", (x, y + 3, BAR, 12), PAPER, tip, stroke=TRACK)
         wide = max(BAR * had / self.most, 1.5)
         sheet.rect(name, (x, y + 3, wide, 12), HATCHED, stroke=QUIET, **DEAF)
