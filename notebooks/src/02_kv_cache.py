@@ -55,36 +55,35 @@ greedy = SamplingParams(max_tokens=24)  # at each step the likeliest token
 print("tokens run in each forward:", without)
 print(slow.text)
 
+# %% [markdown]
+# The picture after the next question also counts *FLOPs*: the multiplications and additions of a
+# forward. A product with a matrix of W numbers costs 2·W FLOPs for each token: W multiplications and W
+# additions.
+
 # %%
 predictions.ask(
     "saved",
-    "The prompt has 10 tokens. If no token may run twice, how many tokens must run to choose 24 new ones?",
+    "The prompt has 10 tokens. If no token may run twice, how many must run to choose 24 new ones?",
     ["24", "33", "34", "516"],
 )
-
-# %%
-(fast,), with_cache = run_and_count(prompts[:1], greedy, use_cache=True)
-if predictions.reveal("saved", sum(with_cache)):
-    print("tokens run in each forward:", with_cache)
-    print("the same text:", fast.token_ids == slow.token_ids)
-
-# %% [markdown]
-# The prompt and 23 new tokens had to run. The last new token is chosen, but nobody asks what follows
-# it, so it never runs.
-#
-# The next cell counts *FLOPs*: the multiplications and additions of a forward. A product with a matrix
-# of W numbers costs 2·W FLOPs for each token: W multiplications and W additions.
 
 # %% tags=["figure-work"]
 from tutorial_engine.bench.roofline import forward_flops
 from tutorial_engine.viz.cache_plots import work_picture
 
-flops_without = [forward_flops(c, n, 0) for n in without]
+(fast,), with_cache = run_and_count(prompts[:1], greedy, use_cache=True)
 cached = [0, *range(len(prompts[0]), len(prompts[0]) + 23)]  # tokens that were there already
+flops_without = [forward_flops(c, n, 0) for n in without]
 flops_with = [forward_flops(c, n, old) for n, old in zip(with_cache, cached, strict=True)]
-work_picture(without, with_cache, flops_without, flops_with)
+if chosen := predictions.reveal("saved", sum(with_cache)):
+    print("tokens run in each forward:", with_cache)
+    print("the same text:", fast.token_ids == slow.token_ids)
+work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 
 # %% [markdown]
+# With a cache the prompt and 23 new tokens have to run. The last new token is chosen, but nobody asks
+# what follows it, so it never runs.
+#
 # ## 2 · Why old keys may stay
 #
 # **Objective:** see that a new token changes no key and no value of the tokens before it.
@@ -181,9 +180,7 @@ k, v = after[0], torch.randn(11, c.num_key_value_heads, c.head_dim, generator=dr
 attention = SdpaAttention()
 all_queries, last_query = attention.one_sequence(q, k, v), attention.one_sequence(q[-1:], k, v)
 print("outputs:", list(all_queries.shape), "and", list(last_query.shape))
-check_close(
-    last_query, all_queries[-1:], 1e-5, "the last token's output, with and without old queries"
-)
+print("the last token's is the same:", torch.allclose(last_query, all_queries[-1:], atol=1e-5))
 
 # %% [markdown]
 # **What becomes of the mask?** The mask says which keys a query may see. With a cache there are fewer
@@ -486,19 +483,20 @@ right = texts()
 with planted("decode starts one position late", BUGS_02):
     late = texts()
 first_right = all(a[0] == b[0] for a, b in zip(right, late, strict=True))
-if predictions.reveal("late", 0 if not first_right else 1 if right != late else 2):
-    for a, b in zip(right, late, strict=True):
-        differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-        print("first wrong new token:", differ[0] if differ else "none")
+answer = 0 if not first_right else 1 if right != late else 2
 
 # %% tags=["figure-late"]
 from tutorial_engine.viz.cache_plots import positions_picture
 
+if chosen := predictions.reveal("late", answer):
+    for a, b in zip(right, late, strict=True):
+        differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+        print("first wrong new token:", differ[0] if differ else "none")
 end = len(prompts[1])
-first = end - 3  # the picture begins with the last tokens of the prompt
-labels = [token_labels(tokenizer, [*prompts[1], *ids[1][:14]][first:]) for ids in (right, late)]
-wrong = [*range(first, end), *range(end + 1, end + 15)]
-positions_picture(range(first, end + 14), wrong, *labels)
+first = end - 3  # the picture begins with the last tokens of the second prompt
+labels = [token_labels(tokenizer, [*prompts[1], *ids[1][:16]][first:]) for ids in (right, late)]
+wrong = [*range(first, end), *range(end + 1, end + 17)]
+positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
 # The first new token comes from the prefill, and the prefill is right. The later tokens see a gap: each
@@ -552,7 +550,7 @@ caught = zoo({chunked: BUGS_02[chunked]}, lambda: logits_of(story, new, chunk_si
 whole = logits_of(prompts[0], right[0][:8])
 for chunk in (1, 3, 4, 7):
     cut = logits_of(prompts[0], right[0][:8], chunk)
-    print(check_close(cut, whole, 1e-3, f"chunks of {chunk} = all at once"))
+    print(f"chunks of {chunk} = all at once:", torch.allclose(cut, whole, atol=1e-3))
 
 # %% [markdown]
 # Three prompts of unequal length run in one batch below. There is no padding: each has its own row. A
@@ -618,9 +616,8 @@ qwen3_06b = ModelConfig.from_dict(json.loads(QWEN3_06B))
 check_fit(rows_that_fit, qwen3_06b)
 
 # %% [markdown]
-# The number of K/V heads is the largest lever. In *multi-head attention* (MHA) every query head has its
-# own K/V head. In *grouped-query attention* (GQA) a group of query heads shares one. GQA was invented
-# to make the cache smaller.
+# To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every
+# query head has its own K/V head. In *grouped-query attention* (GQA) a group of query heads shares one.
 
 # %% tags=["figure-bytes"]
 from tutorial_engine.cache import KVCacheSpec
@@ -765,9 +762,8 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache hardly changes TTFT: in both cases the prompt has to run once. It adds a fixed bookkeeping,
-# which a short prompt shows. It changes TPOT: without a cache every later token costs about one more
-# TTFT.
+# The cache hardly changes TTFT, because the prompt has to run once in both cases. It changes TPOT:
+# without a cache, every later token costs about one more TTFT.
 #
 # ## 10 · What bounds a forward: the roofline
 #
@@ -1152,7 +1148,7 @@ draw = torch.Generator().manual_seed(0)
 x, weight = torch.randn(8, 1024, generator=draw), torch.randn(3072, 1024, generator=draw)
 alone, together = torch.nn.functional.linear(x[:1], weight), torch.nn.functional.linear(x, weight)
 print("the same, bit for bit:", torch.equal(alone, together[:1]))
-check_close(alone, together[:1], 1e-3, "the first row, alone and among 8")
+print("the same up to rounding:", torch.allclose(alone, together[:1], atol=1e-3))
 
 # %% [markdown]
 # Such a difference changes a greedy token only when the two best logits are closer together than the
