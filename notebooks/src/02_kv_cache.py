@@ -4,7 +4,7 @@
 # In notebook 01 the model ran the whole text again for every new token. In this notebook you build the
 # cache that makes this unnecessary, you put it into the real model, and you measure what it saves.
 #
-# The notebook has two sittings, with a clear mark between them.
+# It has two sittings:
 #
 # | sitting | what it is about | time |
 # |---|---|---|
@@ -83,15 +83,16 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # %% [markdown]
 # With a cache the prompt and 23 new tokens have to run. The last new token is chosen, but nobody asks
 # what follows it, so it never runs.
-#
+
+# %% [markdown]
 # ## 2 · Why old keys may stay
 #
 # **Objective:** see that a new token changes no key and no value of the tokens before it.
 #
-# Two terms. A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence
-# that each belongs to. In every layer the attention calls `update(layer, k, v, batch)`: it hands over
-# the keys and values of these tokens, and it gets all keys and values that the queries may look at.
-# `NoCache` answers with the new ones only. For this reason the whole text had to run each time.
+# A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence that each
+# belongs to. In every layer the attention calls `update(layer, k, v, batch)`: it hands over the keys
+# and values of these tokens, and gets all keys and values that the queries may look at. `NoCache`
+# answers with the new ones only. For this reason the whole text had to run each time.
 
 # %%
 from tutorial_engine.model import Batch, SdpaAttention
@@ -120,26 +121,21 @@ print("keys of one layer:", list(keys_of(prompts[0])[0].shape))
 # %%
 predictions.ask(
     "keys",
-    "We append a token to the prompt. What happens to the keys of the 10 tokens before it?",
-    [
-        "They stay the same in all layers",
-        "They stay in the first layer and change in the deeper ones",
-        "They change in all layers",
-    ],
+    "The model has layers 0 to 3. We append a token to the prompt. In which layers do the keys of the "
+    "10 tokens before it change? ([] means in none)",
+    ["[]", "[1, 2, 3]", "[0, 1, 2, 3]"],
 )
 
+
 # %%
-before, after = keys_of(prompts[0]), keys_of([*prompts[0], 65])
-
-
 def layers_that_change(before, after):
-    changed = [(after[i][:10] - before[i]).abs().max() > 1e-4 for i in before]
-    return [i for i, one in enumerate(changed) if one]
+    """The layers in which the keys of the first 10 tokens are not the same."""
+    return [i for i in before if not torch.allclose(after[i][:10], before[i], atol=1e-4)]
 
 
-changed = layers_that_change(before, after)
-if predictions.reveal("keys", (0 if not changed else 1 if 0 not in changed else 2)):
-    print("layers in which an old key changes:", changed)
+before, after = keys_of(prompts[0]), keys_of([*prompts[0], 65])
+if predictions.reveal("keys", layers_that_change(before, after)):
+    print("Appended tokens change no key.")
 
 # %% [markdown]
 # **Why the deeper layers agree.** A key in layer 0 is made from its token alone. In layer 1 it is made
@@ -175,24 +171,25 @@ print("with the mask, but the new token in FRONT:", layers_that_change(before, f
 
 # %%
 draw = torch.Generator().manual_seed(0)
-q = torch.randn(11, c.num_attention_heads, c.head_dim, generator=draw)
-k, v = after[0], torch.randn(11, c.num_key_value_heads, c.head_dim, generator=draw)
+q = torch.randn(11, c.num_attention_heads, c.head_dim, generator=draw)  # of 11 tokens
+k, v = (torch.randn(11, c.num_key_value_heads, c.head_dim, generator=draw) for _ in "kv")
 attention = SdpaAttention()
 all_queries, last_query = attention.one_sequence(q, k, v), attention.one_sequence(q[-1:], k, v)
 print("outputs:", list(all_queries.shape), "and", list(last_query.shape))
 print("the last token's is the same:", torch.allclose(last_query, all_queries[-1:], atol=1e-5))
 
 # %% [markdown]
-# **What becomes of the mask?** The mask says which keys a query may see. With a cache there are fewer
-# queries than keys. Prefill has 7 queries and 7 keys below; a *decode* step has one query, and all keys
-# that are cached plus its own.
+# **What becomes of the mask?** The mask says which keys a query may see. Three kinds of forward need
+# one. *Prefill* runs a whole prompt: below, 7 queries see 7 keys. *Decode* runs the newest token only:
+# one query sees all keys that are cached, and its own. A *chunk* is a part of a prompt: some queries
+# see the cached keys before them, and their own.
 
 # %%
 predictions.ask(
     "mask",
     "7 tokens are cached and one more runs. How many entries has its causal mask, and how many of them "
     "are forbidden?",
-    ["64, of which 28", "8, of which 7", "8, of which none"],
+    ["64, of which 28", "8, of which 7", "8, of which 0"],
 )
 
 # %% tags=["figure-phases"]
@@ -200,7 +197,7 @@ from tutorial_engine.model import causal_mask
 from tutorial_engine.viz.attention_plots import mask_picture
 
 row = causal_mask(1, 8)
-answer = f"{row.numel()}, of which {int((~row).sum()) or 'none'}"
+answer = f"{row.numel()}, of which {int((~row).sum())}"
 masks = {
     "prefill: 7 queries": causal_mask(7, 7),
     "decode: 1 query": row,
@@ -210,9 +207,8 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 
 # %% [markdown]
 # The newest token may see everything, so a decode step needs no mask at all. A chunk needs the lower
-# rows of the triangle: its queries are the *last* rows. Many programs have this wrong, because
-# PyTorch's `is_causal=True` draws the triangle from the upper left corner. Section 6 shows what happens
-# then.
+# rows of the triangle: its queries are the *last* tokens. Programs get this wrong, because PyTorch's
+# `is_causal=True` draws the triangle from the upper left corner. Section 6 shows what happens then.
 #
 # ## 3 · Build the cache
 #
@@ -322,9 +318,10 @@ mine.use(run_new, check_run_new)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# Here is the package's own function. It does what yours does, for several requests at once, and it has
-# one more duty: the cache has a fixed size, so `_allocate` asks where the new tokens may be written.
-# After the forward, `num_computed_tokens` advances. It advances once per forward, not once per layer.
+# Here is the package's own function. It does what yours does, for several requests at once. It has one
+# more duty: its cache has a fixed size, so `_allocate` asks where the new tokens may be written. After
+# the forward, `num_computed_tokens` advances, and `commit` tells the cache. This happens once per
+# forward, and not once per layer.
 
 # %%
 from tutorial_engine.engine.runner import forward, run_scheduled
@@ -378,14 +375,14 @@ from tutorial_engine.learn.checks_02 import check_slots
 check_slots(slots_to_write)
 
 # %% [markdown]
-# The package's map does the same arithmetic in its last lines. What comes before are refusals, and the
-# search for a row for a new sequence. The answer has the slots to *write* for the new tokens, and the
-# slots to *read* for all tokens so far.
+# The package's map does the same arithmetic. Its answer has the slots to *write* for the new tokens,
+# and the slots to *read* for all tokens so far. (The lines before these find a row for a new sequence,
+# and refuse what has no room.)
 
 # %%
 from tutorial_engine.cache import CacheConfig, StaticKVCache
 
-show_source(StaticKVCache.allocate)
+show_source(StaticKVCache.allocate, first="start = ")
 
 
 # %%
@@ -407,14 +404,14 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# The storage knows slots and nothing else. `write` puts each new key into its slot. `read` gives the
-# keys of one sequence. For neighbouring slots, as in a row, this is a view of the memory, and nothing
-# is copied.
+# The storage knows slots and nothing else. `write` puts each new key into its slot. (The lines before
+# these check the shapes.) `read` gives the keys of one sequence. For neighbouring slots, as in a row,
+# this is a view of the memory, and nothing is copied.
 
 # %%
 from tutorial_engine.cache import KVStorage
 
-show_source(KVStorage.write)
+show_source(KVStorage.write, first="if not self.slots_first")
 show_source(KVStorage.read)
 
 # %% [markdown]
@@ -462,12 +459,8 @@ fill_picture([(text, n, 16) for text, n in zip(PROMPTS, used, strict=True)])
 predictions.ask(
     "late",
     "Every decoded token gets a position that is one too high. We decode 24 new tokens after each of "
-    "three prompts. What happens?",
-    [
-        "The first new token is wrong in all three texts",
-        "The first new token is right, and some texts go wrong later",
-        "Nothing: only distances between tokens count",
-    ],
+    "three prompts. How many of the three texts change?",
+    ["0, because only distances count", "2", "3"],
 )
 
 # %%
@@ -482,13 +475,12 @@ def texts():
 right = texts()
 with planted("decode starts one position late", BUGS_02):
     late = texts()
-first_right = all(a[0] == b[0] for a, b in zip(right, late, strict=True))
-answer = 0 if not first_right else 1 if right != late else 2
+changed = sum(a != b for a, b in zip(right, late, strict=True))
 
 # %% tags=["figure-late"]
 from tutorial_engine.viz.cache_plots import positions_picture
 
-if chosen := predictions.reveal("late", answer):
+if chosen := predictions.reveal("late", changed):
     for a, b in zip(right, late, strict=True):
         differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
         print("first wrong new token:", differ[0] if differ else "none")
@@ -661,21 +653,15 @@ predictions.ask(
 import time
 
 
-def now():
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU works on while Python goes ahead: wait for it
-    return time.perf_counter()
-
-
 @torch.inference_mode()
 def best_seconds(ways, repeat=9):
     """The least time of each function, called in turn. What else the machine does only adds."""
     best = [float("inf")] * len(ways)
     for _ in range(repeat):
         for i, way in enumerate(ways):
-            began = now()
+            began = time.perf_counter()
             way()
-            best[i] = min(best[i], now() - began)
+            best[i] = min(best[i], time.perf_counter() - began)
     return best
 
 
@@ -707,7 +693,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 # The left clock counts one unit for each token that runs. The right clock is this machine. For a few
 # tokens the two disagree. The tiny model is so small that most of the time goes into *starting*
 # operations, and a forward starts about as many operations for eight tokens as for one. The next cell
-# counts them. Only when the arithmetic outweighs this overhead, the cache wins.
+# counts them. The cache wins as soon as the arithmetic outweighs this overhead.
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -794,7 +780,7 @@ check_floor(least_seconds)
 # %% [markdown]
 # FLOPs divided by bytes is the *arithmetic intensity*. The tiny model cannot show a memory limit,
 # because it fits into the processor's own caches. So we take four of the 28 layers of Qwen3-0.6B, with
-# random weights. These must come from the memory, for every forward.
+# random weights. They do not fit there, so every forward has to read them from memory.
 
 # %%
 from dataclasses import replace
@@ -875,8 +861,8 @@ if predictions.reveal("batch", int(eight[0] < 4 * one[0])):
 # Eight sequences share the weights that are read, so they take far less than eight times as long. But
 # they take longer than one sequence, although the bytes are nearly the same. The printed times show two
 # reasons. Reading and arithmetic would take the larger of their two times only if they overlapped
-# perfectly, and on a CPU they do not. And the attention takes its share for each sequence, because each
-# one has a cache of its own to read.
+# perfectly, and here they do not. And the attention takes its share for each sequence, because each one
+# has a cache of its own to read.
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
 from tutorial_engine.viz.cache_plots import roofline_picture
@@ -926,8 +912,8 @@ SamplingExplorer(model, tokenizer, "One day")
 
 # %% [markdown]
 # After "One day" this model expects a name, and most names begin with a syllable that nobody can
-# predict. So many tokens have a few percent each. `top_k` keeps the k likeliest. `top_p` keeps the
-# fewest likeliest tokens that together hold the probability p. `min_p` keeps the tokens that are at
+# predict. Therefore many tokens have a few percent each. `top_k` keeps the k likeliest. `top_p` keeps
+# the fewest likeliest tokens that together hold the probability p. `min_p` keeps the tokens that are at
 # least that fraction as likely as the best one.
 
 # %%
@@ -1112,10 +1098,10 @@ for params in (
 # **Objective:** explain the question that users of every engine ask most: "temperature 0, the same
 # prompt, and yet another answer. Why?"
 #
-# A logit is a sum of products. On paper the order of a sum does not matter. In floating-point numbers
-# it does, because every addition is rounded. Below, the same 192 products are added in two orders: one
-# after another, as a simple loop does, and in 8 lanes that are joined at the end, as processors with
-# vector units do.
+# A logit is a sum of products: the hidden state times one row of the *head*, the last matrix of the
+# model. On paper the order of a sum does not matter. In floating-point numbers it does, because every
+# addition is rounded. Below, the same 192 products are added in two orders: one after another, as a
+# simple loop does, and in 8 lanes that are joined at the end, as processors with vector units do.
 
 # %%
 head = model.model.embed_tokens.weight  # [vocabulary, hidden]: this model shares it with the head
@@ -1193,9 +1179,9 @@ for order in (one_after_another, in_8_lanes):
 
 # %% [markdown]
 # Both sums are right up to rounding, and yet greedy decoding takes another token. So "temperature 0"
-# promises the likeliest token of *these* logits, not the same text in every batch. Engines that promise
-# more use kernels whose order of summation does not depend on the batch. vLLM has such a mode
-# (`VLLM_BATCH_INVARIANT=1`), and it costs speed.
+# promises the likeliest token of *these* logits, and not the same text in every batch. An engine can
+# promise more when the order of summation in its kernels does not depend on the batch. In vLLM the
+# environment variable `VLLM_BATCH_INVARIANT=1` asks for such kernels.
 
 # %% [markdown]
 # ## 14 · The equality ledger
