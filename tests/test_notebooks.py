@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import re
+import symtable
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,22 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
+import torch
 from nbformat import NotebookNode
+from transformers import AutoModelForCausalLM
 
-from tutorial_engine.learn.build import SOLUTION, make_notebook, sources, target
+from tutorial_engine.learn.build import (
+    QUESTION,
+    SOLUTION,
+    answers,
+    make_notebook,
+    sources,
+    target,
+)
 from tutorial_engine.learn.figures import FIGURES, TAG
 from tutorial_engine.learn.html import page
+from tutorial_engine.learn.own import IN_01
+from tutorial_engine.model import TINY
 from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
@@ -294,35 +306,91 @@ def test_no_claim_failed(name: str, solved: bool) -> None:
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
 
 
-def defined_and_used(code: str) -> tuple[set[str], set[str]]:
-    """Names that a cell binds, and names that it reads."""
-    bound, used = set(), set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).split(".")[0])
-    return bound, used
+def loads(node: ast.AST) -> set[str]:
+    """Global names that a statement or an expression reads, its functions' included."""
+    names, tables = set(), [symtable.symtable(ast.unparse(node), "cell", "exec")]
+    while tables:
+        table = tables.pop()
+        is_top = table.get_type() == "module"
+        names |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (is_top or symbol.is_global())
+        }
+        tables += table.get_children()
+    return names
+
+
+def binds(node: ast.AST | None) -> set[str]:
+    """Names that a statement or a target binds at the top level of a cell."""
+    if node is None:
+        return set()
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif isinstance(child, ast.FunctionDef | ast.ClassDef):
+            found.add(child.name)
+        elif isinstance(child, ast.alias):
+            found.add((child.asname or child.name).split(".")[0])
+    return found
+
+
+@cache
+def defined_and_used(code: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a cell binds, and names that it reads before it binds them."""
+    bound: set[str] = set()
+    used: set[str] = set()
+
+    def scan(body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            first: list[tuple[ast.expr, ast.expr | None]] = []  # what is read, and then bound
+            if isinstance(statement, ast.For):
+                first = [(statement.iter, statement.target)]
+            elif isinstance(statement, ast.With):
+                first = [(item.context_expr, item.optional_vars) for item in statement.items]
+            elif isinstance(statement, ast.If | ast.While):
+                first = [(statement.test, None)]
+            elif not isinstance(statement, ast.Try):
+                used.update(loads(statement) - binds_own(statement) - bound)
+                bound.update(binds(statement))
+            for read, given in first:
+                used.update(loads(read) - bound)
+                bound.update(binds(given))
+            if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                for inner in (statement, *getattr(statement, "handlers", [])):
+                    for field in ("body", "orelse", "finalbody"):
+                        scan(getattr(inner, field, []))
+
+    def binds_own(statement: ast.stmt) -> set[str]:
+        return binds(statement) if isinstance(statement, ast.FunctionDef | ast.ClassDef) else set()
+
+    scan(ast.parse(code).body)
+    return frozenset(bound), frozenset(used)
 
 
 def needed(codes: Sequence[str], place: int) -> set[int]:
     """The cells that this one needs: those that bound its names last, and what they need."""
-    _, missing = defined_and_used(codes[place])
-    found = {place}
-    for earlier in range(place - 1, -1, -1):
-        if here := missing & defined_and_used(codes[earlier])[0]:
-            missing -= here
-            found |= needed(codes, earlier)
+    found, waiting = {place}, [place]
+    while waiting:
+        here = waiting.pop()
+        missing = set(defined_and_used(codes[here])[1])
+        for earlier in range(here - 1, -1, -1):
+            given = missing & defined_and_used(codes[earlier])[0]
+            missing -= given
+            if given and earlier not in found:
+                found.add(earlier)
+                waiting.append(earlier)
     return found
 
 
-def run_cell(code: str, namespace: dict[str, Any]) -> object:
-    """Run it → the value of its last line, if that is an expression."""
+def run_cell(code: str, namespace: dict[str, Any], out: io.StringIO | None = None) -> object:
+    """Run it, printing to `out` → the value of its last line, if that is an expression."""
     body = ast.parse(code)
     last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(out or io.StringIO()):
         exec(compile(body, "cell", "exec"), namespace)
         if last is None:
             return None
@@ -347,21 +415,160 @@ def test_an_untouched_exercise_runs_and_its_check_says_so(name: str, place: int)
     assert [repr(verdict)] == [output.text for output in said]
 
 
+class Played:
+    """A learner's copy of a lesson with the solutions pasted in; its cells run when asked."""
+
+    def __init__(self, name: str) -> None:
+        self.cells = fresh(name, False).cells
+        solved = fresh(name, True).cells
+        self.codes = [cell.source if cell.cell_type == "code" else "" for cell in self.cells]
+        for place in exercises(name):
+            self.codes[place] = solved[place].source
+        self.namespace: dict[str, Any] = {"__builtins__": builtins}
+        self.ran: set[int] = set()
+
+    def run(self, place: int) -> str:
+        """Run a cell again, or for the first time → what it printed, and its last value as text."""
+        for found in questions(self.codes).values():
+            asked, revealed = (i for _, i in found)
+            if place == revealed and asked not in self.ran:
+                self.prepare(asked)
+                self.run(asked)
+        out = io.StringIO()
+        value = run_cell(self.codes[place], self.namespace, out)
+        self.ran.add(place)
+        if hasattr(value, "_repr_mimebundle_"):
+            value = value._repr_mimebundle_()
+            value = (value[0] if isinstance(value, tuple) else value)["text/plain"]
+        return out.getvalue() + ("" if value is None else repr(value))
+
+    def prepare(self, place: int) -> None:
+        """Run the cells that this one needs and that were not run."""
+        for i in sorted(needed(self.codes, place) - {place} - self.ran):
+            self.run(i)
+
+
+class Spied:
+    """A function under its own name, and whether the model called it."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__, self.calls = function, function.__name__, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.function(*args)
+
+
+def spied_cache(cls: Any) -> Any:
+    """The same for a class with an update."""
+
+    class MyCache(cls):
+        calls = 0
+
+        def update(self, *args: Any) -> Any:
+            MyCache.calls += 1
+            return super().update(*args)
+
+    return MyCache
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(name: str) -> None:
+    lesson, parts = Played(name), {}
+    asks = "predictions."  # those wait for an answer; other tests run them
+    tells = [i for i, c in enumerate(lesson.codes) if TELLS in c and asks not in c]
+    uses = [i for i, c in enumerate(lesson.codes) if "mine.use(" in c]
+    for place in sorted({*tells, *uses}):
+        lesson.prepare(place)
+        if place in uses:
+            (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
+            given = lesson.namespace[part]
+            parts[part] = spied_cache(given) if isinstance(given, type) else Spied(given)
+            lesson.namespace[part] = parts[part]
+            assert f"Your {part} runs in the model now." in lesson.run(place)
+            continue
+        for spied in parts.values():
+            spied.calls = 0
+        said = lesson.run(place)
+        mine = lesson.namespace["mine"]
+        assert mine.parts.own == parts and "✘" not in said
+        assert "tokens are those of the package's engine" in said
+        asked = {part for part in parts if part != "keep_top_p" or "keep_top_p (" in said}
+        assert {part for part in asked if not parts[part].calls} == set(), "nobody called these"
+    wanted = {*IN_01} if name == NAMES[0] else {"MyCache", "run_new", "keep_top_p", "why_finished"}
+    assert set(parts) == wanted
+    prompt = "Once upon a time Anna had a red kite."
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    ids = torch.tensor([mine.tokenizer.encode(prompt).ids])
+    greedy = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    assert [*mine.generate(prompt).output_token_ids] == greedy[0, ids.shape[1] :].tolist()
+    for place in uses:  # now wrong ones
+        (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
+        wrong = type(part, (), {"update": lambda *_: 0}) if part == "MyCache" else lambda *_: 0
+        wrong.__name__ = part
+        mine = lesson.namespace["mine"]
+        lesson.namespace[part] = wrong
+        said = lesson.run(place)
+        assert said.startswith("✘ ") and f"The package's {part} runs in the model now." in said
+    for spied in parts.values():
+        spied.calls = 0
+    said = lesson.run(tells[-1])
+    assert "yours: none yet" in said and "tokens are those of the package's engine" in said
+    assert not any(spied.calls for spied in parts.values())
+
+
 @every_lesson
-def test_every_prediction_is_asked_once_revealed_later_and_scored_last(name: str) -> None:
-    cells = code_cells(fresh(name, True))
+def test_running_an_answer_again_says_the_same(name: str) -> None:
+    """Before anything was chosen, when the answer waits, and after."""
+    lesson = Played(name)
+    places = {
+        question: {kind: i for kind, i in found}
+        for question, found in questions(lesson.codes).items()
+    }
+    for question, place in places.items():
+        lesson.run(place["ask"])
+        lesson.prepare(place["reveal"])
+        asked = lesson.namespace["predictions"].questions[question]
+        said = [lesson.run(place["reveal"]) for _ in range(2)]
+        assert all(one.startswith(CHOOSE) for one in said), question
+        asked.buttons.value = asked.options[0]
+        said = [lesson.run(place["reveal"]) for _ in range(2)]
+        if IGNORE in tags(lesson.cells[place["reveal"]]):  # its times differ
+            said = [one.splitlines()[0] for one in said]
+        assert said[0] == said[1] and said[0].startswith("Answer: "), question
+        lesson.run(place["ask"])
+        again = lesson.run(place["reveal"])
+        assert again.splitlines()[0] == said[0].splitlines()[0], "asking again keeps the choice"
 
-    def places(method: str) -> list[tuple[str, int]]:
-        pattern = rf"predictions\.{method}\(\s*\"([\w-]+)\""
-        return [(found, i) for i, c in enumerate(cells) for found in re.findall(pattern, c.source)]
 
-    asked, revealed = places("ask"), places("reveal")
-    assert len(asked) >= 3 and len(dict(asked)) == len(asked)
-    assert [question for question, _ in asked] == [question for question, _ in revealed]
-    for (question, before), (_, after) in zip(asked, revealed, strict=True):
-        assert before < after, question
-        assert "reveal" not in cells[before].source, "the answer is in another cell"
-    assert "predictions.score()" in cells[-1].source
+def questions(codes: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
+    """Question → where it is asked and revealed."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for i, code in enumerate(codes):
+        for kind, question in QUESTION.findall(code):
+            found.setdefault(question, []).append((kind, i))
+    return found
+
+
+@every_lesson
+def test_every_prediction_is_asked_once_revealed_later_and_scored(name: str) -> None:
+    codes = [cell.source for cell in code_cells(fresh(name, True))]
+    places = questions(codes)
+    assert len(places) >= 3
+    for question, found in places.items():
+        (_, before), (_, after) = found
+        assert [kind for kind, _ in found] == ["ask", "reveal"] and before < after, question
+        assert "reveal" not in codes[before], "the answer is in another cell"
+    assert "predictions.score()" in codes[-1]
+
+
+@every_lesson
+def test_folded_answers_are_what_the_solved_copy_says(name: str) -> None:
+    said = answers(built(name, True))
+    for cell in code_cells(built(name, False)):
+        for kind, question in QUESTION.findall(cell.source):
+            if kind == "ask":
+                assert cell.outputs[-1] == said[question], "run `make notebooks`"
 
 
 # -- figures ------------------------------------------------------------------------------------
