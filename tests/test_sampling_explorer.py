@@ -118,7 +118,11 @@ def test_the_place_of_top_p_in_the_order_is_told(explorer: SamplingExplorer) -> 
     assert count[0] < count[1], "top-k made a difference"
     assert f"Top-p 0.8 keeps {count[0]} of the 30 tokens" in caption_of(explorer)
     assert f"before top-k it would have kept {count[1]}" in caption_of(explorer)
-    turn(explorer, top_k=0)
+    turn(explorer, 4)
+    assert "the reverse order of the filters would keep" in caption_of(explorer)
+    both = min(30, count[1])  # the nucleus of all, then the 30 best of it
+    assert f"would keep {both};" in caption_of(explorer)
+    turn(explorer, 3, top_k=0)
     assert "before top-k" not in caption_of(explorer)
 
 
@@ -137,8 +141,8 @@ def test_draws_are_those_of_the_engines_sampler(explorer: SamplingExplorer) -> N
     assert explorer.draws(0) == [plain.sample(explorer.logits).token_id for _ in range(20)]
     explorer.buttons["clear"].click()
     assert explorer.draws(0) == [] and caption_of(explorer).endswith("nothing is drawn.")
-    for _ in range(MOST_DRAWS):
-        explorer._draw_more()
+    explorer._set_draws(MOST_DRAWS - 5)
+    explorer.buttons["draw"].click()
     assert len(explorer.draws(0)) == MOST_DRAWS
 
 

@@ -134,7 +134,7 @@ class MemoryCalculator(Explorer):
                 "Choose a shorter context, a smaller dtype or more memory."
             )
         fit += (
-            f"{counted(plan.num_requests, 'such request')} "
+            f"{plan.num_requests:,} such request{'s' * (plan.num_requests != 1)} "
             f"fit{'s' * (plan.num_requests == 1)} beside the weights"
         )
         if not step:
@@ -142,7 +142,8 @@ class MemoryCalculator(Explorer):
         time = plan.decode(step)
         return (
             f"{fit}; with {step} of them a decode step takes at least {ms(time.least)}, "
-            f"limited by {time.bound}, which is at most {step / time.least:,.0f} tokens a second."
+            f"limited by {time.bound}, so that at most {step / time.least:,.0f} tokens a second "
+            "come out."
         )
 
     def _sums(self) -> list[tuple[str, str]]:
@@ -193,7 +194,8 @@ class MemoryCalculator(Explorer):
         sheet.hint = "hover over a bar to read its numbers"
         plan = self.plan
         model = f"{plan.sizes.model_type}, {si(plan.sizes.num_parameters).strip()} parameters"
-        fit = f"{counted(plan.num_requests, 'request')} of {_tokens(plan)} fit"
+        count = plan.num_requests
+        fit = f"{count:,} request{'s' * (count != 1)} of {_tokens(plan)} fit{'s' * (count == 1)}"
         sheet.heading(f"{model}: {fit if plan.kv_bytes else 'the weights do not fit'}")
         self._memory(sheet, step)
         for i, (name, said) in enumerate(self._sums()):

@@ -135,8 +135,9 @@ class Explorer:
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
+            said = escape(self.error if self.error.endswith((".", "!", "?")) else f"{self.error}.")
             self._message_html.value = (
-                f'<div class="te-error" role="alert" style="color:#D55E00">{escape(self.error)} '
+                f'<div class="te-error" role="alert" style="color:#D55E00">{said} '
                 "The picture below is the one before.</div>"
             )
             return

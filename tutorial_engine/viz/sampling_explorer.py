@@ -4,6 +4,7 @@ Every number is what the engine's own temperature, filters and sampler make of t
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,13 @@ from torch import Tensor
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import FILTERS, Sampler, apply_temperature, filter_logits
+from tutorial_engine.sampling.sampler import (
+    FILTERS,
+    Filter,
+    Sampler,
+    apply_temperature,
+    filter_logits,
+)
 from tutorial_engine.viz.explorer import Explorer, button, decimal, number, slider, text
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, MARGIN, RIGHT, TRACK, Sheet
 from tutorial_engine.viz.request_look import cut_to, text_width
@@ -187,16 +194,25 @@ class SamplingExplorer(Explorer):
         )
 
     def _order(self, step: int) -> str:
-        """What top-p would have kept if it came before top-k."""
-        if step < 2 or FILTERS[step - 2].__name__ != "top_p":
+        """What another order of the filters would have kept."""
+        if self.params.temperature == 0 or step < 2:
             return ""
-        if self.params.temperature == 0 or self.stages[step].is_off or self.stages[step - 1].is_off:
+        if step == len(self.stages) - 1 and sum(not one.is_off for one in self.stages[2:]) > 1:
+            other = self._left(FILTERS[::-1])
+            if other == self.stages[step].num_kept:
+                return "; the reverse order of the filters would keep as many"
+            return f"; the reverse order of the filters would keep {other}"
+        here, before = self.stages[step], self.stages[step - 1]
+        if FILTERS[step - 2].__name__ != "top_p" or here.is_off or before.is_off:
             return ""
-        alone = filter_logits(self.logits, self.params, [FILTERS[step - 2]])
         return (
             f"; top-p comes after top-k, so its {percent(self.params.top_p)} is counted on what "
-            f"top-k left, and before top-k it would have kept {int(alone.isfinite().sum())}"
+            f"top-k left, and before top-k it would have kept {self._left([FILTERS[step - 2]])}"
         )
+
+    def _left(self, filters: Sequence[Filter]) -> int:
+        """Tokens that these filters would leave, in their order."""
+        return int(filter_logits(self.logits, self.params, filters).isfinite().sum())
 
     def _drawn(self, step: int) -> str:
         """What is left in all, and what was drawn from it."""
