@@ -110,6 +110,7 @@ class Catcher(NoCache):
         return super().update(layer, k, v, batch)
 
 
+# %%
 def keys_of(sequence, attention=SdpaAttention):
     catcher = Catcher()
     model(Batch.from_sequences([sequence]), attention(catcher))
@@ -612,7 +613,6 @@ check_fit(rows_that_fit, qwen3_06b)
 # query head has its own K/V head. In *grouped-query attention* (GQA) a group of query heads shares one.
 
 # %% tags=["figure-bytes"]
-from tutorial_engine.cache import KVCacheSpec
 from tutorial_engine.viz.cache_plots import bytes_picture
 
 # name: (layers, query heads, K/V heads, head_dim), from the released config.json files
@@ -625,16 +625,12 @@ models = {
 }
 
 
-def in_16_bits(layers, kv_heads, dim):
-    sizes = {"num_kv_heads": kv_heads, "k_head_dim": dim, "v_head_dim": dim}
-    return KVCacheSpec(num_layers=layers, dtype=torch.bfloat16, **sizes).bytes_per_token
+def row(name, layers, heads, kv_heads, dim):
+    per_head = 2 * layers * dim * 2  # K and V, in all layers, with 2 bytes a number
+    return name, kv_heads * per_head, heads * per_head if kv_heads < heads else None
 
 
-rows = []
-for name, (layers, heads, kv, dim) in models.items():
-    as_mha = in_16_bits(layers, heads, dim) if kv < heads else None
-    rows.append((name, in_16_bits(layers, kv, dim), as_mha))
-bytes_picture(rows)
+bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 
 # %% [markdown]
 # ## 9 · What it saves in time
@@ -797,6 +793,7 @@ def flops_and_bytes(rows, new, old):
     return rows * forward_flops(four_layers, new, old), weights + rows * own_bytes
 
 
+# %%
 cases = {
     "decode, 1 sequence": (1, 1, 64),
     "decode, 8 sequences": (8, 1, 64),
