@@ -70,9 +70,9 @@ def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Pic
     high = math.ceil(math.log10(max(*margins, *steps.values())))
     edges = [10 ** (low + i / 4) for i in range(round(4 * (high - low)) + 1)]
     figure, (ax,) = panels(8.5, 3.4)
-    counts, *_ = ax.hist(margins, edges, color=BLUE, edgecolor=PAPER)
+    ax.hist(margins, edges, color=BLUE, edgecolor=PAPER)
     ax.set(xscale="log", xlim=(edges[0], edges[-1]))
-    log_marks(ax, 0.6, 8 * float(counts.max()), ROUND)  # a bar of one token has a height
+    log_marks(ax, 0.6, 8.0 * np.histogram(margins, edges)[0].max(), ROUND)  # 1 token is a bar
     ax.set(xlabel="margin, top1 − top2 of the logits, logarithmic", ylabel="tokens, logarithmic")
     ax.xaxis.set_major_formatter(PLAIN)
     ax.minorticks_off()
