@@ -206,15 +206,26 @@ def test_stepping_and_layers_change_the_attention_picture(attention: Locator) ->
     hover(attention, "w5.0", "query 5", "weight 0.")
 
 
+def test_any_head_is_chosen_by_one_click_or_by_keyboard(attention: Locator) -> None:
+    caption = attention.locator(".te-caption")
+    attention.get_by_title("show layer 1, head 4").click()
+    expect(caption).to_contain_text("Layer 1, head 4:")
+    expect(attention.get_by_label("head", exact=True)).to_have_value("4")
+    attention.page.keyboard.press("Tab")  # the next head of the grid
+    attention.page.keyboard.press("Enter")
+    expect(caption).to_contain_text("Layer 1, head 5:")
+    expect(attention.get_by_title("show layer 1, head 5")).to_contain_text("▸")
+
+
 def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Locator) -> None:
     fill(attention, "prompt", NASTY)
     caption = attention.locator(".te-caption")
     expect(caption).to_contain_text("“<0x80>”")  # the last byte of the emoji
-    labels = attention.locator("svg.te-scene text[id^=row]").all_text_contents()
-    text = "".join(labels).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
+    tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
+    found = dict(re.findall(r"query (\d+) “(.*?)” →", "\n".join(tips)))
+    text = "".join(found.values()).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
     assert text == NASTY
     assert attention.locator("svg.te-scene :is(script, s, think)").count() == 0
-    tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
     assert any("“<”" in tip for tip in tips)
     assert attention.page.evaluate("window.hacked") is None
     refuses(attention, "empty", lambda: fill(attention, "prompt", ""))
@@ -230,7 +241,7 @@ def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
     scene = view.locator("svg.te-scene")
     before = scene.inner_html()
     press(view, "▶")
-    said = "shifting both by 1 changed it by less than 0.01"
+    said = "moving both on by 1 turns all hands, but the distance"
     expect(view.locator(".te-caption")).to_contain_text(said)
     assert scene.inner_html() != before
 

@@ -70,7 +70,7 @@ MAKE: dict[str, Make] = {
 MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
 # the largest that each can show -> two of its steps, and the most bytes of SVG
 LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
-    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (54, 55), 470_000),
+    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
     "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
     "cache": (lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3), (1, 2), 200_000),
     "sampling": (
@@ -169,7 +169,7 @@ def test_no_word_is_tiny_cut_off_or_over_another(
     explorer: Explorer, shared: tuple[str, Explorer]
 ) -> None:
     for step in range(explorer.num_steps):
-        check_places(turn(explorer, step).shown, 8 if shared[0] == "attention" else 9)
+        check_places(turn(explorer, step).shown, 11 if shared[0] == "attention" else 9)
 
 
 def test_buttons_step_and_stop_at_both_ends(explorer: Explorer) -> None:
@@ -260,7 +260,7 @@ def test_markup_in_a_prompt_is_shown_literally(
             assert tags(explorer) <= known
             caption = Text(explorer._caption_html.value)
             assert (caption.words, caption.tags) == (explorer.caption(step), ["div"])
-    check_places(explorer.shown, 8 if name == "attention" else 9)
+    check_places(explorer.shown, 11 if name == "attention" else 9)
 
 
 @pytest.mark.parametrize("name", LARGEST)

@@ -28,8 +28,12 @@ class Explorer:
     stands: Literal["first", "same", "last"] = "first"
 
     def __init__(
-        self, parameters: Mapping[str, widgets.Widget], buttons: Mapping[str, Any] | None = None
+        self,
+        parameters: Mapping[str, widgets.Widget],
+        buttons: Mapping[str, Any] | None = None,
+        panel: widgets.Widget | None = None,
     ) -> None:
+        """`panel`: controls that are neither, between the buttons and the steps."""
         self.parameters, self.buttons = dict(parameters), dict(buttons or {})
         self._scene_html, self._caption_html, self._message_html = (
             widgets.HTML(layout=widgets.Layout(margin="0")) for _ in range(3)
@@ -50,6 +54,7 @@ class Explorer:
                 widgets.HTML(f"<b>{escape(self.title)}</b>"),
                 row(parameters.values()),
                 *([row(self.buttons.values())] if self.buttons else []),
+                *([panel] if panel else []),
                 widgets.HBox([self.play, self.back, self.forward, self.slider]),
                 self._message_html,
                 self._scene_html,
@@ -123,6 +128,16 @@ class Explorer:
     def picture(self) -> Picture:
         """What is shown now, as a Picture."""
         return self.shown.picture(self.shown_caption, self.zoom)
+
+    def turn(self, **values: Any) -> None:
+        """Move several knobs as one change: one rerun, one drawing."""
+        self._changing = True
+        try:
+            for name, value in values.items():
+                self.parameters[name].value = value
+        finally:
+            self._changing = False
+        self._rerun()
 
     def _go(self, by: int) -> None:
         self.slider.value = min(max(self.step + by, 0), self.num_steps - 1)
