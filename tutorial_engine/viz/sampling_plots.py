@@ -6,6 +6,8 @@ Every caption is computed from the same numbers that are drawn.
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tutorial_engine.viz.charts import (
     ROUND,
     cell_height,
