@@ -26,6 +26,7 @@ from tutorial_engine.learn.build import (
     QUESTION,
     SOLUTION,
     answers,
+    fold_answers,
     make_notebook,
     sources,
     target,
@@ -38,6 +39,7 @@ from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
+MAX_SOURCE_LINES = 25
 MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
@@ -570,6 +572,42 @@ def test_folded_answers_are_what_the_solved_copy_says(name: str) -> None:
         for kind, question in QUESTION.findall(cell.source):
             if kind == "ask":
                 assert cell.outputs[-1] == said[question], "run `make notebooks`"
+
+
+def test_answers_are_folded_escaped_and_carry_their_pictures(tmp_path: Path) -> None:
+    new = nbformat.v4
+    ask = new.new_code_cell('predictions.ask("a", "?", ["1", "2"])')
+    reveal = new.new_code_cell('if predictions.reveal("a", 2):\n    picture')
+    learners = new.new_notebook(cells=[ask, reveal])
+    with pytest.raises(ValueError, match="has no answer to 'a'; build it first"):
+        fold_answers(learners, new.new_notebook())
+    png = {"image/png": "aGVsbG8=\n", "text/plain": "A <b> picture."}
+    said = new.new_code_cell(
+        reveal.source,
+        outputs=[
+            new.new_output("stream", name="stdout", text="Answer: 2.\n<script>\n"),
+            new.new_output("display_data", png),
+        ],
+    )
+    fold_answers(learners, new.new_notebook(cells=[ask, said]))
+    (folded,) = learners.cells[0].outputs
+    nbformat.validate(learners)
+    text = folded.data["text/html"]
+    assert text.startswith(
+        "<details><summary>Answer</summary><pre>Answer: 2.\n&lt;script&gt;</pre>"
+    )
+    assert 'src="data:image/png;base64,aGVsbG8=" alt="A &lt;b&gt; picture."' in text
+    assert not LOADS.search(text) and not learners.cells[1].outputs
+    nbformat.write(learners, tmp_path / "a.ipynb")
+    assert text[:50] in page(tmp_path / "a.ipynb"), "the web page has it too"
+
+
+@every_lesson
+def test_sources_are_shown_in_pieces_that_can_be_read(name: str) -> None:
+    for cell in code_cells(built(name, True)):
+        if "show_source(" in cell.source:
+            lines = "\n".join(output.text for output in shown(cell)).strip().splitlines()
+            assert 1 <= len(lines) <= MAX_SOURCE_LINES * cell.source.count("show_source("), cell.id
 
 
 # -- numbers in prose ---------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def edited(owner: object, attribute: str, *changes: tuple[str, str]) -> Bug:
         if code.count(old) != 1:
             raise ValueError(f"{old!r} is {code.count(old)} times in {function.__qualname__}")
         code = code.replace(old, new)
-    file = f"<{function.__qualname__} with {changes[0][1]}>"
+    file = f"<{function.__qualname__} with {changes[0][1]!r}>"
     made: dict[str, Any] = {}
     exec(compile(code, file, "exec"), function.__globals__, made)
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
@@ -62,7 +62,7 @@ BUGS_01: Zoo = {
     "RoPE turns neighbours": edited(
         model,
         "apply_rope",
-        ("x.float().chunk(2, dim=-1)", "x.float()[..., 0::2], x.float()[..., 1::2]"),
+        ("x.chunk(2, dim=-1)", "x[..., 0::2], x[..., 1::2]"),
     ),
     "q_norm and k_norm after RoPE": edited(
         model.Qwen3Attention,
@@ -76,8 +76,8 @@ BUGS_01: Zoo = {
             "k.unflatten(-1, (-1, self.head_dim))",
         ),
         (
-            "apply_rope(q, *angles), apply_rope(k, *angles)",
-            "self.q_norm(apply_rope(q, *angles)), self.k_norm(apply_rope(k, *angles))",
+            "k.shape[1]), dim=1)\n",
+            "k.shape[1]), dim=1)\n    q, k = self.q_norm(q), self.k_norm(k)\n",
         ),
     ),
     "query head h reads K/V head h % n": edited(
