@@ -973,9 +973,13 @@ mine.tell(PROMPTS[2], drawn)
 # becomes 0. The softmax that follows shares the lost mass among the rest.
 
 # %%
-for part in (top_k, top_p, min_p, filter_logits):
-    show_source(part)
-    print()
+show_source(filter_logits)
+print()
+show_source(top_k)
+print()
+show_source(top_p)
+print()
+show_source(min_p)
 
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
