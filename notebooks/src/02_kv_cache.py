@@ -747,8 +747,8 @@ for n in (10, 100, 900):
 
 # %% [markdown]
 # The cache hardly changes TTFT, because the prompt has to run once in both cases. It adds a fraction of
-# a millisecond, in which a row is taken and slots are looked up; you can see it only at the shortest
-# prompt. The cache changes TPOT: without it, every later token costs about one more TTFT.
+# a millisecond, in which a row is taken and the new keys and values are written. A long prompt hides
+# that. The cache changes TPOT: without it, every later token costs about one more TTFT.
 #
 # ## 10 · What bounds a forward: the roofline
 #
