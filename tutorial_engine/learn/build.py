@@ -64,15 +64,18 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
 def execute(notebook: NotebookNode, solved: bool = False) -> None:
     """Run it top to bottom in a fresh kernel, in place; a cell that raises stops the build.
 
+    It runs in the folder where it will lie, because notebook 02 reads its neighbour 01.
+
     The solved one shows the answers to its questions. In the learner's nobody has chosen any.
     """
+    folder = target(LESSONS[0].notebook, solved).parent
     NotebookClient(
         notebook,
         timeout=120,
         kernel_name="python3",
         store_widget_state=False,
         coalesce_streams=True,  # prints that came in two pieces are one output
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
+        resources={"metadata": {"path": str(folder)}},
     ).execute(env=os.environ | {REVEAL: "1" if solved else "0"})
 
 
