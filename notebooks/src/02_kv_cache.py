@@ -254,6 +254,16 @@ mine.use(MyCache, check_cache)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
+# The parts of notebook 01 are the package's here. If you did its exercises and saved the notebook, set
+# `bring_them` to True: your functions from there run here, too.
+
+# %%
+from tutorial_engine.learn.earlier import bring
+
+bring_them = False
+bring(mine, "01_attention_rope.ipynb") if bring_them else None
+
+# %% [markdown]
 # This cache has one flaw. Every step copies all that is there into a new tensor, so the bytes copied
 # grow with the *square* of the length. `GrowingKVCache` is the package's version of the same idea, and
 # it counts them. A `Request` holds the tokens of one sequence, and `num_computed_tokens`: how many of
