@@ -4,6 +4,7 @@ One server for all. Each notebook is opened once: looked at as it is, run with R
 explorers are driven; a test begins by bringing its explorer to a known state.
 """
 
+import html
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -157,16 +158,23 @@ def refuses(view: Locator, words: str, change: Callable[[], None]) -> None:
 # -- notebook 01: before it is run, after Run All, and what its views do ---------------------------
 
 
-def test_opened_but_not_run_shows_the_explorers_as_pictures(opened: Callable[[str], Page]) -> None:
+def test_opened_but_not_run_shows_pictures_and_folded_answers(
+    opened: Callable[[str], Page],
+) -> None:
     page = opened(ATTENTION)
+    cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
+    stored = [o.data for cell in cells for o in cell.get("outputs", []) if "data" in o]
+    answers = [data["text/html"] for data in stored if "text/html" in data]
+    images = sum("image/png" in data for data in stored) + sum(a.count("<img") for a in answers)
     pictures = page.locator(".jp-OutputArea-output img")
-    expect(pictures.first).to_be_attached()
+    expect(pictures).to_have_count(images)
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
-    assert len(widths) == 8  # and three more are answers, folded away: only a first line shows
-    assert all(width > 300 for width in widths)
-    folded = page.locator(".jp-OutputPlaceholder")
-    expect(folded).to_have_count(6)
-    assert all("No prediction yet" in text for text in folded.all_text_contents())
+    assert len(widths) >= 12 and all(width > 300 for width in widths)
+    folded = page.locator(".jp-OutputArea-output details")
+    expect(folded).to_have_count(len(answers))
+    assert not any(folded.evaluate_all("all => all.map(d => d.open)"))
+    folded.first.locator("summary").click()
+    expect(folded.first.locator("pre")).to_contain_text("Answer: 4.")
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
@@ -474,12 +482,11 @@ def test_exported_page_shows_every_picture_without_network(
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     cells = nbformat.read(FOLDER / name, as_version=4).cells
-    captions = [
-        output.data["text/plain"]
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
+    captions = []
+    for data in [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]:
+        captions += [data["text/plain"]] if "image/png" in data else []
+        folded = re.findall(r'<img [^>]*alt="([^"]*)"', data.get("text/html", ""))  # in an answer
+        captions += [html.unescape(alt) for alt in folded]
     shown = page.locator("img").evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
     assert [alt for _, alt in shown] == captions and len(set(captions)) == len(captions) >= 8
     assert all(width > 300 for width, _ in shown)

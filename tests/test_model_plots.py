@@ -163,7 +163,7 @@ def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_h
         h for h in shown if h in wrong
     ]
     assert (f"{len(wrong)} of {heads} query heads would read" in picture.caption) == bool(wrong)
-    assert f"the cache keeps {kv_heads} head" in picture.caption
+    assert f"so there are {kv_heads} head" in picture.caption
 
 
 # -- attention of three tokens --------------------------------------------------------------------

@@ -144,7 +144,10 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             bad = _wrong_mask(function, *sizes)
             if bad is not None:
                 return bad
-        return Verdict(True, "window_mask: right for prefill, decode, chunk and a wide window")
+        return Verdict(
+            True,
+            "window_mask: right for all queries at once, for one, for some, and for a wide window",
+        )
 
     return guarded("window_mask", run, function, "It needs a column of queries and a row of keys.")
 

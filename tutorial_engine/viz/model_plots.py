@@ -229,7 +229,7 @@ def gqa_picture(config: ModelConfig) -> Picture:
         for g in sorted({0, kv_heads - 1})  # the first and the last
     ]
     caption = (
-        f"Query head h reads K/V head h // {group}: {listed(reads)}; the cache keeps "
+        f"Query head h reads K/V head h // {group}: {listed(reads)}; so there are "
         f"{counted(kv_heads, 'head')} of keys and values instead of {heads}"
     )
     if wrong:
