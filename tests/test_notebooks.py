@@ -43,6 +43,7 @@ MAX_SOURCE_LINES = 25
 MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
+BRINGS = "bring(mine, "  # what is read there is the learner's own file
 CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
 
@@ -289,14 +290,15 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
     differ = {i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)}
     verdicts = {i + 1 for i in places}
-    follow = {
+    brought = {i for i, (a, _) in enumerate(pairs) if BRINGS in a.source}
+    follow = brought | {
         i for i, (a, _) in enumerate(pairs) if TELLS in a.source or "predictions." in a.source
     }
     assert verdicts <= differ <= verdicts | follow
     for i in verdicts:
         (mine,), (theirs,) = (shown(cell) for cell in pairs[i])
         assert mine.text.startswith("☐ not done yet: ") and theirs.text.startswith("✔ ")
-    for mine, theirs in [pairs[i] for i in follow if "predictions." not in pairs[i][0].source]:
+    for mine, theirs in [pairs[i] for i in follow if TELLS in pairs[i][0].source]:
         stories = [shown(cell)[0].text.partition("\nyours: ")[0] for cell in (mine, theirs)]
         assert stories[0] == stories[1], "the learner's parts tell the package's story"
 
@@ -304,7 +306,8 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
 @every_notebook
 def test_no_claim_failed(name: str, solved: bool) -> None:
     said = "\n".join(output.text for output in outputs(built(name, solved)))
-    assert "✘" not in said and said.count("☐") == (0 if solved else len(exercises(name)))
+    brings = sum(BRINGS in cell.source for cell in fresh(name, solved).cells)
+    assert "✘" not in said and said.count("☐") == (0 if solved else len(exercises(name)) + brings)
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
 
 

@@ -254,14 +254,13 @@ mine.use(MyCache, check_cache)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# The parts of notebook 01 are the package's here. If you did its exercises and saved the notebook, set
-# `bring_them` to True: your functions from there run here, too.
+# Your functions of notebook 01 can run here, too. The next cell reads the exercises of that notebook from
+# its saved file. (Write the name of your own copy, if you made one.) What is right there becomes a part.
 
 # %%
 from tutorial_engine.learn.earlier import bring
 
-bring_them = False
-bring(mine, "01_attention_rope.ipynb") if bring_them else None
+bring(mine, "01_attention_rope.ipynb")
 
 # %% [markdown]
 # This cache has one flaw. Every step copies all that is there into a new tensor, so the bytes copied
