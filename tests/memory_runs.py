@@ -138,7 +138,6 @@ def random_workload(draw: random.Random, memory: str | None = None) -> MemoryWor
         memory=memory or draw.choice(["pages", "pages", "cells"]),
         block_size=draw.choice(sizes),
         prefix_caching=draw.random() < 0.6,
-        attention=draw.choice(["gathered", "in a loop", "many at a time"]),
     )
 
 
@@ -342,8 +341,9 @@ def run_random(seed: int, many: int, memory: str | None = None) -> Counter[str]:
     """
     counts: Counter[str] = Counter()
     draw = random.Random(seed)
-    for _ in range(many):
-        workload = random_workload(draw, memory)
+    for number in range(many):
+        attention = list(BACKENDS)[number % len(BACKENDS)]
+        workload = replace(random_workload(draw, memory), attention=attention)
         try:
             counts.update(check(workload))
         except Exception as error:

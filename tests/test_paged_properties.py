@@ -93,7 +93,6 @@ def test_what_can_go_wrong_in_a_workload_is_drawn() -> None:
     assert {one.memory for one in drawn} == set(MEMORIES)
     assert {one.block_size for one in drawn if one.memory == "pages"} == set(BLOCK_SIZES)
     assert {one.policy for one in drawn} == set(POLICIES)
-    assert {one.attention for one in drawn if one.memory == "pages"} == set(BACKENDS)
     for name in ("prefix_caching", "chunked", "slots_first"):
         assert {getattr(one, name) for one in drawn} == {True, False}, name
     visitors = [visitor for one in drawn for visitor in one.visitors]
