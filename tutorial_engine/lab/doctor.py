@@ -202,7 +202,7 @@ def self_test(folder: Path) -> Iterator[Finding]:
 
     began = time.perf_counter()
     try:
-        tokenizer, model = load_tokenizer(folder), load_model(folder)
+        tokenizer, model = load_tokenizer(folder), load_model(folder, prepack=True)
         plain = load_model(folder, prepack=False)
     except (ValueError, OSError) as error:
         yield Finding(Mark.FAIL, f"the tiny model does not load: {error}", REINSTALL)

@@ -95,7 +95,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
     """x [T, heads, D] turned by angles [T, D / 2] in radians."""
-    return apply_rope(x, angles.cos(), angles.sin())
+    return apply_rope(x, angles.cos()[:, None], angles.sin()[:, None])
 
 
 def project(
