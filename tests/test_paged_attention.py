@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import one_thread, poison
+from engines import one_thread, poison, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,8 +20,13 @@ from tutorial_engine.cache import many_blocks
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.many_blocks import PagedAttention, Run, Sums, plan_reading, runs_of
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.paged_attention import NaivePagedAttention, attend_in_blocks
+from tutorial_engine.cache.paged_attention import (
+    NaivePagedAttention,
+    attend_in_blocks,
+    tables_of,
+)
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.attention import (
     AttentionBackend,
     causal_mask,
@@ -208,7 +213,7 @@ def test_sequences_grow_fork_and_give_way(block_size: int, slots_first: bool, ba
     story.free("a")
     story.free("d")
     assert story.step(a=30, c=1)
-    assert story.largest < 1e-5
+    assert story.largest < 1e-5, "not what the textbook gives"
     scattered = block_size < 256  # blocks of 256 hold each sequence here
     assert (story.memory.storage.bytes_gathered > 0) == (backend == "gathered" and scattered)
 
@@ -248,7 +253,7 @@ def test_any_grouping_of_heads(kv_heads: int, backend: str) -> None:
     story = Story(pages(4, 40, kv_heads=kv_heads), backend)
     for new in ({"a": 11, "b": 2}, *[{"a": 1, "b": 1}] * 12, {"a": 6, "b": 1}):
         assert story.step(**new)
-    assert story.largest < 1e-5
+    assert story.largest < 1e-5, "not what the textbook gives"
 
 
 @every_backend
@@ -270,7 +275,7 @@ def test_prefix_hits_are_read_where_somebody_else_wrote_them(backend: str) -> No
     assert found is not None and found.first_position == 16
     assert memory.blocks.tables["b"][:4] == memory.blocks.tables["a"][:4]
     assert story.step(b=4, a=1) and story.step(b=1, a=1)
-    assert story.largest < 1e-5
+    assert story.largest < 1e-5, "not what the textbook gives"
 
 
 # -- nothing is copied ----------------------------------------------------------------------------
@@ -324,6 +329,55 @@ def test_gathered_bytes_are_those_of_scattered_contexts() -> None:
     per_token = memory.storage.spec.bytes_per_token
     assert memory.storage.bytes_gathered == 2 * 5 * per_token
     assert story.step(a=1) and memory.storage.bytes_gathered == (2 * 5 + 6) * per_token
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+
+def no_correction(self: Sums, other: Sums) -> Sums:
+    return Sums(torch.maximum(self.m, other.m), self.l + other.l, self.acc + other.acc)
+
+
+def whole_blocks(self: PagedAttention, layer: int, run: Run, kv_len: int) -> Any:
+    return RIGHT_VIEW(self, layer, run, kv_len + self.memory.block_size)
+
+
+def all_neighbours(table: Sequence[int], leave_out: Sequence[int] = ()) -> list[Run]:
+    return [Run(run.first, table[0] + run.first, run.length) for run in runs_of(table, leave_out)]
+
+
+def blocks_backwards(memory: PagedKVCache, batch: Batch) -> list[list[int]]:
+    return [table[::-1] for table in tables_of(memory, batch)]
+
+
+def one_query_for_all(own: Sequence[Sequence[int]], device: torch.device) -> Any:
+    right = RIGHT_SCATTERED(own, device)
+    return right._replace(reader=torch.zeros_like(right.reader))
+
+
+def all_are_there(own: Sequence[Sequence[int]], device: torch.device) -> Any:
+    right = RIGHT_SCATTERED(own, device)
+    return right._replace(missing=torch.zeros_like(right.missing))
+
+
+RIGHT_VIEW, RIGHT_SCATTERED = PagedAttention._view, many_blocks._scattered
+BUGS: dict[str, tuple[object, str, Any]] = {
+    "sums are not corrected": (Sums, "merge", no_correction),
+    "the rest of the last block is read": (PagedAttention, "_view", whole_blocks),
+    "the table is not followed": (many_blocks, "runs_of", all_neighbours),
+    "the table is read backwards": (many_blocks, "tables_of", blocks_backwards),
+    "every block gets the first query": (many_blocks, "_scattered", one_query_for_all),
+    "missing blocks count": (many_blocks, "_scattered", all_are_there),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, wrong = BUGS[bug]
+    test_sequences_grow_fork_and_give_way(4, True, "many at a time")
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError, match=r"NaN was read|not what the textbook gives"):
+        test_sequences_grow_fork_and_give_way(4, True, "many at a time")
 
 
 # -- many blocks at a time ------------------------------------------------------------------------
@@ -440,6 +494,34 @@ def test_what_is_not_in_this_memory_is_refused(backend: str) -> None:
     here.attention = elsewhere.attention
     with pytest.raises(ValueError, match=r"sequence a has no blocks .* only \['b'\] have"):
         here.step(a=1)
+
+
+@in_place
+def test_a_runner_of_another_memory_is_refused(backend: str) -> None:
+    model = random_model()
+    here, elsewhere = (PagedKVCache.from_config(model.config, num_blocks=4) for _ in range(2))
+    ModelRunner(model, here.storage, IN_PLACE[backend](here))
+    with pytest.raises(ValueError, match="does not read this memory"):
+        ModelRunner(model, elsewhere.storage, IN_PLACE[backend](here))
+
+
+@every_backend
+def test_no_step_mixes_devices(backend: str) -> None:
+    """On the meta device nothing is computed, and tensors of another device are refused."""
+    memory = PagedKVCache(KVStorage(spec_of(1), 160, "meta"), 4)
+    attention = BACKENDS[backend](memory)
+    done = dict.fromkeys("ab", 0)
+    for new in ({"a": 9, "b": 70}, *[{"a": 1, "b": 1}] * 9, {"a": 5, "b": 1}):
+        allocations = [memory.allocate(s, [7] * (done[s] + n), done[s], n) for s, n in new.items()]
+        ids = [[7] * n for n in new.values()]
+        batch = Batch.from_allocations(ids, allocations, list(new), "meta")  # type: ignore[arg-type]
+        shapes = (HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, V_DIM)
+        q, k, v = (torch.empty(batch.num_tokens, *own, device="meta") for own in shapes)
+        out = attention.attend(0, q, k, v, batch)
+        assert out.is_meta and out.shape == (batch.num_tokens, HEADS, V_DIM)
+        done = {s: done[s] + n for s, n in new.items()}
+        for s in new:
+            memory.commit(s, [7] * done[s], done[s])
 
 
 @in_place

@@ -85,11 +85,13 @@ class PagedAttention:
 
     A context in one piece goes to `fast_attention`. Of another one, each run of neighbouring blocks
     is a view. Where blocks lie alone, the pool is a batch of matrices as it stands: the queries of
-    all sequences that decode are sent to their blocks, and the sums come back.
+    all sequences that decode are sent to their blocks, and the sums come back. That is fastest with
+    slots_first=False, which puts the slots of a head side by side.
     """
 
     def __init__(self, memory: PagedKVCache) -> None:
-        self.memory, self._pools = memory, list(zip(*memory.pages(), strict=True))
+        self.memory, self.cache = memory, memory.storage
+        self._pools = list(zip(*memory.pages(), strict=True))  # a layer's K and V, as views
         self._one_piece = fast_attention(memory.storage.device)
         self._planned: tuple[Batch, Plan] | None = None
 
@@ -124,7 +126,7 @@ class PagedAttention:
         """A run of a context of kv_len tokens, without a copy."""
         size = self.memory.block_size
         position, slot = run.first * size, run.block * size
-        n = min(run.length * size, kv_len - position)  # what lies behind was never written
+        n = min(run.length * size, kv_len - position)  # the rest of the last block is never read
         return position, *self.memory.storage.read(layer, slice(slot, slot + n))
 
 

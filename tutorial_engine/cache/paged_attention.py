@@ -34,9 +34,9 @@ def attend_in_blocks(
     q_pos = torch.arange(kv_len - q_len, kv_len, device=q.device).repeat(heads // kv_heads)
     m = torch.full((*q.shape[:2], 1), -math.inf, device=q.device)
     l = acc = torch.zeros_like(m)
-    for i, start in enumerate(range(0, kv_len, block_size)):
-        n = min(block_size, kv_len - start)  # what lies behind was never written
-        k, v = k_pool[block_table[i], :, :n], v_pool[block_table[i], :, :n]  # views [H_kv, n, ·]
+    for start, block in zip(range(0, kv_len, block_size), block_table, strict=False):
+        n = min(block_size, kv_len - start)  # the rest of the last block is never read
+        k, v = k_pool[block, :, :n], v_pool[block, :, :n]  # views [H_kv, n, ·]
         scores = torch.bmm(q, k.transpose(1, 2)).float()  # [H_kv, group · q, n]
         k_pos = torch.arange(start, start + n, device=q.device)
         scores = scores.masked_fill(k_pos > q_pos[:, None], -math.inf)
@@ -56,7 +56,7 @@ class NaivePagedAttention:
     """
 
     def __init__(self, memory: PagedKVCache, attend: AttendInBlocks = attend_in_blocks) -> None:
-        self.memory, self.attend_one = memory, attend
+        self.memory, self.cache, self.attend_one = memory, memory.storage, attend
         self._pools = list(zip(*memory.pages(), strict=True))  # a layer's K and V, as views
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
