@@ -26,9 +26,12 @@ from workloads import (
 
 from tutorial_engine.cache.cell_table import SeqId
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.trace.events import (
     Admitted,
     BlockCopied,
@@ -39,6 +42,11 @@ from tutorial_engine.trace.events import (
 )
 
 WHOLE = 0  # a block size: the whole row
+BACKENDS = {  # how attention reads blocks
+    "gathered": None,
+    "in a loop": NaivePagedAttention,
+    "many at a time": PagedAttention,
+}
 BLOCK_SIZES = (1, 2, 3, 4, 16, WHOLE)
 MEMORIES = ("pages", "cells")
 
@@ -50,6 +58,7 @@ class MemoryWorkload(Workload):
     memory: str = "pages"
     block_size: int = 4  # of pages
     prefix_caching: bool = True  # of pages
+    attention: str = "gathered"  # on pages, any of BACKENDS
 
     @property
     def size(self) -> int:
@@ -222,6 +231,16 @@ class MemoryParty(Party):
             )
         )
 
+    @property
+    def in_place(self) -> bool:
+        """Are blocks read where they are?"""
+        return self.workload.memory == "pages" and self.workload.attention != "gathered"
+
+    def make_attention(self) -> AttentionBackend | None:
+        """As Party.make_attention."""
+        backend = BACKENDS[self.workload.attention]
+        return backend(self.memory) if self.in_place and backend is not None else None
+
     def look(self) -> None:
         """As Party.look; and who holds what is as a replay has it, wherever one looks."""
         super().look()
@@ -240,6 +259,8 @@ class MemoryParty(Party):
     def check_memory(self) -> None:
         """As Party.check_memory: every block, every cell is free."""
         check_empty(self.memory)
+        if self.in_place:
+            assert self.memory.storage.bytes_gathered == 0, "K and V were copied"
 
     def count(self) -> Counter[str]:
         """As Party.count, and what pages and cells were for."""
@@ -249,6 +270,9 @@ class MemoryParty(Party):
         found = [event for event in admitted if event.num_cached]
         shared = [event for event in events if isinstance(event, Forked) and event.num_tokens]
         counts[f"on {self.workload.memory}"] = 1
+        if self.workload.memory == "pages":
+            counts[f"read {self.workload.attention}"] = 1
+            counts["bytes gathered"] = self.memory.storage.bytes_gathered
         counts["hits"] = sum(event.request_id not in forked for event in found)
         counts["hit tokens"] = sum(e.num_cached for e in found if e.request_id not in forked)
         counts["forks that share"] = len(shared)
@@ -317,8 +341,9 @@ def run_random(seed: int, many: int, memory: str | None = None) -> Counter[str]:
     """
     counts: Counter[str] = Counter()
     draw = random.Random(seed)
-    for _ in range(many):
-        workload = random_workload(draw, memory)
+    for number in range(many):
+        attention = list(BACKENDS)[number % len(BACKENDS)]
+        workload = replace(random_workload(draw, memory), attention=attention)
         try:
             counts.update(check(workload))
         except Exception as error:

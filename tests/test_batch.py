@@ -87,6 +87,7 @@ def test_slots_come_on_top_and_nothing_else_changes() -> None:
     assert batch.seq_ids == ("a", "b")
     assert batch.slot_mapping is not None and batch.slot_mapping.tolist() == [14, 15, 30]
     assert batch.context_slots[0] == slice(10, 16) and batch.context_slots[1] is context
+    assert batch.context_lens == (6, len(context))
     plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
     assert torch.equal(batch.input_ids, plain.input_ids) and batch.seq_starts == plain.seq_starts
     assert torch.equal(batch.positions, plain.positions)

@@ -22,8 +22,10 @@ from tutorial_engine.bench.memory_cost import (
 from tutorial_engine.bench.servers import serving_config
 from tutorial_engine.bench.serving import Agreement
 from tutorial_engine.bench.shapes import SHAPES
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.trace.events import Admitted, Recorder
 
@@ -132,9 +134,13 @@ def test_long_contexts_are_scattered_on_pages_and_answer_alike() -> None:
     result = measure_long_context(random_model(), 3, 50, rounds=2, block_size=4)
     assert (result.batch, result.context, result.layers, result.block_size) == (3, 50, 3, 4)
     assert result.scattered == 1.0 and result.difference < 1e-4
-    assert result.seconds.keys() == result.samples.keys() == {"rows", "pages"}
+    ways = {"rows", "pages", "in place, loop", "in place, many blocks"}
+    assert result.seconds.keys() == result.samples.keys() == ways
     assert result.ratio["rows"] == 1.0
     assert result.ratio["pages"] == result.seconds["pages"] / result.seconds["rows"]
+    assert result.gathered == dict.fromkeys(ways, 0) | {
+        "pages": 3 * 50 * KVCacheSpec.from_model(random_model().config).bytes_per_token
+    }
     assert all(len(samples) == 2 for samples in result.samples.values())
 
 
@@ -146,11 +152,11 @@ def test_a_long_context_read_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_slot_of_a_long_context_is_written_once() -> None:
     model = random_model()
-    for memory in long_context._memories(model, 3, 30, 4).values():
+    for memory in long_context._memories(model, 3, 30, 4):
         for tensor in (memory.storage.k, memory.storage.v):
             tensor.fill_(float("nan"))
         step = long_context._Step(model, memory, 3, 30)
-        assert bool(step.run().isfinite().all())
+        assert bool(step.run(ModelRunner(model, memory.storage)).isfinite().all())
         memory.check_integrity()
         held = [memory.describe(request.request_id).slots[:29] for request in step.requests]
         slots = [slot for own in held for slot in own]
@@ -225,7 +231,10 @@ def test_table_and_figures_say_what_was_measured(tiny: Any) -> None:
     assert f"{1 / cost.ragged.ratio['pages']:.2f}×" in lines[2] and "3 of 3 requests" in lines[2]
     assert f"{cost.prefix.ratio['prefix cache']:.2f}×" in lines[6]
     assert "2 with 80% shared" in lines[4] and "3 layers of something" in lines[8]
-    assert f"{cost.long_context.ratio['pages']:.2f}×" in lines[10]
+    for number, (name, ratio) in enumerate(cost.long_context.ratio.items(), 9):
+        assert lines[number].startswith(name) and f" {ratio:.2f}×" in lines[number]
+    copied = [float(line.split("×")[-1].split()[0]) for line in lines[9:13]]
+    assert copied[0] == copied[2] == copied[3] == 0 < copied[1]
     for own, line in zip(cost.allocation, lines[-4:], strict=True):
         assert line.startswith(own.memory) and line.endswith(f"{own.together:.1f}")
     assert max(map(len, lines)) <= 130

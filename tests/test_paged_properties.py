@@ -14,6 +14,7 @@ import pytest
 import torch
 from engines import one_thread
 from memory_runs import (
+    BACKENDS,
     BLOCK_SIZES,
     MEMORIES,
     WHOLE,
@@ -81,6 +82,8 @@ NOT_QUIET = {  # a workload, on average
     "mixed steps": 0.5,
     "families aborted before it": 0.012,
     "families aborted after the fork": 0.024,
+    "bytes gathered": 1,
+    **{f"read {how}": 0.1 for how in BACKENDS},
 }
 
 
@@ -126,6 +129,24 @@ def test_each_block_size_serves_all(block_size: int, prefix_caching: bool) -> No
         assert (counts["hits"] > 0) == prefix_caching
     if block_size == WHOLE:  # a row is enough for anybody
         assert not counts["preemptions"]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_blocks_read_in_place_serve_all_and_copy_nothing(
+    block_size: int, prefix_caching: bool
+) -> None:
+    """The same requests run the same steps, however their blocks are read."""
+    seen = {}
+    for attention in BACKENDS:
+        crowd = everyone(block_size=block_size, prefix_caching=prefix_caching, attention=attention)
+        seen[attention] = check(crowd)
+    gathered = {how: counts.pop("bytes gathered") for how, counts in seen.items()}
+    assert gathered.pop("gathered") > 0 or block_size == WHOLE
+    assert set(gathered.values()) == {0}
+    for how, counts in seen.items():
+        assert counts.pop(f"read {how}") == 1
+    assert seen["gathered"] == seen["in a loop"] == seen["many at a time"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -27,8 +27,9 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import CompletionOutput, Request, RequestOutput, StepOutput
-from tutorial_engine.engine.runner import CachedRunner, make_runner
+from tutorial_engine.engine.runner import CachedRunner, ModelRunner, make_runner
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -439,6 +440,7 @@ class Party:
             scheduler=POLICIES[workload.policy],
             memory=self.memory,
             clock=VirtualClock(),
+            runner=ModelRunner(small_model(), self.memory.storage, self.make_attention()),
         )
         self.diaries: dict[str, Diary] = {}
         self.aborted: set[str] = set()
@@ -454,6 +456,10 @@ class Party:
         )
         rows = StaticKVCache.from_config(small_model().config, config, self.recorder)
         return SharedRows(rows, workload.capacity)
+
+    def make_attention(self) -> AttentionBackend | None:
+        """A backend over the memory; None: the engine's own."""
+        return None
 
     def run(self) -> None:
         """Let them come, go and run; look at everything after every step."""

@@ -26,6 +26,8 @@ tutorial_engine/
     rows            02 a row per sequence; the torch.cat twin
     blocks          04 who holds which block, what can be found again
     paged           04 block tables to slots
+    paged_attention 04 K and V read in their blocks, by a running softmax
+    many_blocks     04 the same, many blocks at a time
     cell_table      04 one cell per token: position, owners, shift
     cells           04 any token in any cell; K-shift in every layer
   engine/              requests, and the two ways to serve them

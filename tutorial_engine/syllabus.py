@@ -85,6 +85,8 @@ ROOMS = (
             Module("rows", 2, "a row per sequence; the torch.cat twin"),
             Module("blocks", 4, "who holds which block, what can be found again"),
             Module("paged", 4, "block tables to slots"),
+            Module("paged_attention", 4, "K and V read in their blocks, by a running softmax"),
+            Module("many_blocks", 4, "the same, many blocks at a time"),
             Module("cell_table", 4, "one cell per token: position, owners, shift"),
             Module("cells", 4, "any token in any cell; K-shift in every layer"),
         ),

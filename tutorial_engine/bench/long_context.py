@@ -1,5 +1,6 @@
 """Introduced in notebook 04. A decode step over long contexts, on rows and on scattered pages.
 
+The pages are read in three ways: gathered, in place by the loop, in place many blocks at a time.
 The weights are random, a few layers in the shape of a released model; so are K and V, which no
 prompt has to be run for. Knows memories and a model runner; knows no queue and no sampling.
 """
@@ -15,15 +16,20 @@ from torch import Tensor
 
 from tutorial_engine.bench.measure import PAUSE, in_turn
 from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 ROWS, PAGES = "rows", "pages"
+LOOP_ROUNDS = 3  # at most: it makes thousands of calls, and takes longer than all others
+LOOP, MANY_BLOCKS = "in place, loop", "in place, many blocks"
 Memory = StaticKVCache | PagedKVCache
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here
 
@@ -31,8 +37,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are 
 class LongContext(NamedTuple):
     """Medians of seconds of a decode step; `ratio` is each one's time over that of rows.
 
-    `difference` is the largest |Δ| between two memories' logits, `scattered` the share of contexts
-    on pages that are no slice.
+    `difference` is the largest |Δ| of anybody's logits to those of rows, `scattered` the share of
+    contexts on pages that are no slice. `gathered` are the bytes of K and V that a step copies.
     """
 
     batch: int
@@ -44,6 +50,7 @@ class LongContext(NamedTuple):
     samples: dict[str, list[float]]
     difference: float
     scattered: float
+    gathered: dict[str, int]
 
 
 def slice_of(shape: dict[str, Any], layers: int) -> ModelConfig:
@@ -68,23 +75,36 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Qwen3ForCausalLM:
 def measure_long_context(
     model: Qwen3ForCausalLM, batch: int, context: int, rounds: int, block_size: int = 16
 ) -> LongContext:
-    """The same decode step on each memory, `rounds` times in turn.
+    """The same decode step on rows, and on pages in each way of reading, `rounds` times in turn.
 
-    The last token of each context is the one that is run. ValueError unless all memories give the
-    same logits, and the same tokens in fp32.
+    The last token of each context is the one that is run. ValueError unless all give the same
+    logits, and the same tokens in fp32.
     """
     memories = _memories(model, batch, context, block_size)
-    steps = {name: _Step(model, memory, batch, context) for name, memory in memories.items()}
-    samples: dict[str, list[float]] = {name: [] for name in steps}
+    rows, pages, in_place = (_Step(model, memory, batch, context) for memory in memories)
+    contenders: dict[str, tuple[_Step, AttentionBackend | None]] = {
+        ROWS: (rows, None),
+        PAGES: (pages, None),
+        LOOP: (in_place, NaivePagedAttention(memories[2])),
+        MANY_BLOCKS: (in_place, PagedAttention(memories[2])),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
     logits: dict[str, Tensor] = {}
-    names = list(steps)
+    gathered: dict[str, int] = {}
+    names = list(contenders)
     for number in range(-1, rounds):
         for name in in_turn(names, number):
+            if name == LOOP and number >= LOOP_ROUNDS:
+                continue
+            step, attention = contenders[name]
+            storage = step.memory.storage
+            runner, before = ModelRunner(model, storage, attention), storage.bytes_gathered
             time.sleep(PAUSE)
             began = time.perf_counter()
-            logits[name] = steps[name].run()
+            logits[name] = step.run(runner)
             if number >= 0:
                 samples[name].append(time.perf_counter() - began)
+            gathered[name] = storage.bytes_gathered - before
     difference = _compare(logits, model.dtype)
     seconds = {name: statistics.median(values) for name, values in samples.items()}
     return LongContext(
@@ -96,24 +116,33 @@ def measure_long_context(
         {name: value / seconds[ROWS] for name, value in seconds.items()},
         samples,
         difference,
-        steps[PAGES].num_scattered / batch,
+        pages.num_scattered / batch,
+        gathered,
     )
 
 
 def _memories(
     model: Qwen3ForCausalLM, batch: int, context: int, block_size: int
-) -> dict[str, Memory]:
-    """Rows and pages that hold exactly these contexts, each in the layout that it has by itself."""
+) -> tuple[StaticKVCache, PagedKVCache, PagedKVCache]:
+    """Rows and pages that hold exactly these contexts, each in the layout that is best for it.
+
+    Whoever gathers copies one slot at a time, and wants a slot's heads side by side. Whoever reads
+    in place multiplies with one head's block, and wants a head's slots side by side.
+    """
     rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
-    pages = PagedKVCache.from_config(
-        model.config,
-        block_size=block_size,
-        num_blocks=batch * -(-context // block_size),
-        dtype=model.dtype,
-        device=model.device,
-        prefix_caching=False,
+    gathered, in_place = (
+        PagedKVCache.from_config(
+            model.config,
+            block_size=block_size,
+            num_blocks=batch * -(-context // block_size),
+            dtype=model.dtype,
+            device=model.device,
+            slots_first=slots_first,
+            prefix_caching=False,
+        )
+        for slots_first in (True, False)
     )
-    return {ROWS: StaticKVCache.from_config(model.config, rows), PAGES: pages}
+    return StaticKVCache.from_config(model.config, rows), gathered, in_place
 
 
 class _Step:
@@ -124,7 +153,7 @@ class _Step:
     """
 
     def __init__(self, model: Qwen3ForCausalLM, memory: Memory, batch: int, context: int) -> None:
-        self.memory, self.runner = memory, ModelRunner(model, memory.storage)
+        self.memory = memory
         draw = random.Random(0)
         ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]
         self.requests = [Request(f"r{i}", own[:1]) for i, own in enumerate(ids)]
@@ -151,9 +180,9 @@ class _Step:
             scheduled.append(ScheduledRequest(request, 1, room))
         return scheduled
 
-    def run(self) -> Tensor:
+    def run(self, runner: ModelRunner) -> Tensor:
         """Allocation, batch and forward → logits [batch, V]."""
-        output = self.runner.run(self.plan())
+        output = runner.run(self.plan())
         if output.faults:
             raise ValueError(f"the step could not be run: {output.faults}")
         return output.logits

@@ -201,9 +201,12 @@ def memory_table(cost: MemoryCost) -> str:
     text += _race_lines(prefix, prefix.ratio)
     first = f"batch {long.batch} at {long.context}"
     about = f"one decode step, {cost.long_shape}"
-    text += ["", _line(first, ["", "ms", "÷rows"], [], about)]
+    text += ["", _line(first, ["ms", "÷rows", "÷pages"], [], about)]
     for name, seconds in long.seconds.items():
-        text.append(_line(name, ["", f"{seconds * 1000:.1f}", f"{long.ratio[name]:.2f}×"], [], ""))
+        ratios = (seconds / long.seconds[other] for other in ("rows", "pages"))
+        cells = [f"{seconds * 1000:.1f}", *(f"{ratio:.2f}×" for ratio in ratios)]
+        copied = f"{long.gathered[name] / 1e6:.3g} MB of K and V copied"
+        text.append(_line(name, cells, [], copied))
     titles = ["allocate", "commit", "free", "together"]
     text += ["", _line("µs per running request", titles, [], "")]
     for own in cost.allocation:

@@ -51,6 +51,7 @@ class KVStorage:
         self._k_of, self._v_of = list(self.k), list(self.v)
         self._scratch = [self.k.new_empty(0), self.v.new_empty(0)]
         self.device = self.k.device
+        self.bytes_gathered = 0  # of K and V that `read` copied, since this was made
 
     @property
     def num_bytes(self) -> int:
@@ -103,10 +104,12 @@ class KVStorage:
             start, length = slots.start, slots.stop - slots.start
             k = k.narrow(self._slot_axis, start, length)
             v = v.narrow(self._slot_axis, start, length)
-        elif keep:
-            k, v = self._gather(0, k, slots), self._gather(1, v, slots)
         else:
-            k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
+            if keep:
+                k, v = self._gather(0, k, slots), self._gather(1, v, slots)
+            else:
+                k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
+            self.bytes_gathered += k.nbytes + v.nbytes
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
     def update(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
@@ -24,8 +23,8 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.lab.workload import Arrival, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
@@ -140,7 +139,8 @@ class Dial:
     def at(self, position: Position) -> DialPoint:
         """Run all requests there, once, and count."""
         recorder = Recorder()
-        runner = _Gathering(self.model, self.storage)
+        runner = ModelRunner(self.model, self.storage)
+        gathered = self.storage.bytes_gathered
         outputs, _ = self._serve(self.memory_at(position, recorder), runner)
         trace = recorder.trace()
         history = PoolHistory.of(trace)
@@ -154,7 +154,7 @@ class Dial:
             tokens_found=sum(found),
             preemptions=sum(isinstance(e, events.Preempted) for e in trace.events),
             tokens_run=runner.num_tokens,
-            bytes_gathered=runner.num_bytes,
+            bytes_gathered=self.storage.bytes_gathered - gathered,
             tokens_equal=[o.outputs[0].token_ids for o in outputs] == self.expected,
         )
 
@@ -241,22 +241,6 @@ def sharing(
 
 
 # -- what watches ---------------------------------------------------------------------------------
-
-
-class _Gathering(ModelRunner):
-    """Counts the bytes that reading a step's contexts copies: slices are views and cost none."""
-
-    def __init__(self, model: Qwen3ForCausalLM, storage: KVStorage) -> None:
-        super().__init__(model, storage)
-        self.bytes_per_token, self.num_bytes = storage.spec.bytes_per_token, 0
-
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
-        """As ModelRunner.run."""
-        for one in scheduled:
-            slots = one.allocation.context_slots
-            if isinstance(slots, torch.Tensor):  # K and V, in every layer
-                self.num_bytes += slots.numel() * self.bytes_per_token
-        return super().run(scheduled)
 
 
 def _best(runs: Sequence[Measured]) -> Measured:

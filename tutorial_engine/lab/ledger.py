@@ -9,18 +9,29 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
+from tutorial_engine.engine.runner import (
+    CachedRunner,
+    ModelRunner,
+    RecomputeRunner,
+    Runner,
+    make_runner,
+)
+from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
@@ -29,6 +40,8 @@ from tutorial_engine.trace.events import Admitted, Event, Forked, Preempted, Rec
 REFERENCE = "no cache"
 SAFE_MARGIN = 1e-3  # top1 − top2 above this: rounding cannot swap two tokens
 BLOCK_SIZES = (1, 4, 16, 256)
+
+MakeMemory = Callable[[int, Recorder], KVCacheManager]  # (tokens that it should hold, trace)
 
 
 class LedgerPath(Protocol):
@@ -256,19 +269,10 @@ def memory_paths(
     tokens.
     """
 
-    def path(make_memory: Callable[[int, Recorder], KVCacheManager], **does: Any) -> LedgerPath:
+    def path(make_memory: MakeMemory, **does: Any) -> LedgerPath:
         return memory_path(model, make_memory, max_len, budget, **does)
 
-    def pages(size: int, prefix_caching: bool = False) -> Callable[[int, Recorder], PagedKVCache]:
-        return lambda num_tokens, trace: PagedKVCache.from_config(
-            model.config,
-            block_size=size,
-            num_blocks=-(-num_tokens // size),
-            dtype=model.dtype,
-            device=model.device,
-            prefix_caching=prefix_caching,
-            trace=trace,
-        )
+    pages = partial(_pages, model)
 
     def cells(num_tokens: int, trace: Recorder) -> CellKVCache:
         return CellKVCache.from_config(
@@ -287,21 +291,56 @@ def memory_paths(
     }
 
 
+def in_place_paths(
+    model: Qwen3ForCausalLM, max_len: int = 128, budget: int = 64
+) -> dict[str, LedgerPath]:
+    """Name → path on pages whose blocks attention reads in place: by the loop, and many at a time.
+
+    They need what `memory_paths` need. ValueError if one of them copied K or V.
+    """
+    pages, paths = partial(_pages, model), dict[str, LedgerPath]()
+    for name, backend in (("loop", NaivePagedAttention), ("many blocks", PagedAttention)):
+        path = partial(memory_path, model, max_len=max_len, budget=budget, in_place=backend)
+        paths |= {
+            **{f"in place, {name}, blocks of {size}": path(pages(size)) for size in BLOCK_SIZES},
+            f"in place, {name}, chunked": path(pages(4), budget=4),
+            f"in place, {name}, prefix cache, warm": path(pages(4, prefix_caching=True), warm=True),
+            f"in place, {name}, preempted": path(pages(2), scarce=True),
+            f"in place, {name}, forked": path(pages(4), forked=True),
+        }
+    return paths
+
+
+def _pages(model: Qwen3ForCausalLM, block_size: int, prefix_caching: bool = False) -> MakeMemory:
+    """Makes a pool for a model, of as many blocks as the tokens need."""
+    return lambda num_tokens, trace: PagedKVCache.from_config(
+        model.config,
+        block_size=block_size,
+        num_blocks=-(-num_tokens // block_size),
+        dtype=model.dtype,
+        device=model.device,
+        prefix_caching=prefix_caching,
+        trace=trace,
+    )
+
+
 def memory_path(
     model: Qwen3ForCausalLM,
-    make_memory: Callable[[int, Recorder], KVCacheManager],
+    make_memory: MakeMemory,
     max_len: int,
     budget: int,
     *,
+    in_place: Callable[[Any], AttentionBackend] | None = None,
     warm: bool | None = None,
     scarce: bool = False,
     forked: bool = False,
 ) -> LedgerPath:
     """Through an engine on a memory. ValueError if it did not do what its name says.
 
-    `make_memory` is told how many tokens it should hold. `warm`: all prompts were served before,
-    and are found. `scarce`: the memory holds one request, so that others give way and are computed
-    again. `forked`: two continuations of each prompt, and the logits are the second one's.
+    `make_memory` is told how many tokens it should hold. `in_place`: a backend that is made of the
+    memory, and copies no K or V. `warm`: all prompts were served before, and are found. `scarce`:
+    the memory holds one request, so that others give way and are computed again. `forked`: two
+    continuations of each prompt, and the logits are the second one's.
     """
     samples = 2 if forked else 1
 
@@ -313,12 +352,18 @@ def memory_path(
         config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=budget)
         recorder = Recorder()
         memory = make_memory(room, recorder)
-        engine = LLMEngine(model, config=config, memory=memory)
+        backend = None if in_place is None else in_place(memory)
+        runner = ModelRunner(model, memory.storage, backend)
+        engine = LLMEngine(model, config=config, memory=memory, runner=runner)
         if warm:
             engine.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True))
         before = len(recorder.events)
         logits = engine_path(lambda: engine, samples=samples)(prompts, num_tokens, tokens)
         check(recorder.events[before:])
+        if in_place is not None:
+            assert isinstance(memory.storage, KVStorage), "there are blocks to read"
+            if copied := memory.storage.bytes_gathered:
+                raise ValueError(f"{copied} bytes of K and V were copied: it is not in place")
         return logits
 
     def check(events: Sequence[Event]) -> None:

@@ -134,6 +134,14 @@ class Batch:
         return len(self.seq_starts) - 1
 
     @property
+    def context_lens(self) -> tuple[int, ...]:
+        """Tokens that each sequence reads, the new ones included; vLLM calls it seq_lens."""
+        return tuple(
+            slots.stop - slots.start if isinstance(slots, slice) else slots.numel()
+            for slots in self.context_slots
+        )
+
+    @property
     def last_token_indices(self) -> tuple[int, ...]:
         """Row of each sequence's last token: the rows whose logits choose the next tokens."""
         return tuple(end - 1 for end in self.seq_starts[1:])

@@ -1,0 +1,532 @@
+"""Attention in blocks: the textbook's answer, from blocks that are read where they are.
+
+One layer by hand: sequences that grow in chunks, fork, give way and come back, on pools of NaN. In
+the ledger and in the property runs the same backends serve whole engines.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from engines import one_thread, poison, random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tutorial_engine.cache import many_blocks
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.many_blocks import PagedAttention, Run, Sums, plan_reading, runs_of
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import (
+    NaivePagedAttention,
+    attend_in_blocks,
+    tables_of,
+)
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.model.attention import (
+    AttentionBackend,
+    causal_mask,
+    fast_attention,
+    naive_attention,
+)
+from tutorial_engine.model.batch import Batch
+
+HEADS, KV_HEADS, DIM, V_DIM = 6, 2, 8, 5
+BLOCK_SIZES = (1, 4, 16, 256)
+IN_PLACE: dict[str, Callable[[PagedKVCache], AttentionBackend]] = {
+    "in a loop": NaivePagedAttention,
+    "many at a time": PagedAttention,
+}
+BACKENDS: dict[str, Callable[[PagedKVCache], AttentionBackend]] = {
+    "gathered": lambda memory: fast_attention(torch.device("cpu"), memory.storage),
+    **IN_PLACE,
+}
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+in_place = pytest.mark.parametrize("backend", IN_PLACE)
+LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread(), torch.inference_mode():
+        yield
+
+
+def spec_of(
+    layers: int, kv_heads: int = KV_HEADS, dtype: torch.dtype = torch.float32
+) -> KVCacheSpec:
+    """Keys and values of different sizes."""
+    return KVCacheSpec(
+        num_layers=layers, num_kv_heads=kv_heads, k_head_dim=DIM, v_head_dim=V_DIM, dtype=dtype
+    )
+
+
+def pages(
+    block_size: int,
+    num_blocks: int,
+    slots_first: bool = True,
+    kv_heads: int = KV_HEADS,
+    dtype: torch.dtype = torch.float32,
+    prefix_caching: bool = False,
+) -> PagedKVCache:
+    """One layer of NaN."""
+    spec = spec_of(1, kv_heads, dtype)
+    storage = KVStorage(spec, num_blocks * block_size, slots_first=slots_first)
+    return poison(PagedKVCache(storage, block_size, prefix_caching=prefix_caching))
+
+
+# -- the loop over blocks -------------------------------------------------------------------------
+
+
+@LAYOUTS
+@settings(deadline=None, max_examples=40)
+@given(
+    block_size=st.sampled_from(BLOCK_SIZES),
+    q_len=st.integers(1, 9),
+    cached=st.integers(0, 40),
+    group=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+)
+def test_loop_gives_what_the_textbook_gives(
+    slots_first: bool,
+    block_size: int,
+    q_len: int,
+    cached: int,
+    group: int,
+    kv_heads: int,
+    seed: int,
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    kv_len = q_len + cached
+    q = 2 * torch.randn(q_len, kv_heads * group, DIM, generator=draw)
+    k = 2 * torch.randn(kv_len, kv_heads, DIM, generator=draw)
+    v = torch.randn(kv_len, kv_heads, V_DIM, generator=draw)
+    num_blocks = -(-kv_len // block_size)
+    memory = pages(block_size, num_blocks + 3, slots_first, kv_heads)
+    table = torch.randperm(num_blocks + 3, generator=draw)[:num_blocks].tolist()
+    slots = [table[p // block_size] * block_size + p % block_size for p in range(kv_len)]
+    memory.storage.write(0, torch.tensor(slots), k, v)
+    k_pool, v_pool = (pool[0] for pool in memory.pages())
+    got = attend_in_blocks(q, k_pool, v_pool, table, kv_len)
+    want = naive_attention(q, k, v, causal_mask(q_len, kv_len)).out
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_running_softmax_by_hand() -> None:
+    """Scores 1, 2 and 5 in powers of two, in blocks of 2: the second block corrects the first."""
+    q = torch.full((1, 1, 1), torch.tensor(2.0).log().item())
+    k_pool = torch.tensor([5.0, float("nan"), 1.0, 2.0]).view(2, 1, 2, 1)
+    v_pool = torch.tensor([10.0, float("nan"), 1.0, 3.0]).view(2, 1, 2, 1)
+    out = attend_in_blocks(q, k_pool, v_pool, [1, 0], 3)
+    assert out.item() == pytest.approx((2 * 1 + 4 * 3 + 32 * 10) / (2 + 4 + 32))
+
+
+def test_scores_that_would_overflow_are_no_problem() -> None:
+    q, k_pool = torch.full((1, 1, 1), 100.0), torch.tensor([1.0, 2.0, 50.0, 3.0]).view(4, 1, 1, 1)
+    v_pool = torch.arange(4.0).view(4, 1, 1, 1)
+    for table in ([0, 1, 2, 3], [2, 0, 1, 3], [0, 1, 3, 2]):
+        assert attend_in_blocks(q, k_pool, v_pool, table, 4).item() == 2.0
+
+
+# -- sequences that live --------------------------------------------------------------------------
+
+
+class Story:
+    """Sequences in one memory, beside a plain record of all their K and V."""
+
+    def __init__(self, memory: PagedKVCache, backend: str, seed: int = 0) -> None:
+        self.memory, self.attention = memory, BACKENDS[backend](memory)
+        self.spec, self.generator = memory.storage.spec, torch.Generator().manual_seed(seed)
+        self.kv: dict[str, tuple[Tensor, Tensor]] = {}  # seq_id -> all its K and V
+        self.tokens: dict[str, list[int]] = {}
+        self.waiting: set[str] = set()  # forks: until they run, they may lose what they share
+        self.largest = 0.0  # difference to the textbook
+
+    def step(self, **new: int) -> bool:
+        """So many new tokens of each sequence in one batch; False if there is no room."""
+        allocations = []
+        for name, count in new.items():
+            ids = self.tokens.get(name, [])
+            done = 0 if name in self.waiting else len(ids)
+            allocation = self.memory.allocate(name, ids + [7] * count, done, count)
+            if allocation is None:
+                return False
+            allocations.append(allocation)
+            if name in self.waiting:
+                done = allocation.first_position
+                self.kv[name] = tuple(x[:done] for x in self.kv[name])  # type: ignore[assignment]
+        self.waiting -= new.keys()
+        batch = Batch.from_allocations([[7] * n for n in new.values()], allocations, list(new))
+        shapes = (HEADS, DIM), (self.spec.num_kv_heads, DIM), (self.spec.num_kv_heads, V_DIM)
+        drawn = (torch.randn(batch.num_tokens, *s, generator=self.generator) for s in shapes)
+        q, k, v = (x.to(self.spec.dtype) for x in drawn)
+        out = self.attention.attend(0, 3 * q, k, v, batch)
+        assert out.shape == (batch.num_tokens, HEADS, V_DIM) and out.dtype == self.spec.dtype
+        parts = (x.split(batch.query_lens) for x in (3 * q, k, v, out))
+        for name, q_s, k_s, v_s, out_s in zip(new, *parts, strict=True):
+            old = self.kv.get(name, (k_s[:0], v_s[:0]))
+            self.kv[name] = torch.cat((old[0], k_s)), torch.cat((old[1], v_s))
+            self.tokens[name] = [7] * len(self.kv[name][0])
+            self.memory.commit(name, self.tokens[name], len(self.tokens[name]))
+            mask = causal_mask(len(q_s), len(self.tokens[name]))
+            exact = [x.float() for x in (q_s, *self.kv[name])]
+            want = naive_attention(*exact, mask).out
+            difference = (out_s.float() - want).abs().max().item()
+            assert difference == difference, "NaN was read"
+            self.largest = max(self.largest, difference)
+        self.memory.check_integrity()
+        return True
+
+    def fork(self, parent: str, child: str, num_tokens: int) -> None:
+        self.memory.fork(parent, child, num_tokens)
+        self.tokens[child] = [7] * num_tokens
+        self.waiting.add(child)
+        self.kv[child] = tuple(x[:num_tokens] for x in self.kv[parent])  # type: ignore[assignment]
+
+    def free(self, name: str) -> None:
+        self.memory.free(name)
+        self.kv.pop(name, None)
+        self.tokens.pop(name, None)
+        self.waiting.discard(name)
+
+
+@every_backend
+@LAYOUTS
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_sequences_grow_fork_and_give_way(block_size: int, slots_first: bool, backend: str) -> None:
+    """Chunks beside decodes, blocks that are shared and then copied, and blocks taken over."""
+    story = Story(pages(block_size, max(8, 400 // block_size), slots_first), backend)
+    assert story.step(a=5, b=1) and story.step(a=3, b=9, c=70)
+    for _ in range(20):  # side by side: no block of a table has its neighbour there
+        assert story.step(a=1, b=1, c=1)
+    story.fork("a", "d", len(story.tokens["a"]))
+    story.fork("c", "e", 71)
+    for _ in range(3):
+        assert story.step(a=1, d=1, e=2, c=1)
+    story.free("b")
+    assert story.step(f=33, d=1) and story.step(f=1, a=1, d=7, c=1, e=1)
+    story.free("a")
+    story.free("d")
+    assert story.step(a=30, c=1)
+    assert story.largest < 1e-5, "not what the textbook gives"
+    scattered = block_size < 256  # blocks of 256 hold each sequence here
+    assert (story.memory.storage.bytes_gathered > 0) == (backend == "gathered" and scattered)
+
+
+@every_backend
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_any_story_comes_out_as_in_the_textbook(block_size: int, backend: str) -> None:
+    """Whatever comes, in a pool so small that sequences must go and be run again."""
+    went = 0
+    for seed in range(6):
+        draw = random.Random(seed)
+        memory = pages(block_size, max(5, 120 // block_size), draw.random() < 0.5)
+        story = Story(memory, backend, seed)
+        for _ in range(40):
+            names = draw.sample("abcdef", draw.randint(1, 4))
+            here = [name for name in names if name in story.tokens]
+            if here and draw.random() < 0.1 and (free := set("xyz") - story.tokens.keys()):
+                parent = draw.choice(here)
+                most = len(story.tokens[parent])
+                story.fork(parent, min(free), draw.randint(1, most))
+                names.append(min(free))
+            new = {name: 1 if draw.random() < 0.6 else draw.randint(1, 20) for name in names}
+            while not story.step(**new):
+                went += 1
+                gone = draw.choice(sorted(story.tokens.keys() | new.keys()))
+                story.free(gone)
+                new.pop(gone, None)
+                if not new:
+                    break
+        assert story.largest < 1e-5, seed
+    assert went > 6 or block_size == 256, "there was always room"
+
+
+@in_place
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_any_grouping_of_heads(kv_heads: int, backend: str) -> None:
+    story = Story(pages(4, 40, kv_heads=kv_heads), backend)
+    for new in ({"a": 11, "b": 2}, *[{"a": 1, "b": 1}] * 12, {"a": 6, "b": 1}):
+        assert story.step(**new)
+    assert story.largest < 1e-5, "not what the textbook gives"
+
+
+@every_backend
+def test_bf16_is_as_near_as_the_gathering_backend_is(backend: str) -> None:
+    """Numbers of 8 bits, up to about 3: what is rounded is 2 ** -8 of them, a few times."""
+    story = Story(pages(4, 60, dtype=torch.bfloat16), backend)
+    for new in ({"a": 50, "b": 2}, *[{"a": 1, "b": 1}] * 30, {"a": 40, "b": 1}):
+        assert story.step(**new)
+    assert 1e-4 < story.largest < 0.05
+
+
+@in_place
+def test_prefix_hits_are_read_where_somebody_else_wrote_them(backend: str) -> None:
+    memory = pages(4, 40, prefix_caching=True)
+    story = Story(memory, backend)
+    assert story.step(a=18)
+    story.kv["b"], story.tokens["b"] = tuple(x[:16] for x in story.kv["a"]), [7] * 16  # type: ignore[assignment]
+    found = memory.allocate("b", [7] * 20, 0, 4)
+    assert found is not None and found.first_position == 16
+    assert memory.blocks.tables["b"][:4] == memory.blocks.tables["a"][:4]
+    assert story.step(b=4, a=1) and story.step(b=1, a=1)
+    assert story.largest < 1e-5, "not what the textbook gives"
+
+
+# -- nothing is copied ----------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    """Bytes of new tensors made of a pool's K and V, other than their products."""
+
+    ALLOWED = ("bmm", "scaled_dot_product_attention", "index_copy_", "new_empty")
+
+    def __init__(self, storage: KVStorage) -> None:
+        super().__init__()
+        self.pools = {x.untyped_storage().data_ptr() for x in (storage.k, storage.v)}
+        self.copied, self.used = 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [*args, *(kwargs or {}).values()]
+        if any(self.is_pool(x) for x in given) and isinstance(out, Tensor):
+            self.used.add(func.__name__)
+            if not self.is_pool(out) and not any(name in str(func) for name in self.ALLOWED):
+                self.copied += out.nbytes
+        return out
+
+    def is_pool(self, x: object) -> bool:
+        return isinstance(x, Tensor) and x.untyped_storage().data_ptr() in self.pools
+
+
+@LAYOUTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_counters_agree_on_what_is_copied(slots_first: bool, dtype: torch.dtype) -> None:
+    """What PyTorch is asked to do with the pool, and what the storage counts."""
+    found = {}
+    for backend in BACKENDS:
+        story = Story(pages(4, 90, slots_first, dtype=dtype), backend)
+        with Watch(story.memory.storage) as watch:
+            for new in ({"a": 30, "b": 2}, *[{"a": 1, "b": 1, "c": 1}] * 20, {"a": 9, "b": 1}):
+                assert story.step(**new)
+        assert watch.used, "the pool was not looked at"
+        found[backend] = watch.copied, story.memory.storage.bytes_gathered
+    copied = found.pop("gathered")
+    assert copied[0] == copied[1] > 0
+    assert set(found.values()) == {(0, 0)}
+
+
+def test_gathered_bytes_are_those_of_scattered_contexts() -> None:
+    memory = pages(2, 20)
+    story = Story(memory, "gathered")
+    assert story.step(a=4, b=4) and memory.storage.bytes_gathered == 0, "neighbours: views"
+    assert story.step(a=1, b=1)
+    per_token = memory.storage.spec.bytes_per_token
+    assert memory.storage.bytes_gathered == 2 * 5 * per_token
+    assert story.step(a=1) and memory.storage.bytes_gathered == (2 * 5 + 6) * per_token
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+
+def no_correction(self: Sums, other: Sums) -> Sums:
+    return Sums(torch.maximum(self.m, other.m), self.l + other.l, self.acc + other.acc)
+
+
+def whole_blocks(self: PagedAttention, layer: int, run: Run, kv_len: int) -> Any:
+    return RIGHT_VIEW(self, layer, run, kv_len + self.memory.block_size)
+
+
+def all_neighbours(table: Sequence[int], leave_out: Sequence[int] = ()) -> list[Run]:
+    return [Run(run.first, table[0] + run.first, run.length) for run in runs_of(table, leave_out)]
+
+
+def blocks_backwards(memory: PagedKVCache, batch: Batch) -> list[list[int]]:
+    return [table[::-1] for table in tables_of(memory, batch)]
+
+
+def one_query_for_all(own: Sequence[Sequence[int]], device: torch.device) -> Any:
+    right = RIGHT_SCATTERED(own, device)
+    return right._replace(reader=torch.zeros_like(right.reader))
+
+
+def all_are_there(own: Sequence[Sequence[int]], device: torch.device) -> Any:
+    right = RIGHT_SCATTERED(own, device)
+    return right._replace(missing=torch.zeros_like(right.missing))
+
+
+RIGHT_VIEW, RIGHT_SCATTERED = PagedAttention._view, many_blocks._scattered
+BUGS: dict[str, tuple[object, str, Any]] = {
+    "sums are not corrected": (Sums, "merge", no_correction),
+    "the rest of the last block is read": (PagedAttention, "_view", whole_blocks),
+    "the table is not followed": (many_blocks, "runs_of", all_neighbours),
+    "the table is read backwards": (many_blocks, "tables_of", blocks_backwards),
+    "every block gets the first query": (many_blocks, "_scattered", one_query_for_all),
+    "missing blocks count": (many_blocks, "_scattered", all_are_there),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, wrong = BUGS[bug]
+    test_sequences_grow_fork_and_give_way(4, True, "many at a time")
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError, match=r"NaN was read|not what the textbook gives"):
+        test_sequences_grow_fork_and_give_way(4, True, "many at a time")
+
+
+# -- many blocks at a time ------------------------------------------------------------------------
+
+
+def test_runs_are_neighbours_in_table_and_pool() -> None:
+    assert runs_of([]) == []
+    assert runs_of([4, 5, 6, 2, 3, 9]) == [Run(0, 4, 3), Run(3, 2, 2), Run(5, 9, 1)]
+    assert runs_of([4, 5, 6, 7], leave_out=[5]) == [Run(0, 4, 1), Run(2, 6, 2)]
+    assert runs_of([4, 9, 5], leave_out=[9]) == [Run(0, 4, 1), Run(2, 5, 1)], "not one run"
+
+
+def test_sums_can_be_merged_in_any_order() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, v = 9 * torch.randn(2, 3, 12, generator=draw), torch.randn(2, 12, 5, generator=draw)
+    parts = [Sums.of(scores[..., i : i + 3], v[:, i : i + 3]) for i in (0, 3, 6, 9)]
+    want = scores.softmax(-1) @ v
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        a, b, c, d = (parts[i] for i in order)
+        for sums in (a.merge(b).merge(c).merge(d), a.merge(b).merge(c.merge(d))):
+            torch.testing.assert_close(sums.acc / sums.l, want)
+
+
+def planned(memory: PagedKVCache, *new: tuple[str, int]) -> Any:
+    """The plan for the newest tokens of some sequences: so many of each are computed."""
+    allocations = [memory.allocate(name, [7] * (done + 1), done, 1) for name, done in new]
+    assert None not in allocations
+    names = [name for name, _ in new]
+    return plan_reading(memory, Batch.from_allocations([[7]] * len(new), allocations, names))  # type: ignore[arg-type]
+
+
+def grown(memory: PagedKVCache, names: Sequence[str], num_tokens: int) -> None:
+    """Sequences that grew side by side."""
+    for done in range(num_tokens):
+        for name in names:
+            assert memory.allocate(name, [7] * (done + 1), done, 1)
+            memory.commit(name, [7] * (done + 1), done + 1)
+
+
+def test_what_lies_alone_is_read_at_once_and_the_open_block_by_itself() -> None:
+    memory = pages(2, 40)
+    grown(memory, "ab", 7)
+    plan = planned(memory, ("a", 7), ("b", 7))
+    assert memory.blocks.tables == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
+    assert plan.asking == [0, 1] and plan.runs == [[Run(3, 6, 1)], [Run(3, 7, 1)]]
+    assert plan.scattered.blocks == slice(0, 6)
+    assert plan.scattered.reader.tolist() == [0, 1, 0, 1, 0, 1]
+    assert plan.scattered.own.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert not plan.scattered.missing.any()
+
+
+def test_blocks_of_several_readers_are_read_by_each() -> None:
+    memory = pages(2, 40)
+    grown(memory, "ab", 6)
+    memory.fork("a", "c", 6)
+    plan = planned(memory, ("a", 6), ("b", 6), ("c", 6))
+    assert plan.asking == [1] and plan.scattered.own.tolist() == [[0, 2, 4]]
+    shared = plan.runs[0][:3]
+    assert shared == plan.runs[2][:3] == [Run(0, 0, 1), Run(1, 2, 1), Run(2, 4, 1)]
+
+
+def test_a_part_of_the_pool_that_is_mostly_others_is_not_read_at_once() -> None:
+    memory = pages(1, 40)
+    grown(memory, "abcd", 5)
+    assert planned(memory, ("a", 5), ("b", 5), ("c", 5)).asking == [0, 1, 2]
+    assert planned(memory, ("a", 5)).asking == []
+
+
+@pytest.mark.parametrize("what", ["ask_scattered", "attend_to_views", "one_sequence"])
+def test_each_way_of_reading_is_taken(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the very story that is compared with the textbook above."""
+    calls = []
+    owner: Any = many_blocks.fast_attention(torch.device("cpu")).__class__
+    owner = owner if what == "one_sequence" else many_blocks
+    right = getattr(owner, what)
+
+    def counting(*args: Any) -> Any:
+        calls.append(args)
+        return right(*args)
+
+    monkeypatch.setattr(owner, what, counting)
+    test_sequences_grow_fork_and_give_way(4, True, "many at a time")
+    assert len(calls) >= 3
+
+
+def test_one_plan_serves_all_layers_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def counting(*args: Any) -> Any:
+        plans.append(plan_reading(*args))
+        return plans[-1]
+
+    monkeypatch.setattr(many_blocks, "plan_reading", counting)
+    storage = KVStorage(spec_of(3), 80)
+    memory = poison(PagedKVCache(storage, 2))
+    attention = PagedAttention(memory)
+    grown(memory, "ab", 7)
+    for _ in range(2):
+        allocations = [memory.allocate(name, [7] * 8, 7, 1) for name in "ab"]
+        batch = Batch.from_allocations([[7], [7]], allocations, ["a", "b"])  # type: ignore[arg-type]
+        for layer in range(3):
+            k, v = torch.randn(2, KV_HEADS, DIM), torch.randn(2, KV_HEADS, V_DIM)
+            attention.attend(layer, torch.randn(2, HEADS, DIM), k, v, batch)
+    assert len(plans) == 2
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@in_place
+def test_what_is_not_in_this_memory_is_refused(backend: str) -> None:
+    here, elsewhere = Story(pages(4, 9), backend), Story(pages(4, 9), backend)
+    assert here.step(a=3) and elsewhere.step(b=3)
+    here.attention = elsewhere.attention
+    with pytest.raises(ValueError, match=r"sequence a has no blocks .* only \['b'\] have"):
+        here.step(a=1)
+
+
+@in_place
+def test_a_runner_of_another_memory_is_refused(backend: str) -> None:
+    model = random_model()
+    here, elsewhere = (PagedKVCache.from_config(model.config, num_blocks=4) for _ in range(2))
+    ModelRunner(model, here.storage, IN_PLACE[backend](here))
+    with pytest.raises(ValueError, match="does not read this memory"):
+        ModelRunner(model, elsewhere.storage, IN_PLACE[backend](here))
+
+
+@every_backend
+def test_no_step_mixes_devices(backend: str) -> None:
+    """On the meta device nothing is computed, and tensors of another device are refused."""
+    memory = PagedKVCache(KVStorage(spec_of(1), 160, "meta"), 4)
+    attention = BACKENDS[backend](memory)
+    done = dict.fromkeys("ab", 0)
+    for new in ({"a": 9, "b": 70}, *[{"a": 1, "b": 1}] * 9, {"a": 5, "b": 1}):
+        allocations = [memory.allocate(s, [7] * (done[s] + n), done[s], n) for s, n in new.items()]
+        ids = [[7] * n for n in new.values()]
+        batch = Batch.from_allocations(ids, allocations, list(new), "meta")  # type: ignore[arg-type]
+        shapes = (HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, V_DIM)
+        q, k, v = (torch.empty(batch.num_tokens, *own, device="meta") for own in shapes)
+        out = attention.attend(0, q, k, v, batch)
+        assert out.is_meta and out.shape == (batch.num_tokens, HEADS, V_DIM)
+        done = {s: done[s] + n for s, n in new.items()}
+        for s in new:
+            memory.commit(s, [7] * done[s], done[s])
+
+
+@in_place
+def test_a_batch_without_slots_is_refused(backend: str) -> None:
+    story = Story(pages(4, 9), backend)
+    q, k, v = torch.zeros(2, HEADS, DIM), torch.zeros(2, KV_HEADS, DIM), torch.zeros(2, 2, V_DIM)
+    with pytest.raises(ValueError, match="no slots"):
+        story.attention.attend(0, q, k, v, Batch.from_sequences([[1, 2]]))
