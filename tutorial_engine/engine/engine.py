@@ -70,8 +70,9 @@ class LLMEngine:
     """Serves many requests, each as if it were alone. For one thread.
 
     What a step brings is delivered once: by `step()`, or by the `generate` or `stream` that the
-    request came with. Scheduler, memory, clock and runner can be exchanged. A Recorder gets the
-    trace: `trace` for the rows that the engine makes; a memory of your own is made with its own.
+    request came with. Scheduler, memory, clock and runner can be exchanged; a memory serves one
+    engine at a time. A Recorder gets the trace: `trace` for the rows that the engine makes; a
+    memory of your own is made with its own. ValueError for what does not fit together.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class LLMEngine:
         self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
         self._in_step = False
+        self._take_memory()
         self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
@@ -176,10 +178,31 @@ class LLMEngine:
         samples = {sample.request_id: sample for sample in group.samples}
         if here := sorted(samples.keys() & self.requests.keys()):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
+        if self.memory.user is not self:
+            self._take_memory()
         for sample in group.samples:
             sample.arrival = arrival
         self.scheduler.add(group.samples[0])
         self.requests |= samples
+
+    def _take_memory(self) -> None:
+        """From now on it is this engine's. ValueError while it serves another one, or holds things.
+
+        Requests of two engines have the same names: each would write over the other's.
+        """
+        user, held = self.memory.user, self.memory.seq_ids
+        if isinstance(user, LLMEngine) and user.scheduler.has_unfinished:
+            raise ValueError(
+                f"this memory serves another engine (memory.user), whose requests "
+                f"{sorted(user.requests)} are not over: let it finish or abort them, or give each "
+                "engine a memory of its own"
+            )
+        if held:
+            raise ValueError(
+                f"this memory holds the sequences {list(held)}, which are not this engine's: free "
+                "them (memory.free(name)), or give the engine a memory of its own"
+            )
+        self.memory.user = self
 
     def abort(self, request_id: str) -> None:
         """End a request in any state, now, with all its samples. The end comes like a token."""
@@ -227,10 +250,19 @@ class LLMEngine:
             if self.trace is not None:
                 self.trace.record(StepBegan)
             scheduled = self.scheduler.schedule()
-            assert scheduled, "a step without tokens: the scheduler is stuck"
+            if not scheduled:
+                raise RuntimeError(self._why_nothing_runs())
             if self.trace is not None:
                 self.trace.record(Planned)
         return scheduled
+
+    def _why_nothing_runs(self) -> str:
+        left = [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]
+        return (
+            f"{type(self.scheduler).__name__}.schedule planned nothing, and {left} are not over: "
+            "either one of its methods refuses all of them (is a `return` missing?), or the memory "
+            "has no room for one of them alone; abort them, or mend it"
+        )
 
     def _sample(self, output: ModelOutput) -> dict[str, SampledToken | Exception]:
         """The next token, by request id, of each request that is due one; or what went wrong."""

@@ -298,7 +298,11 @@ class Recorder:
 
     def record(self, kind: type[Event], *values: object) -> None:
         """Append an event of now; `values` are its fields after step and time."""
-        assert self._now is not None, "a recorder is bound by its engine before anything happens"
+        if self._now is None:
+            raise ValueError(
+                "this recorder has no clock yet: make the engine first (it binds its recorder), or "
+                "call bind(time.perf_counter, {}) where a memory is used by hand"
+            )
         self._events.append(kind(self.step, self._now(), *values))
 
     @property

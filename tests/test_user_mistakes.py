@@ -1,0 +1,246 @@
+"""A mistake of a user meets a sentence with the value and the fix, and the engine works on.
+
+Never an assertion, a raw TypeError, an endless loop or a wrong answer. What a single function
+refuses is tested beside it; here is what goes wrong between several parts.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from engines import one_thread, random_model
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import prefill
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
+from tutorial_engine.trace.events import Recorder
+
+FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
+PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
+MODEL = random_model()
+
+MEMORIES: dict[str, Callable[[], KVCacheManager]] = {
+    "rows": lambda: StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=4, max_len=20)),
+    "pages": lambda: PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=12),
+    "cells": lambda: CellKVCache.from_config(MODEL.config, 48),
+    "by cat": GrowingKVCache,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def right(prompts: list[list[int]], model: Qwen3ForCausalLM = MODEL) -> list[tuple[int, ...]]:
+    """What each prompt gives alone."""
+    return [generate(model, [ids], FIVE)[0].outputs[0].token_ids for ids in prompts]
+
+
+def said(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    return [output.outputs[0].token_ids for output in engine.generate(prompts, FIVE)]
+
+
+# -- one memory, two engines ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_memory_serves_one_engine_at_a_time(kind: str) -> None:
+    memory = MEMORIES[kind]()
+    first, second = LLMEngine(MODEL, memory=memory), LLMEngine(MODEL, memory=memory)
+    first.add_request(PROMPTS[0], FIVE)
+    for step in range(2):  # waiting, and then running
+        with pytest.raises(ValueError, match=r"another engine.*\['r0'\].*abort"):
+            second.generate(PROMPTS[1:], FIVE)
+        with pytest.raises(ValueError, match="another engine"):
+            second.add_request(PROMPTS[1], FIVE)
+        with pytest.raises(ValueError, match="another engine"):
+            LLMEngine(MODEL, memory=memory)
+        assert not second.requests and not second.has_unfinished_requests
+        if step == 0:
+            first.step()
+    (output,) = first.run()
+    assert [output.outputs[0].token_ids] == right(PROMPTS[:1])
+    for engine in (second, first, second):  # one after the other is no mistake
+        assert said(engine, PROMPTS) == right(PROMPTS)
+        engine.check_integrity()
+    assert memory.seq_ids == ()
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_what_a_dropped_engine_left_in_a_memory_is_named(kind: str) -> None:
+    memory = MEMORIES[kind]()
+    dropped = LLMEngine(MODEL, memory=memory)
+    dropped.add_request(PROMPTS[0], FIVE)
+    dropped.step()
+    del dropped
+    with pytest.raises(ValueError, match=r"\['r0'\] are not over.*memory of its own"):
+        LLMEngine(MODEL, memory=memory)
+    memory.user.abort("r0")  # type: ignore[attr-defined]
+    assert said(LLMEngine(MODEL, memory=memory), PROMPTS) == right(PROMPTS)
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_what_was_put_into_a_memory_by_hand_is_not_written_over(kind: str) -> None:
+    memory = MEMORIES[kind]()
+    prefill(MODEL, memory, [Request("r0", PROMPTS[0])])
+    assert memory.seq_ids == ("r0",)
+    with pytest.raises(ValueError, match=r"holds the sequences \['r0'\].*memory.free"):
+        LLMEngine(MODEL, memory=memory)
+    memory.free("r0")
+    assert said(LLMEngine(MODEL, memory=memory), PROMPTS) == right(PROMPTS)
+
+
+# -- a part of the learner's that forgets its `return`, or gives something else -------------------
+
+GIVEN: list[tuple[object, str]] = [
+    (None, "gave None.*a `return` missing"),
+    (7, "gave 7.*SampledToken is wanted"),
+    (1.5, "gave 1.5"),
+    (torch.tensor(7), r"gave tensor\(7\)"),
+    (SampledToken(None), "token_id must be an int"),  # type: ignore[arg-type]
+    (SampledToken(torch.tensor(7)), "token_id must be an int"),  # type: ignore[arg-type]
+    (SampledToken(97), "from 0 to 96"),
+    (SampledToken(-1), "from 0 to 96"),
+]
+
+
+class Own(Sampler):
+    """Gives something, in place of a token, from its second token on."""
+
+    given: object = None
+
+    def sample(self, logits: torch.Tensor) -> Any:
+        token = super().sample(logits)
+        return token if self.num_sampled < 2 else self.given
+
+
+@pytest.mark.parametrize(("given", "says"), GIVEN, ids=[repr(given) for given, _ in GIVEN])
+def test_a_sampler_that_gives_no_token_ends_its_request_alone(given: object, says: str) -> None:
+    sampler = Own(FIVE)
+    sampler.given = given
+    engine = LLMEngine(MODEL)
+    for i, ids in enumerate(PROMPTS):
+        engine.add_request(ids, FIVE, str(i), sampler=sampler if i == 1 else None)
+    outputs = {output.request_id: output for output in engine.run(max_steps=20)}
+    assert sorted(outputs) == ["0", "1", "2"] and not engine.has_unfinished_requests
+    want = right(PROMPTS)
+    for i in (0, 2):
+        assert outputs[str(i)].outputs[0].token_ids == want[i]
+    assert outputs["1"].outputs[0].finish_reason == "error"
+    assert re.search(f"Own.sample .*{says}", str(outputs["1"].error)), outputs["1"].error
+    assert said(engine, PROMPTS) == want
+
+
+@pytest.mark.parametrize("gives", [lambda logits, p: None, lambda logits, p: logits[:3]])
+def test_a_filter_that_gives_no_logits_is_named(gives: Any) -> None:
+    gives.__name__ = "top_p"
+    with pytest.raises(ValueError, match=r"filter top_p gave .*logits \[97\] are wanted"):
+        filter_logits(torch.zeros(97), SamplingParams(temperature=1.0), [gives])
+
+
+class NoReturn(Scheduler):
+    """`num_tokens_to_run` says nothing."""
+
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> Any:
+        super().num_tokens_to_run(request, plan)
+
+
+class Half(Scheduler):
+    """It says half a token."""
+
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> Any:
+        return 0.5
+
+
+class NoPlan(Scheduler):
+    """It plans, and forgets to say what."""
+
+    def schedule(self) -> Any:
+        super().schedule()
+
+
+class NoNext(Scheduler):
+    """Nobody's turn."""
+
+    def next_waiting(self) -> Any:
+        return None
+
+
+class NoAdmission(Scheduler):
+    """Nobody is let in."""
+
+    def may_admit(self, plan: StepPlan) -> Any:
+        super().may_admit(plan)
+
+
+POLICIES = [
+    (NoReturn, "NoReturn.num_tokens_to_run gave None .*a `return` missing"),
+    (Half, "Half.num_tokens_to_run gave 0.5"),
+    (NoPlan, r"NoPlan.schedule planned nothing, and \['r0'\].*`return`"),
+    (NoNext, "NoNext.next_waiting gave None"),
+    (NoAdmission, r"NoAdmission.schedule planned nothing, and \['r0'\]"),
+]
+
+
+@pytest.mark.parametrize(("policy", "says"), POLICIES)
+def test_a_policy_that_says_nothing_is_named(policy: type[Scheduler], says: str) -> None:
+    engine = LLMEngine(MODEL, scheduler=policy)
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        engine.generate(PROMPTS[:1], FIVE)
+    assert not engine.has_unfinished_requests and engine.memory.seq_ids == ()
+    engine.check_integrity()
+
+
+class Full(PagedKVCache):
+    """Has never room."""
+
+    def allocate(self, *args: Any) -> Any:
+        return None
+
+
+def test_a_memory_without_room_is_told_of() -> None:
+    memory = Full.from_config(MODEL.config, num_blocks=8)
+    engine = LLMEngine(MODEL, memory=memory)
+    engine.add_request(PROMPTS[0], FIVE)
+    with pytest.raises(RuntimeError, match=r"planned nothing.*memory has no room"):
+        engine.step()
+    engine.abort("r0")
+    assert [out.outputs[0].finish_reason for out in engine.run()] == ["abort"]
+
+
+# -- memory by hand -------------------------------------------------------------------------------
+
+
+def test_a_memory_used_by_hand_answers_with_sentences() -> None:
+    blocks = BlockManager(4, 2)
+    blocks.admit("a", [1, 2])
+    with pytest.raises(ValueError, match="sequence a has a table already"):
+        blocks.admit("a", [1, 2])
+    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+        blocks.extend("b", 0, 2)
+    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+        blocks.commit("b", [1, 2], 2)
+    blocks.check_integrity()
+    with pytest.raises(ValueError, match="says that 3 of its tokens are computed"):
+        GrowingKVCache().allocate("a", [1, 2, 3, 4], 3, 1)
+
+
+def test_a_recorder_without_an_engine_says_what_is_missing() -> None:
+    memory = PagedKVCache.from_config(MODEL.config, num_blocks=8, trace=Recorder())
+    with pytest.raises(ValueError, match="no clock yet: make the engine first"):
+        prefill(MODEL, memory, [Request("a", PROMPTS[0])])
