@@ -249,3 +249,12 @@ def test_a_replay_equals_the_live_scheduler_at_every_step(work: dict[str, Any]) 
     }
     tail = trace.events[sum(len(one.events) for one in history(trace)) :]
     assert (*chain(*(one.events for one in history(trace))), *tail) == trace.events
+
+
+def test_events_that_cannot_follow_each_other_are_named() -> None:
+    recorder = Recorder()
+    recorder.bind(lambda: 0.0, {})
+    recorder.record(Added, "a", (1, 2), 4, 0.0)
+    recorder.record(Preempted, "a")  # it never ran
+    with pytest.raises(ValueError, match=r"Preempted\(.*'a'\) cannot follow the events before it"):
+        list(history(recorder.trace()))

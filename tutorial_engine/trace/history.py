@@ -40,8 +40,14 @@ class Replay:
         return EngineState(tuple(self._waiting), tuple(self._running), dict(self._requests))
 
     def apply(self, event: Event) -> None:
-        """One event more. ValueError for a request that was never added."""
+        """One event more. ValueError for one that cannot follow what was before it."""
         self.step = event.step
+        try:
+            self._any(event)
+        except (ValueError, KeyError, IndexError) as error:
+            raise ValueError(f"{event} cannot follow the events before it: {error}") from error
+
+    def _any(self, event: Event) -> None:
         match event:
             case events.StepBegan():
                 self.scheduled.clear()  # of a step that was broken off
@@ -54,7 +60,7 @@ class Replay:
                 self._waiting.insert(place, request_id)
             case RequestEvent():
                 if event.request_id not in self._requests:
-                    raise ValueError(f"{event} is about a request that was never added")
+                    raise ValueError("this request was never added")
                 self._apply(event)
 
     def _apply(self, event: RequestEvent) -> None:
