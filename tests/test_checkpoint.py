@@ -1,6 +1,7 @@
 """Checkpoint files: every way to say the same loads the same, every damage is named."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -322,3 +323,33 @@ def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
         "assert torch.equal(before, torch.get_rng_state())"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+SILENT_HUB = """
+import os, socket, sys
+hub = socket.socket()
+hub.bind(("127.0.0.1", 0))
+hub.listen()  # it takes calls, and never answers
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
+os.environ["HF_HOME"], os.environ["HF_HUB_OFFLINE"] = sys.argv[1], "0"
+from tutorial_engine.model import checkpoint
+checkpoint.HUB_TIMEOUT = 0.3
+print(checkpoint.load_model("some/model").config.vocab_size)
+try:
+    checkpoint.load_model("nobody/has-this")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_hub_that_never_answers_does_not_hang(checkpoint: Path, tmp_path: Path) -> None:
+    """What is in its cache loads; what is not is refused with a clear word."""
+    commit = "0123456789" * 4
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(checkpoint, folder / "snapshots" / commit)
+    command = [sys.executable, "-c", SILENT_HUB, str(tmp_path)]
+    told = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
+    assert told.startswith("300\ncould not get 'nobody/has-this' from the hub (ReadTimeout")
+    assert "Use a local folder" in told

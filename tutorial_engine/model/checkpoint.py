@@ -21,6 +21,8 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 TINY = Path(__file__).parent.parent / "tiny" / "checkpoint"  # trained by us, ships with the package
 
+HUB_TIMEOUT = 10.0  # seconds for the hub to answer
+
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # "Where did q_proj go?": name in the file -> (name in our model, which part of its rows).
@@ -239,19 +241,35 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
         raise ValueError(
             f"no folder {name!r}, and hub ids look like owner/name, as in 'Qwen/Qwen3-0.6B'"
         )
-    from huggingface_hub import snapshot_download  # 0.3 s, and only hub ids need it
+    return _from_hub(name)
 
+
+def _from_hub(name: str) -> Path:
+    """The folder of a hub id: downloaded, or as it is in the cache when the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download  # 0.3 s, and only hub ids need it
+
+    problem = None
+    try:
+        # snapshot_download waits for ever for a hub that takes the call and does not answer
+        HfApi().repo_info(name, timeout=HUB_TIMEOUT)
+    except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
+        problem = error
     try:
         return Path(
             snapshot_download(
-                name, allow_patterns=["*.json", "*.jinja", "*.safetensors"], ignore_patterns=["*/*"]
+                name,
+                allow_patterns=["*.json", "*.jinja", "*.safetensors"],
+                ignore_patterns=["*/*"],
+                local_files_only=problem is not None,
             )
         )
-    except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
+    except Exception as error:
+        problem = problem or error
         raise ValueError(
-            f"could not get {name!r} from the hub ({type(error).__name__}: {error}). Offline? Use "
-            "a local folder, or checkpoint.TINY, which ships with the package"
-        ) from error
+            f"could not get {name!r} from the hub ({type(problem).__name__}: {problem}), and the "
+            "cache has it not. Offline? Use a local folder, or checkpoint.TINY, which ships with "
+            "the package"
+        ) from problem
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
