@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engines import one_thread, random_model
+from tokenizers import Tokenizer
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
@@ -26,7 +27,9 @@ from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
+from tutorial_engine.sampling.stopping import StopChecker
 from tutorial_engine.trace.events import Recorder
+from tutorial_engine.viz.attention_explorer import AttentionExplorer
 
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
@@ -244,3 +247,23 @@ def test_a_recorder_without_an_engine_says_what_is_missing() -> None:
     memory = PagedKVCache.from_config(MODEL.config, num_blocks=8, trace=Recorder())
     with pytest.raises(ValueError, match="no clock yet: make the engine first"):
         prefill(MODEL, memory, [Request("a", PROMPTS[0])])
+
+
+# -- half of a character --------------------------------------------------------------------------
+
+
+def test_a_lone_surrogate_blocks_no_explorer(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    explorer = AttentionExplorer(model, tokenizer, "One day")
+    shown = explorer.shown_caption
+    with pytest.raises(ValueError, match=r"prompt holds .* half of a character"):
+        explorer.set(prompt="One \ud800day")
+    assert explorer.value("prompt") == "One day" and explorer.shown_caption == shown
+    explorer.set(prompt="Two days")
+    assert explorer.value("prompt") == "Two days" and explorer.shown_caption != shown
+
+
+@pytest.mark.parametrize("made", [Sampler, StopChecker, lambda params: Request("a", [1], params)])
+@pytest.mark.parametrize("params", [5, {"max_tokens": 5}, "warm"])
+def test_params_of_another_kind_are_named(made: Any, params: Any) -> None:
+    with pytest.raises(ValueError, match=r"params must be SamplingParams\(.* got"):
+        made(params)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.params import SamplingParams, check_params
 
 # fp32 logits give probabilities to about 1e-7: closer to a limit than this counts as on it, or
 # 0.5 + 0.3 would reach 0.8 on some machines only.
@@ -111,6 +111,7 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
+        check_params(params)
         self.params = params
         self.num_sampled = 0
         self.filters = FILTERS

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.params import SamplingParams, check_params
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -73,6 +73,7 @@ class StopChecker:
         tokenizer: Tokenizer | None = None,
         max_new_tokens: int | None = None,
     ) -> None:
+        check_params(params)
         if params.stop and tokenizer is None:
             raise ValueError(f"stop strings {params.stop} need a tokenizer; or use stop_token_ids")
         if max_new_tokens is not None and max_new_tokens < 1:

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple, get_args
 
 FORMAT = 3  # of the JSON; raised when an old file could be misread
 MOST = 2**53  # for any number in a file: a float still counts in ones there
-SIZES = ("num_blocks", "block_size", "num_cells", "num_rows", "row_len")  # views count through them
-MOST_SLOTS = 10**7  # for each of them
+# settings that views count with, and the most that a file may say
+SIZES = {
+    **dict.fromkeys(("num_blocks", "block_size", "num_cells", "num_rows", "row_len"), 10**7),
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "max_model_len"), MOST),
+}
 
 Setting = int | float | str | bool | None
 
@@ -259,8 +262,8 @@ class Trace(NamedTuple):
                 "record the run again with this version"
             )
         for name, value in settings.items():
-            if name in SIZES and not (_is_whole(value) and 1 <= value <= MOST_SLOTS):
-                wanted = f"a whole number from 1 to {MOST_SLOTS}"
+            if name in SIZES and not (_is_whole(value) and 1 <= value <= SIZES[name]):
+                wanted = f"a whole number from 1 to {SIZES[name]}"
             elif not any(_fits(value, kind) for kind in (float, str, bool, type(None))):
                 wanted = f"a number below {MOST}, a text, true, false or null"
             else:
