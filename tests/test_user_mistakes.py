@@ -4,6 +4,7 @@ Never an assertion, a raw TypeError, an endless loop or a wrong answer. What a s
 refuses is tested beside it; here is what goes wrong between several parts.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.request import Request, StepOutput
 from tutorial_engine.engine.runner import prefill
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -224,6 +225,43 @@ def test_a_memory_without_room_is_told_of() -> None:
         engine.step()
     engine.abort("r0")
     assert [out.outputs[0].finish_reason for out in engine.run()] == ["abort"]
+
+
+# -- callbacks ------------------------------------------------------------------------------------
+
+
+async def coroutine(told: StepOutput) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.parametrize("bad", [5, "print", [], coroutine])
+def test_a_callback_that_cannot_be_called_is_refused_at_once(bad: Any) -> None:
+    engine = LLMEngine(MODEL)
+    with pytest.raises(ValueError, match="on_token is a plain function"):
+        engine.add_request(PROMPTS[0], FIVE, on_token=bad)
+    assert not engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize(
+    "ends", [SystemExit, GeneratorExit, asyncio.CancelledError, KeyboardInterrupt]
+)
+def test_a_callback_that_ends_the_program_is_heard_and_is_called_again(
+    ends: type[BaseException],
+) -> None:
+    told: list[StepOutput] = []
+
+    def callback(output: StepOutput) -> None:
+        told.append(output)
+        if len(told) == 2:
+            raise ends
+
+    engine = LLMEngine(MODEL)
+    engine.add_request(PROMPTS[0], FIVE, on_token=callback)
+    with pytest.raises(ends):
+        engine.run()
+    (output,) = engine.run()
+    assert tuple(one.token.token_id for one in told if one.token) == right(PROMPTS[:1])[0]
+    assert told[-1].output == output and len(told) == 5
 
 
 # -- memory by hand -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ queue.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 
 from tokenizers import Tokenizer
 
@@ -53,6 +54,10 @@ class Intake:
             raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
         if isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt):
             raise ValueError("this takes one prompt: call it once for each text, or use generate")
+        if on_token is not None and (not callable(on_token) or iscoroutinefunction(on_token)):
+            raise ValueError(
+                f"on_token is a plain function of one StepOutput (no coroutine), got {on_token!r}"
+            )
         params = SamplingParams() if params is None else params
         name = name or f"the prompt of request {request_id}"
         (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
@@ -106,22 +111,24 @@ def prompt_token_ids(
         raise ValueError(
             f"prompts are a text, or a list of texts or token id lists, got {_told(prompts)}"
         )
-    sequences = []
+    sequences: list[list[int]] = []
     for i, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
-            check_text(f"prompt {i}", prompt)
-            prompt = tokenizer.encode(prompt).ids
-        elif isinstance(prompt, int):
+        if isinstance(prompt, int):
             raise ValueError(
                 f"prompt {i} is the number {prompt}: pass a list of token id lists, [[1, 2, 3]]"
             )
-        elif not isinstance(prompt, Sequence) or isinstance(prompt, BYTES):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, BYTES):
             raise ValueError(f"prompt {i} must be a text or a list of ids, got {_told(prompt)}")
-        if len(prompt) == 0:
+        if not isinstance(prompt, str):
+            ids = list(prompt)
+        elif tokenizer is None:
+            raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
+        else:
+            check_text(f"prompt {i}", prompt)
+            ids = tokenizer.encode(prompt).ids
+        if not ids:
             raise ValueError(f"prompt {i} is empty: a prompt needs at least one token")
-        sequences.append(list(prompt))
+        sequences.append(ids)
     return sequences
 
 
