@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import BASE, HfQwen3, randomise
 from engines import one_thread, random_model
 from tokenizers import Tokenizer
+from transformers import Qwen3Config
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
@@ -21,10 +23,11 @@ from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.generate import generate, stream
 from tutorial_engine.engine.request import Request, StepOutput
-from tutorial_engine.engine.runner import prefill
+from tutorial_engine.engine.runner import make_runner, prefill
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
@@ -107,6 +110,37 @@ def test_what_was_put_into_a_memory_by_hand_is_not_written_over(kind: str) -> No
         LLMEngine(MODEL, memory=memory)
     memory.free("r0")
     assert said(LLMEngine(MODEL, memory=memory), PROMPTS) == right(PROMPTS)
+
+
+# -- one runner, two streams ----------------------------------------------------------------------
+
+
+def runners() -> list[Any]:
+    config = {**BASE, "max_position_embeddings": 64}
+    theirs = HfQwen3(Qwen3Config(**config)).eval()
+    randomise(theirs, 3)
+    return [make_runner(MODEL, num_seqs=3), TransformersRunner(theirs)]
+
+
+@pytest.mark.parametrize("runner", runners(), ids=["ours", "theirs"])
+def test_a_stream_does_not_go_on_where_another_one_has_begun(runner: Any) -> None:
+    alone = [generate(runner, [ids], FIVE)[0].outputs[0].token_ids for ids in PROMPTS]
+    first, second = (stream(runner, [ids], FIVE) for ids in PROMPTS[:2])
+    assert next(first).token.token_id == alone[0][0]  # type: ignore[union-attr]
+    begun = [next(second)]
+    with pytest.raises(ValueError, match=r"another generate or stream has begun on it: finish one"):
+        next(first)
+    begun += second
+    assert tuple(one.token.token_id for one in begun if one.token) == alone[1]
+    assert generate(runner, PROMPTS[:1], FIVE)[0].outputs[0].token_ids == alone[0]
+
+
+def test_without_a_cache_streams_of_a_runner_do_not_meet() -> None:
+    runner = make_runner(MODEL, use_cache=False)
+    streams = [stream(runner, [ids], FIVE) for ids in PROMPTS]
+    turns = [[next(one).token for one in streams] for _ in range(5)]
+    said = [tuple(token.token_id for token in own if token) for own in zip(*turns, strict=True)]
+    assert said == right(PROMPTS)
 
 
 # -- a part of the learner's that forgets its `return`, or gives something else -------------------
