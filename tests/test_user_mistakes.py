@@ -5,8 +5,14 @@ refuses is tested beside it; here is what goes wrong between several parts.
 """
 
 import asyncio
+import copy
+import pickle
 import re
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +34,7 @@ from tutorial_engine.engine.request import Request, StepOutput
 from tutorial_engine.engine.runner import make_runner, prefill
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
@@ -339,3 +346,64 @@ def test_a_lone_surrogate_blocks_no_explorer(model: Qwen3ForCausalLM, tokenizer:
 def test_params_of_another_kind_are_named(made: Any, params: Any) -> None:
     with pytest.raises(ValueError, match=r"params must be SamplingParams\(.* got"):
         made(params)
+
+
+# -- threads, copies, interrupts ------------------------------------------------------------------
+
+
+def test_another_thread_is_told_that_it_is_another_thread() -> None:
+    """Not that it is a callback; and a callback is told that it is one."""
+    engine, said = LLMEngine(MODEL), list[str]()
+    run = engine.runner.run
+
+    def generate_now() -> None:
+        with pytest.raises(RuntimeError) as error:
+            engine.generate(PROMPTS[1:2], FIVE)
+        said.append(str(error.value))
+
+    def run_beside_another(scheduled: Any) -> Any:
+        engine.runner.run = run  # type: ignore[method-assign]
+        thread = threading.Thread(target=generate_now)
+        thread.start()
+        thread.join()
+        generate_now()  # as a callback would
+        return run(scheduled)
+
+    engine.runner.run = run_beside_another  # type: ignore[method-assign]
+    assert [one.outputs[0].token_ids for one in engine.generate(PROMPTS[:1], FIVE)] == right(
+        PROMPTS[:1]
+    )
+    assert "another thread runs a step" in said[0] and "a callback cannot" in said[1]
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_a_prepacked_model_says_why_it_cannot_be_copied(
+    copied: Any, model: Qwen3ForCausalLM, checkpoint: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"prepacked model .* load_model\(..., prepack=False\)"):
+        copied(model)
+    copied(load_model(checkpoint, prepack=False))
+
+
+def test_the_weights_of_a_prepacked_model_can_be_saved(checkpoint: Path) -> None:
+    packed, plain = load_model(checkpoint), load_model(checkpoint, prepack=False)
+    assert packed.lm_head.is_packed
+    got, want = packed.state_dict(), plain.state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_an_interrupt_while_a_dropped_stream_is_closed_is_not_swallowed() -> None:
+    engine = LLMEngine(MODEL)
+    dropped = engine.stream(PROMPTS[:1], FIVE)
+    next(dropped)
+    abort = engine.abort
+
+    def interrupted(request_id: str) -> None:
+        abort(request_id)
+        signal.raise_signal(signal.SIGINT)
+
+    engine.abort = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        del dropped  # Python ignores what is raised in here
+        time.sleep(20)
+    assert engine.memory.seq_ids == () and not engine.requests

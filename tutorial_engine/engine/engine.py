@@ -4,6 +4,7 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -114,7 +115,7 @@ class LLMEngine:
         )
         self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
-        self._in_step = False
+        self._in_step, self._thread = False, 0  # who runs the step that is under way
         self._take_memory()
         self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
         if self.trace is not None:
@@ -227,8 +228,13 @@ class LLMEngine:
     def _step(self) -> None:
         """What an engine does: schedule, one forward for all, sample, update, deliver."""
         if self._in_step:
+            if self._thread != threading.get_ident():
+                raise RuntimeError(
+                    "another thread runs a step of this engine: an engine is for one thread; let "
+                    "the threads take turns (a lock), or give each an engine and a memory"
+                )
             raise RuntimeError("a step is under way: a callback cannot run another one")
-        self._in_step = True
+        self._in_step, self._thread = True, threading.get_ident()
         try:
             scheduled = self._schedule()
             if scheduled:
