@@ -257,18 +257,10 @@ class LLMEngine:
                 self.trace.record(StepBegan)
             scheduled = self.scheduler.schedule()
             if not scheduled:
-                raise RuntimeError(self._why_nothing_runs())
+                raise RuntimeError(self.scheduler.why_nothing_runs())
             if self.trace is not None:
                 self.trace.record(Planned)
         return scheduled
-
-    def _why_nothing_runs(self) -> str:
-        left = [r.request_id for r in (*self.scheduler.running, *self.scheduler.waiting)]
-        return (
-            f"{type(self.scheduler).__name__}.schedule planned nothing, and {left} are not over: "
-            "either one of its methods refuses all of them (is a `return` missing?), or the memory "
-            "has no room for one of them alone; abort them, or mend it"
-        )
 
     def _sample(self, output: ModelOutput) -> dict[str, SampledToken | Exception]:
         """The next token, by request id, of each request that is due one; or what went wrong."""

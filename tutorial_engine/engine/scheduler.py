@@ -212,6 +212,15 @@ class Scheduler:
             return wanted if wanted <= plan.budget else 0
         return min(wanted, plan.budget, cap or wanted)
 
+    def why_nothing_runs(self) -> str:
+        """For an error: what can have gone wrong where a step has nothing to run."""
+        left = [request.request_id for request in (*self.running, *self.waiting)]
+        return (
+            f"{type(self).__name__}.schedule planned nothing, and {left} are not over: either one "
+            "of its methods refuses all of them (is a `return` missing?), or the memory has no "
+            "room for one of them alone; abort them, or mend it"
+        )
+
     def _check_share(self, request: Request, num_tokens: object) -> None:
         """ValueError for what a policy may not say; 0 is: none of it in this step."""
         if num_tokens != 0 or isinstance(num_tokens, bool):
