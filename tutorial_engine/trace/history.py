@@ -68,10 +68,12 @@ class Replay:
         request = self._requests[request_id]
         match event:
             case events.Admitted(num_cached=found, cached_slots=slots):
+                self._check_known(request, found)
                 self._waiting.remove(request_id)
                 self._running.append(request_id)
                 request = request._replace(status="running", num_computed_tokens=found, slots=slots)
             case events.Scheduled():
+                self._check_known(request, event.first_position + len(event.slots))
                 self.scheduled[request_id] = event
             case events.Preempted():
                 self._running.remove(request_id)
@@ -107,6 +109,10 @@ class Replay:
             case events.BlockCached(block=block, hash=hash_):
                 self.hashes[block] = hash_
         self._requests[request_id] = request
+
+    def _check_known(self, request: RequestState, num_tokens: int) -> None:
+        if num_tokens > len(request.token_ids):
+            raise ValueError(f"{num_tokens} tokens of a request that has {len(request.token_ids)}")
 
     def _copied(self, event: events.BlockCopied, request: RequestState) -> RequestState:
         self._hold(event.block, True)
