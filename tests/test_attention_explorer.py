@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from explorers import caption_of, message_of, svg_of, tips, turn
+from explorers import caption_of, inside, items, message_of, place, svg_of, tips, turn, words
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -12,9 +12,13 @@ from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import attention_explorer
 from tutorial_engine.viz.attention_explorer import (
+    LEVELS,
+    MAX_BARS,
     MAX_TOKENS,
     AttentionExplorer,
+    Look,
     attention_weights,
+    look_inside,
 )
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.tokens import token_labels
@@ -80,6 +84,100 @@ def test_caption_says_where_the_most_attention_goes(
         assert f"to key {best} “{labels[best]}”" in caption
 
 
+@pytest.mark.parametrize(
+    ("prompt", "layer", "head"),
+    [
+        ("Once upon a time Rado had an old coat. One day R", 3, 3),
+        ("Once upon a time Anna had a red kite. Ben had a blue ball. One day Anna", 3, 3),
+    ],
+)
+def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, layer: int, head: int
+) -> None:
+    ids = tokenizer.encode(prompt).ids
+    reference = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    top = reference(torch.tensor([ids])).logits[0].softmax(-1).topk(3)
+    explorer = AttentionExplorer(model, tokenizer, prompt, layer, head)
+    weights = attention_weights(model, ids)[layer, head]
+    verdicts = set()
+    for step in range(len(ids)):
+        turn(explorer, step)
+        predicted = top.indices[step].tolist()
+        labels, probs = token_labels(tokenizer, predicted), top.values[step].tolist()
+        said = [t for t in tips(explorer) if t.startswith("next token")]
+        for tip, label, p in zip(said, labels, probs, strict=True):
+            assert tip.startswith(f"next token “{label}”: probability ")
+            assert float(tip.rsplit(" ", 1)[1]) == pytest.approx(p, abs=1e-3)
+        same = predicted[0] == ids[int(weights[step].argmax())]
+        words_ = "the token that this head looks at" if same else "not the token that this head"
+        assert f", {words_}" in caption_of(explorer)
+        assert words(explorer, "same") == ["= the token that" if same else "≠ the token that"]
+        assert f"predicts “{labels[0]}” with probability" in caption_of(explorer)
+        line = items(explorer, r"leads\.line")["leads.line"].attributes["d"]
+        begins = float(str(line)[1:].split("L")[0].split()[1])
+        names = list(items(explorer, r"key\d+"))
+        best = explorer.shown.items[names[int(weights[step].argmax())]].attributes["y"]
+        assert abs(begins - float(best)) < 8  # the arrow leaves from the key that is looked at most
+        verdicts.add(same)
+    assert verdicts == {True, False}
+
+
+def test_any_head_is_one_click_away_and_says_its_largest_weight(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, attention: AttentionExplorer
+) -> None:
+    weights = attention_weights(model, tokenizer.encode(PROMPT).ids)
+    shown = inside(attention.view)
+    assert len(attention.heads) == 24 and all(b in shown for b in attention.heads.values())
+    draws: list[int] = []
+    scene = attention.scene
+    attention.scene = lambda step: (draws.append(step), scene(step))[1]  # type: ignore[method-assign]
+    for layer, head in ((3, 3), (1, 5), (1, 2)):
+        attention.heads[layer, head].click()
+        assert (attention.value("layer"), attention.value("head")) == (layer, head)
+        assert caption_of(attention).startswith(f"Layer {layer}, head {head}:")
+    assert len(draws) == 3
+    turn(attention, 5)
+    for (layer, head), button in attention.heads.items():
+        chosen = "▸" * ((layer, head) == (1, 2))
+        assert button.description == f"{chosen}{float(weights[layer, head, 5].max()):.2f}"
+        assert button.tooltip == f"show layer {layer}, head {head}"
+    turn(attention, layer=0)  # the number boxes and the grid agree
+    assert attention.heads[0, 2].description.startswith("▸")
+
+
+def test_long_prompt_has_bars_for_its_largest_weights_and_one_for_the_others(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("Anna had a red kite. " * 20).ids[:MAX_TOKENS]
+    explorer = AttentionExplorer(model, tokenizer, tokenizer.decode(ids), 0, 1)
+    weights = attention_weights(model, ids)[0, 1]
+    drawn = {
+        tuple(int(n) for n in spot): int(name.removeprefix("level"))
+        for name, item in items(explorer, r"level\d+").items()
+        for spot in re.findall(r"M(\d+) (\d+)", str(item.attributes["d"]))
+    }
+    x, y, _, pitch = place(explorer, f"w{MAX_TOKENS - 1}")
+    top = y - (MAX_TOKENS - 1) * pitch
+    assert len(drawn) == MAX_TOKENS * (MAX_TOKENS + 1) // 2
+    for (left, above), level in drawn.items():
+        weight = float(weights[int((above - top) / pitch), int((left - x) / pitch)])
+        assert abs(level - LEVELS * weight) < 0.51
+    for step in (3, MAX_BARS - 2, MAX_BARS - 1, MAX_TOKENS - 1):
+        turn(explorer, step)
+        bars = [t for t in tips(explorer) if t.startswith("key ")]
+        shown = [int(t.split()[1]) for t in bars]
+        assert shown == sorted(shown) and len(shown) == min(step + 1, MAX_BARS - 1)
+        largest = weights[step].topk(len(shown)).values
+        assert weights[step, shown].sum() == pytest.approx(float(largest.sum()), abs=1e-5)
+        others = [t for t in tips(explorer) if "other keys together" in t]
+        left = step + 1 - len(shown)
+        assert len(others) == (left > 0)
+        for tip in others:
+            rest = 1 - float(weights[step, shown].sum())
+            assert tip.startswith(f"{left} other")
+            assert float(tip.rsplit(" ", 1)[1]) == pytest.approx(rest, abs=1.1e-3)
+
+
 def test_future_is_marked_and_explained(attention: AttentionExplorer) -> None:
     said = tips(attention)
     n = attention.num_steps
@@ -93,11 +191,11 @@ def test_prompt_runs_the_model_and_a_head_does_not(
 ) -> None:
     runs: list[list[int]] = []
 
-    def counted(model: Qwen3ForCausalLM, ids: list[int]) -> torch.Tensor:
+    def counted(model: Qwen3ForCausalLM, ids: list[int]) -> Look:
         runs.append(ids)
-        return attention_weights(model, ids)
+        return look_inside(model, ids)
 
-    monkeypatch.setattr(attention_explorer, "attention_weights", counted)
+    monkeypatch.setattr(attention_explorer, "look_inside", counted)
     shown = {svg_of(attention)}
     for knobs in ({"layer": 1}, {"head": 3}, {"layer": 2, "head": 0}):
         turn(attention, **knobs)
@@ -148,7 +246,7 @@ def test_impossible_first_prompt_is_refused(model: Qwen3ForCausalLM, tokenizer: 
 
 
 def score_of(explorer: RopeExplorer) -> float:
-    found = re.search(r"the score is (-?\d+\.\d\d)", caption_of(explorer))
+    found = re.search(r"a score of (-?\d+\.\d\d)", caption_of(explorer))
     assert found is not None
     return float(found[1])
 
@@ -163,7 +261,9 @@ def test_shifting_both_keeps_the_score() -> None:
         assert f"query at m = {12 + step}, key at n = {3 + step}, distance m − n = 9" in svg_of(
             explorer
         )
-        assert f"shifting both by {step} changed it by less than 0.01" in caption_of(explorer)
+        assert f"moving both on by {step} turns all hands" in caption_of(explorer)
+        assert "the angles between the hands and the score stay the same" in caption_of(explorer)
+        assert words(explorer, r"verdict\d") == 2 * ["≠ changes"] + 2 * ["= stays the same"]
     assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
 
 
@@ -180,7 +280,7 @@ def test_moving_one_of_them_changes_the_score() -> None:
 def test_score_is_the_sum_of_the_pairs_cosines() -> None:
     explorer = RopeExplorer(head_dim=8, theta=100.0, m=7, n=2)
     speeds = 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-    assert score_of(explorer) == pytest.approx(float(2 * (5 * speeds).cos().sum()), abs=0.006)
+    assert score_of(explorer) == pytest.approx(float((5 * speeds).cos().sum()), abs=0.006)
 
 
 def test_score_on_the_curve_and_in_the_caption_agree() -> None:
@@ -205,7 +305,7 @@ def test_chosen_pair_is_the_big_clock() -> None:
     explorer = RopeExplorer()
     for pair in (0, 7, 15):
         turn(explorer, pair=pair)
-        assert f"pair {pair}: {float(explorer.rotary.inv_freq[pair]):.4f} rad a position" in svg_of(
+        assert f"pair {pair}: {float(explorer.rotary.inv_freq[pair]):.4g} rad a position" in svg_of(
             explorer
         )
 

@@ -4,6 +4,7 @@ One server for all. Each notebook is opened once: looked at as it is, run with R
 explorers are driven; a test begins by bringing its explorer to a known state.
 """
 
+import html
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -157,16 +158,23 @@ def refuses(view: Locator, words: str, change: Callable[[], None]) -> None:
 # -- notebook 01: before it is run, after Run All, and what its views do ---------------------------
 
 
-def test_opened_but_not_run_shows_the_explorers_as_pictures(opened: Callable[[str], Page]) -> None:
+def test_opened_but_not_run_shows_pictures_and_folded_answers(
+    opened: Callable[[str], Page],
+) -> None:
     page = opened(ATTENTION)
+    cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
+    stored = [o.data for cell in cells for o in cell.get("outputs", []) if "data" in o]
+    answers = [data["text/html"] for data in stored if "text/html" in data]
+    images = sum("image/png" in data for data in stored) + sum(a.count("<img") for a in answers)
     pictures = page.locator(".jp-OutputArea-output img")
-    expect(pictures.first).to_be_attached()
+    expect(pictures).to_have_count(images)
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
-    assert len(widths) == 8  # and three more are answers, folded away: only a first line shows
-    assert all(width > 300 for width in widths)
-    folded = page.locator(".jp-OutputPlaceholder")
-    expect(folded).to_have_count(6)
-    assert all("No prediction yet" in text for text in folded.all_text_contents())
+    assert len(widths) >= 12 and all(width > 300 for width in widths)
+    folded = page.locator(".jp-OutputArea-output details")
+    expect(folded).to_have_count(len(answers))
+    assert not any(folded.evaluate_all("all => all.map(d => d.open)"))
+    folded.first.locator("summary").click()
+    expect(folded.first.locator("pre")).to_contain_text("Answer: 4.")
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
@@ -206,15 +214,26 @@ def test_stepping_and_layers_change_the_attention_picture(attention: Locator) ->
     hover(attention, "w5.0", "query 5", "weight 0.")
 
 
+def test_any_head_is_chosen_by_one_click_or_by_keyboard(attention: Locator) -> None:
+    caption = attention.locator(".te-caption")
+    attention.get_by_title("show layer 1, head 4").click()
+    expect(caption).to_contain_text("Layer 1, head 4:")
+    expect(attention.get_by_label("head", exact=True)).to_have_value("4")
+    attention.page.keyboard.press("Tab")  # the next head of the grid
+    attention.page.keyboard.press("Enter")
+    expect(caption).to_contain_text("Layer 1, head 5:")
+    expect(attention.get_by_title("show layer 1, head 5")).to_contain_text("▸")
+
+
 def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Locator) -> None:
     fill(attention, "prompt", NASTY)
     caption = attention.locator(".te-caption")
     expect(caption).to_contain_text("“<0x80>”")  # the last byte of the emoji
-    labels = attention.locator("svg.te-scene text[id^=row]").all_text_contents()
-    text = "".join(labels).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
+    tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
+    found = dict(re.findall(r"query (\d+) “(.*?)” →", "\n".join(tips)))
+    text = "".join(found.values()).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
     assert text == NASTY
     assert attention.locator("svg.te-scene :is(script, s, think)").count() == 0
-    tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
     assert any("“<”" in tip for tip in tips)
     assert attention.page.evaluate("window.hacked") is None
     refuses(attention, "empty", lambda: fill(attention, "prompt", ""))
@@ -230,7 +249,7 @@ def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
     scene = view.locator("svg.te-scene")
     before = scene.inner_html()
     press(view, "▶")
-    said = "shifting both by 1 changed it by less than 0.01"
+    said = "moving both on by 1 turns all hands, but the distance"
     expect(view.locator(".te-caption")).to_contain_text(said)
     assert scene.inner_html() != before
 
@@ -245,32 +264,31 @@ def cache(ran: Callable[[str], Page]) -> Locator:
 
 def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
     caption, scene = cache.locator(".te-caption"), cache.locator("svg.te-scene")
-    expect(caption).to_contain_text("Step 5 of 8, decode")
+    expect(caption).to_contain_text("Step 3 of 4, decode")
     before = scene.inner_html()
-    for step in (4, 3, 2):
-        press(cache, "◀")
-        expect(caption).to_contain_text(f"Step {step} of 8, decode")
+    press(cache, "◀")
+    expect(caption).to_contain_text("Step 2 of 4, decode")
     assert scene.inner_html() != before
     press(cache, "◀")
-    expect(caption).to_contain_text("Step 1 of 8, prefill: 10 tokens")
+    expect(caption).to_contain_text("Step 1 of 4, prefill: 20 tokens (10 of A")
     press(cache, "◀")
-    expect(caption).to_contain_text("Step 0 of 8")
+    expect(caption).to_contain_text("Step 0 of 4")
 
 
 def test_chunks_make_more_prefill_steps(cache: Locator) -> None:
     caption = cache.locator(".te-caption")
     fill(cache, "prefill chunk", 4)
-    expect(caption).to_contain_text("Step 0 of 10")  # 4 + 4 + 2 tokens, 7 decodes
+    expect(caption).to_contain_text("Step 0 of 6")  # 4 + 4 + 2 tokens, 3 decodes
     fill(cache, "prefill chunk", 0)
-    expect(caption).to_contain_text("Step 0 of 8")
+    expect(caption).to_contain_text("Step 0 of 4")
     press(cache, "▶")
-    expect(caption).to_contain_text("Step 1 of 8")
-    hover(cache, "K0", "Once")
+    expect(caption).to_contain_text("Step 1 of 4")
+    hover(cache, "slot0", "Once")
 
 
 def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator) -> None:
-    refuses(cache, "slots", lambda: fill(cache, "prompt", "Once upon a time " * 20))
-    fill(cache, "prompt", "<b>Ben</b> had")
+    refuses(cache, "slots", lambda: fill(cache, "prompt A", "Once upon a time " * 20))
+    fill(cache, "prompt A", "<b>Ben</b> had")
     expect(cache.locator(".te-error")).to_have_count(0)
     assert cache.locator("svg.te-scene b").count() == 0
 
@@ -464,12 +482,11 @@ def test_exported_page_shows_every_picture_without_network(
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     cells = nbformat.read(FOLDER / name, as_version=4).cells
-    captions = [
-        output.data["text/plain"]
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
+    captions = []
+    for data in [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]:
+        captions += [data["text/plain"]] if "image/png" in data else []
+        folded = re.findall(r'<img [^>]*alt="([^"]*)"', data.get("text/html", ""))  # in an answer
+        captions += [html.unescape(alt) for alt in folded]
     shown = page.locator("img").evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
     assert [alt for _, alt in shown] == captions and len(set(captions)) == len(captions) >= 8
     assert all(width > 300 for width, _ in shown)

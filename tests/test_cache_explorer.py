@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 import torch
 from engines import one_thread
-from explorers import Text, check_places, items, svg_of, tips, turn, words
+from explorers import Text, check_places, items, place, svg_of, tips, turn, words
 from tokenizers import Tokenizer
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.layers import RMSNorm
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz import cache_steps, tokens
 from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
 from tutorial_engine.viz.cache_steps import record_steps
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import percent
 
-PROMPT = "Once upon a time Anna had a red kite."
+PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+ROWS = dict(zip("ABC", PROMPTS, strict=True))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,219 +33,233 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> CacheExplorer:
-    return CacheExplorer(model, tokenizer, PROMPT, new_tokens=5)
+    return CacheExplorer(model, tokenizer, PROMPTS, new_tokens=5)
 
 
 @pytest.fixture
 def explorer(shared: CacheExplorer) -> CacheExplorer:
     """An explorer as it is when new, without running the engine for every test."""
-    return turn(shared, step=0, prompt=PROMPT, layer=0, head=0, chunk=0)
+    return turn(shared, step=0, **ROWS, chunk=0)
+
+
+@pytest.fixture(scope="module")
+def lengths(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of the three prompts."""
+    found = [len(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    assert len(set(found)) == 3, "rows of unequal length"
+    return found
 
 
 # -- what was recorded --------------------------------------------------------------------------
 
 
-def test_one_step_each_forward_and_one_for_the_empty_cache(explorer: CacheExplorer) -> None:
-    ids = explorer.tokenizer.encode(PROMPT).ids
+def test_one_step_each_forward_and_one_for_the_empty_cache(
+    explorer: CacheExplorer, lengths: list[int]
+) -> None:
     assert explorer.num_steps == 1 + 1 + 4  # empty, prefill, four decodes for tokens 2 to 5
-    steps = explorer.run.steps
-    assert [step.kind for step in steps] == ["prefill"] + ["decode"] * 4
-    assert [len(step.ids) for step in steps] == [len(ids), 1, 1, 1, 1]
-    assert steps[0].ids == tuple(ids)
-    for i, step in enumerate(steps[1:]):
-        assert step.positions == step.slots == (len(ids) + i,)
+    prefill, *decodes = explorer.run.steps
+    assert [len(part.ids) for part in prefill.parts.values()] == lengths
+    for i, step in enumerate(decodes):
+        assert step.kind == "decode"
+        assert [part.positions for part in step.parts.values()] == [(n + i,) for n in lengths]
 
 
 @pytest.mark.parametrize("chunk", [0, 3])
 def test_tokens_are_those_of_generate(explorer: CacheExplorer, chunk: int) -> None:
     turn(explorer, chunk=chunk)
-    want = generate(
-        explorer.model, PROMPT, SamplingParams(max_tokens=5), tokenizer=explorer.tokenizer
-    )[0]
-    chosen = [step.best[0][0] for step in explorer.run.steps if step.best]
-    assert tuple(chosen) == want.outputs[0].token_ids
-    ran = [token for step in explorer.run.steps if step.kind == "decode" for token in step.ids]
-    assert tuple(ran) == want.outputs[0].token_ids[:-1]  # the last is never run
-
-
-def keys_without_a_cache(model: Qwen3ForCausalLM, ids: list[int]) -> list[torch.Tensor]:
-    """K of each layer before RoPE, [n, H_kv, D]: a turn changes no length."""
-    seen: list[torch.Tensor] = []
-    norms = [layer.self_attn.k_norm for layer in model.model.layers]
-    assert all(isinstance(norm, RMSNorm) for norm in norms)
-    hooks = [n.register_forward_hook(lambda _m, _i, out: seen.append(out.clone())) for n in norms]
-    try:
-        model(Batch.from_sequences([ids]))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
+    params = SamplingParams(max_tokens=5)
+    want = generate(explorer.model, PROMPTS, params, tokenizer=explorer.tokenizer)
+    for row, one in enumerate(want):
+        chosen = [step.best[row][0][0] for step in explorer.run.steps if row in step.best]
+        assert tuple(chosen) == one.outputs[0].token_ids
+        ran = [s.parts[row].ids[0] for s in explorer.run.steps if s.kind == "decode"]
+        assert tuple(ran) == one.outputs[0].token_ids[:-1]  # the last is never run
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
-def test_lengths_are_those_of_a_run_without_a_cache(explorer: CacheExplorer, chunk: int) -> None:
+def test_slot_is_row_times_length_plus_position(explorer: CacheExplorer, chunk: int) -> None:
     turn(explorer, chunk=chunk)
-    ran = [token for step in explorer.run.steps for token in step.ids]
-    keys = keys_without_a_cache(explorer.model, ran)
-    want = torch.stack([k.reshape(len(ran), 2, -1).norm(dim=-1).T for k in keys])
+    length = explorer.run.row_len
     for step in explorer.run.steps:
-        assert step.keys.shape == step.values.shape == (4, 2, step.used)
-        assert (step.keys - want[..., : step.used]).abs().max() < 1e-4
-        assert (step.values - explorer.run.steps[-1].values[..., : step.used]).abs().max() == 0
+        for row, part in step.parts.items():
+            assert part.slots == tuple(row * length + position for position in part.positions)
+            assert part.reads == (row * length, part.positions[-1] + 1)
+    for slot, stored in explorer.run.stored.items():
+        assert stored.position == slot % length
+    assert any(slot != one.position for slot, one in explorer.run.stored.items())
 
 
-def test_probabilities_are_those_of_the_whole_sequence(explorer: CacheExplorer) -> None:
-    model, sequence = explorer.model, []
-    for step in explorer.run.steps:
-        sequence += step.ids
-        hidden = model(Batch.from_sequences([sequence]))
-        p = model.compute_logits(hidden[-1:])[0].softmax(-1)
-        assert [p[token].item() for token, _ in step.best] == pytest.approx(
-            [probability for _, probability in step.best], abs=1e-5
-        )
-        assert len(step.best) == 6
-        assert p.topk(6).values.tolist() == pytest.approx([q for _, q in step.best], abs=1e-5)
+def test_probabilities_are_those_of_each_sequence_alone(explorer: CacheExplorer) -> None:
+    model = explorer.model
+    for row in range(3):
+        sequence: list[int] = []
+        for step in explorer.run.steps:
+            sequence += step.parts[row].ids
+            hidden = model(Batch.from_sequences([sequence]))
+            p = model.compute_logits(hidden[-1:])[0].softmax(-1)
+            assert len(step.best[row]) == 6
+            assert p.topk(6).values.tolist() == pytest.approx(
+                [q for _, q in step.best[row]], abs=1e-5
+            )
 
 
-@pytest.mark.parametrize(
-    ("chunk", "sizes"), [(0, [10]), (1, [1] * 10), (4, [4, 4, 2]), (9, [9, 1]), (32, [10])]
-)
-def test_chunk_cuts_the_prefill(explorer: CacheExplorer, chunk: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize("chunk", [1, 3, 4, 9])
+def test_chunk_cuts_each_prefill(explorer: CacheExplorer, lengths: list[int], chunk: int) -> None:
     turn(explorer, chunk=chunk)
     prefills = [step for step in explorer.run.steps if step.kind == "prefill"]
-    assert [len(step.ids) for step in prefills] == sizes
-    assert explorer.num_steps == 1 + len(sizes) + 4
-    assert [bool(step.best) for step in prefills] == [False] * (len(sizes) - 1) + [True]
+    assert len(prefills) == -(-max(lengths) // chunk)
+    for row, length in enumerate(lengths):
+        sizes = [len(step.parts[row].ids) for step in prefills if row in step.parts]
+        assert sum(sizes) == length and set(sizes[:-1]) <= {chunk}
+    assert [len(step.best) for step in prefills] == [0] * (len(prefills) - 1) + [3]
 
 
-def test_parts_of_a_prompt_ask_for_no_token(explorer: CacheExplorer) -> None:
-    turn(explorer, chunk=4, step=2)
-    assert "no token is chosen, for the prompt goes on" in explorer.shown_caption
-    assert not items(explorer, r"best\d")
-    turn(explorer, step=3)
-    assert "next comes" in explorer.shown_caption and len(items(explorer, r"best\d")) == 6
-
-
-def test_text_ends_where_the_model_ends_it(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+def test_a_request_ends_where_the_model_ends_it_and_the_others_go_on(
+    explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = record_steps(model, [5, 6, 7], 4, 0, 8)
-    second_token = first[1].best[0][0]
-    monkeypatch.setattr(model, "config", replace(model.config, eos_token_ids=(second_token,)))
-    short = record_steps(model, [5, 6, 7], 4, 0, 8)
-    assert len(first) == 4 and len(short) == 2 and short[-1].best[0][0] == second_token
+    model = explorer.model
+    chosen = {row: [step.best[row][0][0] for step in explorer.run.steps] for row in range(3)}
+    who, when, ender = next(
+        (row, when, token)
+        for row, own in chosen.items()
+        for when, token in enumerate(own)
+        if 0 < when < 4
+        and token not in own[:when]
+        and all(token not in chosen[other] for other in range(3) if other != row)
+    )
+    monkeypatch.setattr(model, "config", replace(model.config, eos_token_ids=(ender,)))
+    explorer.ran = None  # run it again
+    turn(explorer, chunk=24)
+    others = [row for row in range(3) if row != who]
+    parts = [list(step.parts) for step in explorer.run.steps]
+    assert parts == [[0, 1, 2]] * (when + 1) + [others] * (4 - when)
+    turn(explorer, step=5)
+    assert "has ended" in words(explorer, f"run{who}.runs")[0]
+    names = " and ".join("ABC"[row] for row in others)
+    assert f"Step 5 of 5, decode: 2 tokens (1 each of {names})" in explorer.shown_caption
+    explorer.ran = None  # what was recorded here is not what the next test expects
+
+
+def test_the_hook_is_gone_even_after_a_failure(explorer: CacheExplorer) -> None:
+    model = explorer.model
+    with pytest.raises(ValueError, match="room for 4"):
+        record_steps(model, [[5] * 9], 2, 0, 4)
+    assert not model._forward_pre_hooks
 
 
 # -- what is drawn --------------------------------------------------------------------------------
 
 
-def test_tips_hold_the_recorded_lengths(explorer: CacheExplorer) -> None:
-    labels = token_labels(explorer.tokenizer, explorer.tokenizer.encode(PROMPT).ids)
-    turn(explorer, layer=2, head=1, step=3)
-    step = explorer.run.steps[2]
-    said = [tip for tip in tips(explorer) if " norm of K" in tip]
-    assert len(said) == 2 * step.used  # one on K, one on V
-    for slot in range(step.used):
-        k, v = step.keys[2, 1, slot], step.values[2, 1, slot]
-        wrote = "step 1 (prefill)" if slot < 10 else f"step {slot - 8} (decode)"
-        for tip in said[2 * slot : 2 * slot + 2]:
-            assert tip.startswith(f"slot {slot}: “") and f"at position {slot}," in tip
-            assert f"norm of K {k:.2f}, of V {v:.2f}, written in {wrote}" in tip
-            assert slot >= len(labels) or f"“{labels[slot]}”" in tip
+def test_the_newest_token_shows_its_position_and_its_slot(
+    explorer: CacheExplorer, lengths: list[int]
+) -> None:
+    row_len = explorer.run.row_len
+    for step in range(2, 6):
+        turn(explorer, step=step)
+        for row, length in enumerate(lengths):
+            position = length + step - 2
+            slot = row * row_len + position
+            assert words(explorer, f"run{row}.at") == [str(position)]
+            assert words(explorer, f"run{row}.slot") == [f"{row} · {row_len} + {position} = {slot}"]
+            first = row * row_len
+            reads = f"{first} to {slot}"
+            assert words(explorer, f"run{row}.reads") == [reads]
+            for number, said in ((f"slot{slot}.n", slot), (f"slot{slot}.at", position)):
+                item = explorer.shown.items[number]
+                assert item.text == str(said) and item.attributes["font-weight"] == "bold"
 
 
-def test_cells_are_as_dark_as_the_vectors_are_short(explorer: CacheExplorer) -> None:
-    turn(explorer, step=1)
-    for name, lengths in zip("KV", explorer.norms(1), strict=True):
-        fills = [items(explorer, f"{name}{slot}")[f"{name}{slot}"] for slot in range(10)]
-        red = [int(str(item.attributes["fill"])[1:3], 16) for item in fills]
-        order = lengths.argsort().tolist()
-        assert red == sorted(red) or [red[i] for i in order] == sorted(red)
-        written = [words(explorer, f"{name}{slot}.n")[0] for slot in range(10)]
-        assert written == [f"{length:.1f}" for length in lengths.tolist()]
+def test_tips_say_what_a_slot_holds(explorer: CacheExplorer) -> None:
+    turn(explorer, step=3)
+    run = explorer.run
+    for slot, stored in run.stored.items():
+        tip = explorer.shown.items[f"slot{slot}"].tip
+        row = slot // run.row_len
+        if stored.step > 3:
+            assert tip == f"slot {slot}: reserved for {'ABC'[row]}, not written yet"
+            continue
+        kind = "prefill" if stored.step == 1 else "decode"
+        assert tip == (
+            f"slot {slot}: K and V of “{run.labels[stored.token]}” of {'ABC'[row]}, at position "
+            f"{stored.position}, written in step {stored.step} ({kind})"
+        )
+        assert tip in tips(explorer)
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_used_and_free_slots_are_those_of_the_cache(explorer: CacheExplorer, step: int) -> None:
+def test_cells_are_free_stored_or_new_as_in_the_cache(
+    explorer: CacheExplorer, lengths: list[int], step: int
+) -> None:
     turn(explorer, step=step)
-    used = 0 if step == 0 else 9 + step
-    assert explorer.run.num_slots == 16
-    assert len(items(explorer, r"K\d+")) == len(items(explorer, r"V\d+")) == used
-    free = items(explorer, r"free\d+")
-    assert list(free) == [f"free{slot}" for slot in range(used, 16)]
-    assert {item.attributes["fill"] for item in free.values()} <= {HATCHED}
-    assert all("2,048 bytes in all layers" in item.tip for item in free.values())
-    assert f"{used} of 16 slots are used" in explorer.shown_caption or step == 0
-    assert ("new" in explorer.shown.items) is (step > 0)
-
-
-def test_frame_lies_around_what_was_just_written(explorer: CacheExplorer) -> None:
-    turn(explorer, chunk=4, step=2)
-    frame = explorer.shown.items["new"].attributes
-    left, right = float(frame["x"]), float(frame["x"]) + float(frame["width"])
-    cells = items(explorer, r"K\d+")
-    inside = [n for n, item in cells.items() if left <= float(item.attributes["x"]) < right]
-    assert inside == ["K4", "K5", "K6", "K7"]
-
-
-def test_mask_is_the_causal_rule_over_the_whole_cache(explorer: CacheExplorer) -> None:
-    turn(explorer, chunk=4, step=2)  # queries 4 to 7 over slots 0 to 7
-    marks = {name: item.text for name, item in items(explorer, r"m\d+\.\d+").items()}
-    assert len(marks) == 4 * 8
-    for name, mark in marks.items():
-        query, slot = (int(n) for n in name[1:].split("."))
-        assert mark == ("✓" if slot <= 4 + query else "×")
-    assert [words(explorer, f"run{i}.at")[0] for i in range(4)] == ["4", "5", "6", "7"]
-    turn(explorer, step=4)  # decode: one query, all slots
-    assert [item.text for item in items(explorer, r"m\d+\.\d+").values()] == ["✓"] * 11
+    used = [n + step - 1 if step else 0 for n in lengths]
+    cells = items(explorer, r"slot\d+")
+    assert len(cells) == explorer.run.num_slots
+    for slot in range(explorer.run.num_slots):
+        row, position = divmod(slot, explorer.run.row_len)
+        look = cells[f"slot{slot}"].attributes
+        assert (look["fill"] == HATCHED) is (position >= used[row])
+        new = position < used[row] and (step == 1 or position == used[row] - 1)
+        assert (look.get("stroke-width") == 2.6) is new
+    assert f"{sum(used)} of {explorer.run.num_slots} slots are used" in explorer.shown_caption or (
+        step == 0
+    )
 
 
 def test_bars_are_the_distribution(explorer: CacheExplorer) -> None:
     turn(explorer, step=3)
-    best = explorer.run.steps[2].best
-    for rank, (token, p) in enumerate(best):
+    for row in range(3):
+        token, p = explorer.run.steps[2].best[row][0]
         label = explorer.run.labels[token]
-        assert words(explorer, f"best{rank}")[0] == label
-        assert words(explorer, f"best{rank}.p")[0] == percent(p) + " ◀ chosen" * (rank == 0)
-        assert float(explorer.shown.items[f"bar{rank}"].attributes["width"]) == max(200 * p, 0.5)
-        assert f"next “{label}” (id {token}): probability {p:.4f}" in tips(explorer)
+        assert words(explorer, f"run{row}.next") == [f"{percent(p)} “{label}”"]
+        whole = place(explorer, f"run{row}.bar.track")[2]
+        assert place(explorer, f"run{row}.bar")[2] == pytest.approx(max(whole * p, 0.5))
+        tip = next(tip for tip in tips(explorer) if tip.startswith(f"next: {label} {percent(p)} ·"))
+        assert tip.count("·") >= 5
 
 
-def test_account_counts_tokens_and_bytes(explorer: CacheExplorer) -> None:
-    again = 0
+def test_parts_of_a_prompt_ask_for_no_token(explorer: CacheExplorer, lengths: list[int]) -> None:
+    turn(explorer, chunk=4, step=2)
+    assert sorted(lengths)[0] < 4 < sorted(lengths)[1]
+    assert "not asked for: more of the prompt follows" in words(explorer, "run0.next")
+    assert "waits" in words(explorer, "run2.runs")[0] and not items(explorer, r"run\d\.bar")
+
+
+def test_account_counts_tokens_and_bytes(explorer: CacheExplorer, lengths: list[int]) -> None:
+    again, kib = 0, explorer.run.spec.bytes_per_token / 1024
     for step in range(explorer.num_steps):
         turn(explorer, step=step)
-        used = 0 if step == 0 else 9 + step
+        used = sum(n + step - 1 for n in lengths) if step else 0
         again += used  # without a cache every step runs all of it
         said = [words(explorer, f"sum{i}.n")[0] for i in range(4)]
-        assert said == [f"{used}", f"{again}", f"{2 * used} KiB", "32 KiB"]
-    turn(explorer, chunk=4, step=2)  # without a cache there are no chunks: the prompt runs once
-    assert [words(explorer, f"sum{i}.n")[0] for i in range(2)] == ["8", "8"]
-    turn(explorer, step=4)
-    assert [words(explorer, f"sum{i}.n")[0] for i in range(2)] == ["11", "21"]
+        reserved = explorer.run.num_slots * kib
+        assert said == [f"{used}", f"{again}", f"{used * kib:.0f} KiB", f"{reserved:.0f} KiB"]
+    turn(explorer, chunk=4, step=2)  # without a cache there are no chunks: a prompt runs once
+    ran = sum(min(n, 8) for n in lengths)
+    assert [words(explorer, f"sum{i}.n")[0] for i in range(2)] == [f"{ran}"] * 2
 
 
-def test_caption_says_what_ran_where_and_what_comes(explorer: CacheExplorer) -> None:
+def test_caption_says_what_ran_where_and_how_much_is_used(
+    explorer: CacheExplorer, lengths: list[int]
+) -> None:
+    a, b, c = lengths
+    length, slots = explorer.run.row_len, explorer.run.num_slots
     captions = [explorer.caption(step) for step in range(explorer.num_steps)]
+    kib = slots * explorer.run.spec.bytes_per_token // 1024
     assert captions[0] == (
-        "Step 0 of 5: the row has 16 slots in each of 4 layers, 32 KiB, all reserved and none "
-        "used; a prompt of 10 tokens waits."
+        f"Step 0 of 5: 3 rows of {length} slots are reserved in each of 4 layers, {kib} KiB, and "
+        f"no slot is used; prompts of {a}, {b} and {c} tokens wait."
     )
-    assert captions[1].startswith(
-        "Step 1 of 5, prefill: 10 tokens run together at positions 0 to 9, are written to slots 0 "
-        "to 9 in every layer, and the last of them reads 10 slots; 10 of 16 slots are used; next"
+    label = explorer.run.labels[explorer.run.steps[0].parts[2].ids[-1]]
+    assert captions[1] == (
+        f"Step 1 of 5, prefill: {a + b + c} tokens ({a} of A, {b} of B and {c} of C) run in one "
+        f"forward; “{label}” of C has position {c - 1} and is written to slot 2 · {length} + "
+        f"{c - 1} = {2 * length + c - 1}, in every layer; {a + b + c} of {slots} slots are used."
     )
     for i, caption in enumerate(captions[2:], 1):
-        step, before = explorer.run.steps[i], explorer.run.steps[i - 1]
-        label = explorer.run.labels[before.best[0][0]]
-        assert caption.startswith(
-            f"Step {i + 1} of 5, decode: “{label}” runs alone at position {9 + i}, is written to "
-            f"slot {9 + i} in every layer, and reads {10 + i} slots; {10 + i} of 16 slots are used"
+        assert caption.startswith(f"Step {i + 1} of 5, decode: 3 tokens (1 each of A, B and C)")
+        assert (
+            f"position {c + i - 1} and is written to slot 2 · {length} + {c + i - 1} =" in caption
         )
-        token, p = step.best[0]
-        assert f"next comes “{explorer.run.labels[token]}” ({percent(p)})" in caption
-    assert captions[-1].endswith("the last, which never runs.")
-    assert sum("never runs" in caption for caption in captions) == 1
 
 
 @pytest.mark.parametrize(
@@ -257,13 +270,15 @@ def test_per_cents_never_claim_what_is_not_so(p: float, said: str) -> None:
     assert percent(p) == said
 
 
-@pytest.mark.parametrize("prompt", ["A", "Once upon a time " * 4 + "#@"])
-def test_short_and_long_prompts_are_readable(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str
+@pytest.mark.parametrize("prompts", [["A"], ["A", "Once upon a time " * 3], ["Mia", "A", "Ben"]])
+def test_one_to_three_prompts_are_readable(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
-    explorer = CacheExplorer(model, tokenizer, prompt, new_tokens=3)
+    explorer = CacheExplorer(model, tokenizer, prompts, new_tokens=3)
+    assert explorer.run.num_rows == len(prompts) == len(items(explorer, r"row\d"))
     for step in range(explorer.num_steps):
         check_places(turn(explorer, step).shown)
+    assert ("1 token of A runs" in explorer.shown_caption) is (len(prompts) == 1)
 
 
 @pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15])
@@ -271,7 +286,7 @@ def test_no_label_is_too_long(
     explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
     monkeypatch.setattr(tokens, "token_label", lambda *_: label)
-    turn(explorer, prompt="Mia saw a dog.")
+    turn(explorer, C="Mia saw a dog.")
     for step in range(explorer.num_steps):
         check_places(turn(explorer, step).shown)
     assert f"“{label}”" in explorer.shown_caption  # there it is whole
@@ -281,7 +296,7 @@ def test_no_label_is_too_long(
 # -- knobs and prompts ------------------------------------------------------------------------
 
 
-def test_a_layer_or_head_is_looked_up_and_a_prompt_is_run(
+def test_the_engine_runs_when_a_prompt_or_the_chunk_changes_and_at_no_step(
     explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[Any] = []
@@ -291,29 +306,19 @@ def test_a_layer_or_head_is_looked_up_and_a_prompt_is_run(
         return record_steps(*args)
 
     monkeypatch.setattr(cache_steps, "record_steps", counted)
-    turn(explorer, step=2)
-    shown = {svg_of(explorer)}
-    for knobs in ({"layer": 1}, {"head": 1}, {"layer": 3, "head": 0}):
-        turn(explorer, **knobs)
-        assert f"layer {explorer.value('layer')}, K/V head" in words(explorer, "where")[0]
-        shown.add(svg_of(explorer))
-    assert not runs and len(shown) == 4
+    for step in range(explorer.num_steps):
+        turn(explorer, step=step)
+    assert not runs
     turn(explorer, chunk=5)
-    turn(explorer, prompt="Mia saw a dog.")
+    turn(explorer, B="Mia saw a dog.")
     assert len(runs) == 2
-
-
-def test_query_heads_of_a_kv_head_are_named(explorer: CacheExplorer) -> None:
-    assert words(explorer, "where")[0] == "layer 0, K/V head 0, read by query heads 0 to 2"
-    turn(explorer, head=1)
-    assert words(explorer, "where")[0] == "layer 0, K/V head 1, read by query heads 3 to 5"
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "The prompt is empty"),
-        ("Anna " * 40, rf"\d+ tokens; with 5 new that is \d+, and the picture holds {MAX_SLOTS}"),
+        ("", "The prompt of B is empty"),
+        ("Anna " * 40, rf"of B has \d+ tokens; with 5 new that is \d+, .* holds {MAX_SLOTS} slots"),
     ],
 )
 def test_impossible_prompt_is_explained_and_the_old_picture_kept(
@@ -321,35 +326,36 @@ def test_impossible_prompt_is_explained_and_the_old_picture_kept(
 ) -> None:
     turn(explorer, 2)
     before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
-    explorer.parameters["prompt"].value = prompt
+    explorer.parameters["B"].value = prompt
     assert re.search(message, Text(explorer._message_html.value).words)
     assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
     explorer.slider.value = 1
     assert explorer.shown_caption == explorer.caption(1)
     with pytest.raises(ValueError, match=message):
-        explorer.set(prompt=prompt)
-    explorer.set(prompt="Ben had a hat.")
+        explorer.set(B=prompt)
+    explorer.set(B="Ben had a hat.")
     assert explorer._message_html.value == "" and svg_of(explorer) != before[0]
 
 
 def test_impossible_first_arguments_are_refused(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(ValueError, match="The prompt is empty"):
-        CacheExplorer(model, tokenizer, "")
+    with pytest.raises(ValueError, match="The prompt of A is empty"):
+        CacheExplorer(model, tokenizer, [""])
     with pytest.raises(ValueError, match=r"new_tokens must be .* got 0"):
-        CacheExplorer(model, tokenizer, PROMPT, new_tokens=0)
+        CacheExplorer(model, tokenizer, PROMPTS, new_tokens=0)
+    for prompts in ("One day", [], ["A"] * 4):
+        with pytest.raises(ValueError, match="a list of 1 to 3 prompts, got"):
+            CacheExplorer(model, tokenizer, prompts)
 
 
-@pytest.mark.parametrize(("length", "slots"), [(1, 4), (3, 4), (4, 8), (31, 32)])
-def test_row_is_rounded_up_to_four_slots(
+@pytest.mark.parametrize(("length", "slots"), [(1, 4), (3, 4), (4, 8), (23, 24)])
+def test_rows_are_rounded_up_to_four_slots(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, length: int, slots: int
 ) -> None:
     prompt = tokenizer.decode(tokenizer.encode("Anna had a red kite. " * 9).ids[:length])
-    explorer = CacheExplorer(model, tokenizer, prompt, new_tokens=1)
-    assert explorer.run.num_slots == slots and explorer.num_steps == 2
-    turn(explorer, step=1)
-    assert explorer.shown_caption.endswith("which never runs.")
+    explorer = CacheExplorer(model, tokenizer, [prompt, "A"], new_tokens=1)
+    assert explorer.run.row_len == slots and explorer.num_steps == 2
 
 
 def test_tokens_beyond_the_tokenizer_have_a_name(
@@ -359,5 +365,21 @@ def test_tokens_beyond_the_tokenizer_have_a_name(
         raise ValueError(f"token id {token} is not in the vocabulary")
 
     monkeypatch.setattr(tokens, "token_label", refuse)
-    turn(explorer, prompt="Mia saw a dog.", step=2)
-    assert re.search(r"decode: “<id \d+>” runs alone", explorer.shown_caption)
+    turn(explorer, C="Mia saw a dog.", step=2)
+    assert re.search(r"“<id \d+>” of C has position", explorer.shown_caption)
+
+
+def test_recorded_parts_are_tensors_of_the_batch_that_ran(model: Qwen3ForCausalLM) -> None:
+    seen: list[Batch] = []
+    hook = model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        steps = record_steps(model, [[5, 6, 7], [8]], 3, 2, 8)
+    finally:
+        hook.remove()
+    assert len(seen) == len(steps)
+    for batch, step in zip(seen, steps, strict=True):
+        parts = step.parts.values()
+        assert batch.slot_mapping is not None
+        slots = torch.tensor([slot for part in parts for slot in part.slots])
+        assert torch.equal(batch.slot_mapping, slots)
+        assert batch.input_ids.tolist() == [token for part in parts for token in part.ids]

@@ -103,7 +103,9 @@ def test_model_is_ready_for_inference(checkpoint: Path, dtype: torch.dtype) -> N
     assert ours.dtype == dtype and ours.device == torch.device("cpu")
     assert not ours.training and not any(p.requires_grad for p in ours.parameters())
     assert not any(p.is_meta for p in ours.parameters())
-    assert ours.lm_head.is_packed == can_prepack(ours.device, dtype)
+    assert load_model(checkpoint, dtype=dtype, prepack=True).lm_head.is_packed == can_prepack(
+        ours.device, dtype
+    )
     assert ours.model.rotary_emb.inv_freq.dtype == torch.float32
 
 

@@ -26,12 +26,14 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
 from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.recorded import LATE_LONG
 from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.style import new_figure
@@ -57,7 +59,9 @@ def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> CellExp
 MAKE: dict[str, Make] = {
     "attention": AttentionExplorer,
     "rope": lambda *_: RopeExplorer(),
-    "cache": lambda m, t, p: CacheExplorer(m, t, p, new_tokens=4),
+    "cache": lambda m, t, p: CacheExplorer(m, t, [p, "One day", "Mia"], new_tokens=4),
+    "sampling": SamplingExplorer,
+    "calculator": lambda *_: MemoryCalculator(preset("Qwen3-0.6B")),
     "scheduler": lambda m, t, p: SchedulerExplorer(m, t, [p, "One day"], new_tokens=3),
     "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
     "cells": cells,
@@ -66,9 +70,15 @@ MAKE: dict[str, Make] = {
 MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
 # the largest that each can show -> two of its steps, and the most bytes of SVG
 LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
-    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (54, 55), 470_000),
+    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
     "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
-    "cache": (lambda m, t, _: CacheExplorer(m, t, cut(t, 24)), (1, 2), 200_000),
+    "cache": (lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3), (1, 2), 200_000),
+    "sampling": (
+        lambda m, t, p: turn(SamplingExplorer(m, t, p), top_k=50, top_p=0.9, min_p=0.1),
+        (3, 4),
+        60_000,
+    ),
+    "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
     "scheduler": (
         lambda m, t, _: turn(
             SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6), arrivals=LATE_LONG
@@ -95,7 +105,9 @@ LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "attention": [{"layer": 99}, {"prompt": ""}, {"prompt": "Ben had a hat.", "step": 999}],
     "rope": [{"m": 1000}, {"pair": -1}],
-    "cache": [{"layer": 4}, {"head": 2}, {"chunk": -1}, {"prompt": ""}, {"prompt": "Anna " * 40}],
+    "cache": [{"chunk": -1}, {"A": ""}, {"C": "Anna " * 40}, {"B": "Ben", "step": 999}],
+    "sampling": [{"top_k": -1}, {"temperature": 2.5}, {"top_p": 0.0}, {"prompt": ""}],
+    "calculator": [{"fraction": 2.0}, {"config_json": "{"}, {"dtype": "int4"}, {"context": 0}],
     "scheduler": [{"policy": "prefill first"}, {"policy": "best effort"}, {"max_num_seqs": 7}],
     "blocks": [{"num_blocks": 2}, {"n": 4}, {"block_size": 17}, {"prefix_caching": "maybe"}],
     "cells": [{"seq": 9}, {"p0": 1000}],
@@ -157,7 +169,7 @@ def test_no_word_is_tiny_cut_off_or_over_another(
     explorer: Explorer, shared: tuple[str, Explorer]
 ) -> None:
     for step in range(explorer.num_steps):
-        check_places(turn(explorer, step).shown, 8 if shared[0] == "attention" else 9)
+        check_places(turn(explorer, step).shown, 11 if shared[0] == "attention" else 9)
 
 
 def test_buttons_step_and_stop_at_both_ends(explorer: Explorer) -> None:
@@ -233,7 +245,7 @@ def test_unknown_knob_is_refused_by_name(explorer: Explorer) -> None:
 
 
 @pytest.mark.parametrize("prompt", NASTY)
-@pytest.mark.parametrize("name", [name for name in MAKE if name != "rope"])
+@pytest.mark.parametrize("name", [name for name in MAKE if name not in ("rope", "calculator")])
 def test_markup_in_a_prompt_is_shown_literally(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, prompt: str
 ) -> None:
@@ -248,7 +260,7 @@ def test_markup_in_a_prompt_is_shown_literally(
             assert tags(explorer) <= known
             caption = Text(explorer._caption_html.value)
             assert (caption.words, caption.tags) == (explorer.caption(step), ["div"])
-    check_places(explorer.shown, 8 if name == "attention" else 9)
+    check_places(explorer.shown, 11 if name == "attention" else 9)
 
 
 @pytest.mark.parametrize("name", LARGEST)

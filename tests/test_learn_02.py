@@ -1,8 +1,9 @@
 """The checks and the bug zoo of notebook 02: right answers pass, each usual mistake is named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import QWEN3_06B
@@ -18,8 +19,10 @@ from tutorial_engine.learn.checks_02 import (
     check_cache,
     check_fit,
     check_floor,
+    check_run_new,
     check_slots,
     check_top_p,
+    check_why_finished,
 )
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import SdpaAttention
@@ -70,8 +73,117 @@ class KeyTwice(Keeps):
         return [(all_k, all_k)]
 
 
+class Swapped(Keeps):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        all_k, all_v = super().update(layer, k, v, batch)[0]
+        return [(all_v, all_k)]
+
+
+class AlongHeads(Keeps):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        if layer in self.kv:
+            k, v = (torch.cat(pair, dim=-1) for pair in zip(self.kv[layer], (k, v), strict=True))
+        self.kv[layer] = (k, v)
+        return [(k, v)]
+
+
+class HeadsFirst(Keeps):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        all_k, all_v = super().update(layer, k, v, batch)[0]
+        return [(all_k.transpose(0, 1), all_v.transpose(0, 1))]
+
+
+def shared_by_all() -> Any:
+    """A class, made anew, whose dict belongs to the class: all its caches share it."""
+
+    class Shared(Keeps):
+        kv: dict[int, tuple[Tensor, Tensor]] = {}  # noqa: RUF012  the mistake
+
+        def __init__(self) -> None:
+            """Nothing: the dict is made above."""
+
+    return Shared
+
+
+class Forgets(Keeps):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        super().update(layer, k, v, batch)
+
+
+class Writes(Keeps):
+    """A right one by other means: one tensor of room, written in place, and a tuple of lists."""
+
+    def __init__(self) -> None:
+        self.room: dict[int, Tensor] = {}
+        self.used: dict[int, int] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        room = self.room.setdefault(layer, torch.zeros(2, 16, *k.shape[1:]))
+        start = self.used.get(layer, 0)
+        end = self.used[layer] = start + len(k)
+        room[0, start:end], room[1, start:end] = k, v
+        k.zero_()  # it is a copy
+        return ([room[0, :end], room[1, :end]],)
+
+
 class Open(Keeps):
     def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any: ...
+
+
+def run(model: Any, attention: Any, ids: list[int], first: int, shift: int = 0) -> Tensor:
+    """Hidden states of ids[first:]; with a shift their positions are wrong."""
+    return model(Batch.from_sequences([ids[first:]], [first + shift]), attention)
+
+
+def run_new(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    return model.compute_logits(run(model, attention, token_ids, num_computed))[-1]
+
+
+def token_by_token(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    for i in range(num_computed, len(token_ids)):
+        hidden = model(Batch.from_sequences([[token_ids[i]]], [i]), attention)
+    return model.compute_logits(hidden).squeeze(0)
+
+
+def consumes(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    first = num_computed
+    del token_ids[:first]  # it is a copy
+    return model.compute_logits(run(model, attention, [0] * first + token_ids, first))[-1].double()
+
+
+def why(
+    new_ids: Sequence[int], text: str, eos_ids: Sequence[int], stop: Sequence[str], limit: int
+) -> str | None:
+    if any(new_ids[-1] == eos for eos in eos_ids):
+        return "stop"
+    for one in stop:
+        if text.find(one) >= 0:
+            return "stop"
+    return "length" if limit - len(new_ids) <= 0 else None
+
+
+def why_numpy(new_ids: list[int], text: str, eos: Any, stop: Any, limit: int) -> Any:
+    while (new_ids and new_ids[-1] in eos) or any(map(text.__contains__, stop)):
+        return np.str_("stop")
+    return None if np.int64(len(new_ids)) < limit else np.str_("length")
+
+
+def why_but(**changes: Callable[..., bool]) -> Callable[..., str | None]:
+    """A why_finished from three conditions, some of them wrong; the order is theirs."""
+    right: dict[str, Callable[..., bool]] = {
+        "eos": lambda ids, text, eos, stop, limit: ids[-1] in eos,
+        "stop": lambda ids, text, eos, stop, limit: any(one in text for one in stop),
+        "length": lambda ids, text, eos, stop, limit: len(ids) >= limit,
+    }
+    conditions = changes | {name: c for name, c in right.items() if name not in changes}
+
+    def function(*state: Any) -> str | None:
+        for name, holds in conditions.items():
+            if holds(*state):
+                return "length" if name == "length" else "stop"
+        return None
+
+    return function
 
 
 def slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
@@ -79,9 +191,12 @@ def slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
     return [r * max_len + old + i for r, (old, n) in pairs for i in range(n)]
 
 
+def numbers(config: ModelConfig) -> int:
+    return config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+
+
 def rows(config: ModelConfig, budget: int, max_len: int, factor: int = 4) -> int:
-    numbers = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return budget // (factor * numbers * max_len)
+    return budget // (factor * numbers(config) * max_len)
 
 
 def nucleus(probs: Tensor, p: float) -> Tensor:
@@ -107,37 +222,201 @@ def fit(function: Callable[..., Any]) -> Verdict:
     return check_fit(function, QWEN3_06B)
 
 
+def by_loop(probs: Tensor, p: float) -> Tensor:
+    kept, mass = [False] * len(probs), 0.0
+    for i in sorted(range(len(probs)), key=lambda i: -probs[i].item()):
+        if mass < p - 1e-9:
+            kept[i] = True
+        mass += probs[i].item()
+    probs.zero_()  # it is a copy
+    return torch.tensor(kept)
+
+
+def indices(probs: Tensor, p: float) -> Tensor:
+    return nucleus(probs, p).nonzero().flatten()
+
+
+def nested(cached: list[int], new: list[int], m: int) -> list[list[int]]:
+    pairs = enumerate(zip(cached, new, strict=True))
+    return [[r * m + old + i for i in range(n)] for r, (old, n) in pairs]
+
+
+def seconds(f: float, b: float, peak: float, width: float) -> float:
+    return max(f / peak, b / width)
+
+
 RIGHT: list[tuple[Callable[..., Verdict], Any]] = [
     (check_cache, Keeps),
+    (check_run_new, run_new),
     (check_slots, slots),
     (fit, rows),
     (check_top_p, nucleus),
-    (check_floor, lambda f, b, peak, width: max(f / peak, b / width)),
+    (check_why_finished, why),
+    (check_floor, seconds),
+]
+UNUSUAL: list[tuple[Callable[..., Verdict], Any]] = [
+    (check_cache, Writes),
+    (check_run_new, token_by_token),
+    (check_run_new, consumes),
+    (check_slots, lambda *args: np.array(slots(*args))),
+    (check_slots, lambda *args: torch.tensor(slots(*args))),
+    (check_slots, lambda *args: (float(slot) for slot in slots(*args))),
+    (check_slots, lambda *args: tuple(np.float64(slot) for slot in slots(*args))),
+    (fit, lambda *args: float(rows(*args))),
+    (fit, lambda *args: np.int64(rows(*args))),
+    (check_top_p, by_loop),
+    (check_top_p, lambda probs, p: nucleus(probs.double(), p)),
+    (check_why_finished, why_numpy),
+    (check_floor, lambda *args: torch.tensor(seconds(*args))),
+    (check_floor, lambda *args: np.float32(seconds(*args))),
 ]
 WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_cache, OnlyNew, "only the new k"),
     (check_cache, OneForAllLayers, "each layer keep its own"),
     (check_cache, NewFirst, "first the old"),
-    (check_cache, NoList, "one pair"),
+    (check_cache, NoList, "without the list around it"),
     (check_cache, KeyTwice, "copy of k"),
+    (check_cache, Swapped, "k and v are swapped"),
+    (check_cache, AlongHeads, "k and v are [tokens, heads, head_dim]: join axis 0."),
+    (check_cache, HeadsFirst, "the tokens are the first axis"),
+    (check_cache, shared_by_all(), "make the dict in __init__"),
+    (check_cache, Forgets, "update returns None: does it end with `return`?"),
+    (check_run_new, lambda m, a, ids, n: run_new(m, a, ids, 0), "runs all 6 tokens again"),
+    (check_run_new, lambda m, a, ids, n: run_new(m, a, ids, len(ids) - 1), "last token alone"),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m.compute_logits(run(m, a, ids, n, int(n > 0)))[-1],
+        "one too late",
+    ),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m.compute_logits(run(m, a, ids, n, -n))[-1],
+        "not start at 0 again",
+    ),
+    (check_run_new, lambda m, a, ids, n: run_new(m, None, ids, n), "was not handed over"),
+    (check_run_new, lambda m, a, ids, n: run_new(m, a, ids, max(0, n - 1)), "runs 2 tokens"),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m.compute_logits(run(m, a, ids, n)),
+        "logits of all 5 new tokens",
+    ),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m.compute_logits(run(m, a, ids, n))[0],
+        "logits of the first new token",
+    ),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m.compute_logits(run(m, a, ids, n))[-1:],
+        "it returns [1, 512]; take row 0",
+    ),
+    (check_run_new, lambda m, a, ids, n: run(m, a, ids, n)[-1], "hidden states"),
+    (check_run_new, lambda *args: run_new(*args).softmax(-1), "these are probabilities"),
+    (check_run_new, lambda *args: run_new(*args).argmax(), "it returns one number"),
+    (check_run_new, lambda *args: run_new(*args).tolist(), "got list"),
+    (check_run_new, lambda *args: run_new(*args) + 1, "other logits"),
     (check_slots, lambda cached, new, m: slots([0] * len(new), new, m), "overwritten"),
     (check_slots, lambda cached, new, m: [s + 1 for s in slots(cached, new, m)], "one too far"),
-    (check_slots, lambda cached, new, m: slots(cached, new, 8), "expected"),
+    (check_slots, lambda cached, new, m: [s - 1 for s in slots(cached, new, m)], "too early"),
+    (check_slots, lambda cached, new, m: slots(cached, new, 8), "not always 8"),
+    (check_slots, lambda cached, new, m: slots(cached, new, 0), "got [0, 1, 0, 1]; row r begins"),
+    (check_slots, lambda c, n, m: slots(c, [1] * len(n), m), "each new token needs one"),
+    (check_slots, nested, "no list for each row"),
+    (check_slots, lambda cached, new, m: [7] * sum(new), "expected [0, 1, 2, 3], got [7"),
     (fit, lambda c, b, m: rows(c, b, m, 2), "factor of 2 is missing"),
     (fit, lambda c, b, m: rows(c, b, m, 8), "2 bytes"),
     (fit, lambda c, b, m: b // (4 * c.num_key_value_heads * c.head_dim * m), "layers"),
     (fit, lambda c, b, m: rows(c, b, m) // c.group_size, "query heads"),
-    (check_top_p, still_sorted, "other tokens"),
-    (check_top_p, one_too_few, "crosses p stays"),
-    (check_top_p, lambda probs, p: probs > p, "keeps 0 tokens, expected 2"),
-    (check_top_p, lambda probs, p: probs, "bool tensor"),
-    (check_floor, lambda f, b, peak, width: f / peak + b / width, "not the sum"),
-    (check_floor, lambda f, b, peak, width: min(f / peak, b / width), "slower"),
-    (check_floor, lambda f, b, peak, width: f / peak, "slower"),
-    (check_floor, lambda f, b, peak, width: b / width, "slower"),
-    (check_top_p, lambda probs, p: nucleus(probs, p + 1e-6), "keeps 3 tokens, expected 2"),
+    (fit, lambda c, b, m: b / (4 * numbers(c) * m), "whole rows only"),
+    (fit, lambda c, b, m: rows(c, b, m) + 1, "round down"),
     (fit, lambda c, b, m: b // (4 * c.num_hidden_layers * c.hidden_size * m), "expected"),
+    (check_top_p, still_sorted, "put the answer back"),
+    (check_top_p, one_too_few, "keeps 0 tokens; the token that crosses p stays"),
+    (check_top_p, lambda probs, p: one_too_few(probs, max(p, 0.5)), "one too few: the token"),
+    (check_top_p, lambda probs, p: probs > p, "with p alone"),
+    (check_top_p, lambda probs, p: probs * nucleus(probs, p), "which are kept, and not"),
+    (check_top_p, indices, "got whole numbers"),
+    (check_top_p, lambda probs, p: ~nucleus(probs, p), "it is inverted"),
+    (check_top_p, lambda probs, p: nucleus(probs, p).tolist(), "got list"),
+    (check_top_p, lambda probs, p: nucleus(probs, p)[:3], "got shape [3]"),
+    (check_top_p, lambda probs, p: nucleus(probs, p + 1e-6), "one too many; when the sum"),
+    (check_top_p, lambda probs, p: nucleus(probs, 1.0), "keeps 5 tokens, expected 1"),
+    (
+        check_why_finished,
+        why_but(length=lambda ids, text, eos, stop, limit: len(ids) >= limit),
+        "stop wins over length",
+    ),
+    (
+        check_why_finished,
+        why_but(length=lambda ids, text, eos, stop, limit: len(ids) > limit),
+        "the last one counts",
+    ),
+    (
+        check_why_finished,
+        why_but(length=lambda ids, text, eos, stop, limit: len(ids) >= limit - 1),
+        "one token is still allowed",
+    ),
+    (
+        check_why_finished,
+        why_but(length=lambda ids, text, eos, stop, limit: len(ids) >= 8),
+        "reached at the first token",
+    ),
+    (
+        check_why_finished,
+        why_but(eos=lambda ids, text, eos, stop, limit: any(i in eos for i in ids[:-1])),
+        "look at new_ids[-1] as well",
+    ),
+    (
+        check_why_finished,
+        why_but(eos=lambda ids, text, eos, stop, limit: len(ids) > 1 and ids[-1] in eos),
+        "the first one is checked too",
+    ),
+    (
+        check_why_finished,
+        why_but(eos=lambda ids, text, eos, stop, limit: ids[-1] == eos[0]),
+        "eos_ids may hold several",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: text.endswith(tuple(stop))),
+        "search the whole text",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: bool(stop) and stop[0] in text),
+        "look for each of them",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: bool(stop)),
+        "not every text is stopped",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: False),
+        "look for it in text",
+    ),
+    (check_why_finished, lambda *state: why(*state) or False, 'answer "stop", "length" or None'),
+    (check_why_finished, lambda *state: why(*state) or "length", "it goes on: return None"),
+    (
+        check_why_finished,
+        lambda ids, text, eos, stop, limit: (
+            "stop"
+            if ids[-1] in eos
+            else "length"
+            if len(ids) >= limit
+            else why(ids, text, eos, stop, limit)
+        ),
+        "stop wins over length, for stop strings as well",
+    ),
+    (check_floor, lambda f, b, peak, width: f / peak + b / width, "not the sum"),
+    (check_floor, lambda f, b, peak, width: min(f / peak, b / width), "max, not min"),
+    (check_floor, lambda *args: 1e3 * seconds(*args), "these are milliseconds"),
+    (check_floor, lambda *args: 1e6 * seconds(*args), "these are microseconds"),
+    (check_floor, lambda f, b, peak, width: max(peak / f, width / b), "upside down"),
+    (check_floor, lambda f, b, peak, width: 1.0, "expected 0.02 s"),
 ]
+NEVER_RETURNS = [check for check, _ in RIGHT[1:]]
 
 
 @pytest.mark.parametrize(("check", "answer"), RIGHT)
@@ -152,10 +431,39 @@ def test_mistake_is_named(check: Callable[..., Verdict], answer: Any, words: str
     assert words in verdict.message, verdict
 
 
-@pytest.mark.parametrize("check", [check for check, _ in RIGHT[1:]])
-def test_untouched_exercise_is_open(check: Callable[..., Verdict]) -> None:
-    assert check(lambda *_: None).ok is None
-    assert check_cache(Open).ok is None
+@pytest.mark.parametrize(("check", "answer"), UNUSUAL)
+def test_unusual_right_answer_is_accepted(check: Callable[..., Verdict], answer: Any) -> None:
+    verdict = check(answer)
+    assert verdict.ok is True, verdict
+
+
+def test_each_mistake_has_a_message_of_its_own_and_each_check_enough_of_them() -> None:
+    for check, _ in RIGHT:
+        told = [check(answer).message for c, answer, _ in WRONG if c is check]
+        assert len(told) >= 4, check
+        assert len(set(told)) == len(told), sorted(told)
+    assert {check for check, _ in UNUSUAL} == {check for check, _ in RIGHT}
+
+
+def forgotten(*args: Any) -> None:
+    answer = args[0]
+    assert answer is not None
+
+
+@pytest.mark.parametrize("check", NEVER_RETURNS)
+def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(
+    check: Callable[..., Verdict],
+) -> None:
+    verdict = check(lambda *_: None)
+    assert verdict.ok is None and verdict.message.startswith("not done yet: ")
+    verdict = check(forgotten)
+    assert verdict.ok is False
+    assert verdict.message.endswith("returns None: does it end with `return`?")
+
+
+def test_untouched_cache_is_open() -> None:
+    verdict = check_cache(Open)
+    assert verdict.ok is None and verdict.message.startswith("not done yet: ")
 
 
 @pytest.mark.parametrize("check", [check for check, _ in RIGHT])

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import re
+import symtable
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,17 +18,32 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
+import torch
 from nbformat import NotebookNode
+from transformers import AutoModelForCausalLM
 
-from tutorial_engine.learn.build import SOLUTION, make_notebook, sources, target
+from tutorial_engine.learn.build import (
+    QUESTION,
+    SOLUTION,
+    answers,
+    fold_answers,
+    make_notebook,
+    sources,
+    target,
+)
 from tutorial_engine.learn.figures import FIGURES, TAG
 from tutorial_engine.learn.html import page
+from tutorial_engine.learn.own import IN_01
+from tutorial_engine.model import TINY
 from tutorial_engine.syllabus import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
-MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 60
-MAX_FILE, MAX_OUTPUTS = 700_000, 500_000
+MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
+MAX_SOURCE_LINES = 25
+MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
+ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
+CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
 
 every_lesson = pytest.mark.parametrize("name", NAMES)
@@ -52,11 +68,6 @@ def tags(cell: NotebookNode) -> set[str]:
     return set(cell.metadata.get("tags", []))
 
 
-def is_folded(cell: NotebookNode) -> bool:
-    """Are its outputs hidden until it is run?"""
-    return bool(cell.metadata.get("jupyter", {}).get("outputs_hidden"))
-
-
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -70,8 +81,13 @@ class Shown(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that it says in words: what was printed, or the texts of its data."""
-        return "\n".join(v for k, v in self.data.items() if k.startswith("text/"))
+        """What it says in words: what was printed, or its data as plain text."""
+        return self.data.get("text/plain", "")
+
+    @property
+    def folded(self) -> str:
+        """What can be opened below a question: HTML with the answer's pictures in it."""
+        return self.data.get("text/html", "")
 
 
 def shown(cell: NotebookNode) -> list[Shown]:
@@ -94,10 +110,8 @@ def outputs(notebook: NotebookNode) -> list[Shown]:
 
 @every_notebook
 def test_notebook_is_in_step_with_its_source_and_was_run(name: str, solved: bool) -> None:
-    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str], bool]]:
-        return [
-            (c.id, c.cell_type, c.source, sorted(tags(c)), is_folded(c)) for c in notebook.cells
-        ]
+    def content(notebook: NotebookNode) -> list[tuple[str, str, str, list[str]]]:
+        return [(c.id, c.cell_type, c.source, sorted(tags(c))) for c in notebook.cells]
 
     nbformat.validate(built(name, solved))
     assert content(built(name, solved)) == content(fresh(name, solved)), "run `make notebooks`"
@@ -106,14 +120,21 @@ def test_notebook_is_in_step_with_its_source_and_was_run(name: str, solved: bool
 
 
 @every_lesson
-def test_answers_are_folded_away_from_those_who_have_not_predicted_yet(name: str) -> None:
-    folded = [cell for cell in built(name, False).cells if is_folded(cell)]
-    asked = [cell for cell in built(name, False).cells if "predictions.ask(" in cell.source]
-    assert len(folded) == len(asked) > 0
-    assert all("predictions.reveal(" in cell.source for cell in folded)
-    for cell in folded:  # the first line is all that JupyterLab shows of them
-        assert cell.outputs[0].text.startswith("No prediction yet"), cell.source
-    assert not any(is_folded(cell) for cell in built(name, True).cells)
+def test_answers_are_folded_below_their_questions(name: str) -> None:
+    """In the learner's copy, which nobody has answered; the solved one shows them."""
+    for solved in (False, True):
+        cells = code_cells(built(name, solved))
+        folds = [[o.folded for o in shown(c) if o.folded] for c in cells if ASKS in c.source]
+        assert folds and all(len(fold) == (not solved) for fold in folds)
+        assert all("<summary>Answer</summary>" in fold[0] for fold in folds if fold)
+        for cell in [cell for cell in cells if REVEALS in cell.source]:
+            said = shown(cell)
+            if solved:
+                assert said[0].text.startswith("Answer: "), cell.source
+            else:
+                assert said[0].text.startswith(CHOOSE), cell.source
+                gated = name not in NAMES[:2] or (len(said) == 1 and said[0].text.strip() == CHOOSE)
+                assert gated, "what gives the answer away stays behind the gate"
 
 
 def test_no_other_notebook_lies_around() -> None:
@@ -204,7 +225,7 @@ def test_outputs_show_without_a_kernel_and_name_no_place(name: str, solved: bool
     images = []
     for output in outputs(built(name, solved)):
         assert output.kind in ("stdout", "execute_result", "display_data"), output.text
-        assert set(output.data) <= {"text/plain", "image/png"}
+        assert set(output.data) <= {"text/plain", "text/html" if output.folded else "image/png"}
         assert not re.search(r"0x[0-9a-f]{6,}|<Figure size|\bat /", output.text), output.text
         if "image/png" in output.data:
             images.append(output.text)
@@ -254,22 +275,30 @@ def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
     for i in exercises(name):
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
-        defined = re.findall(r"^def (\w+)", cells[i].source, re.M)
-        assert re.search(rf"^check_\w+\((?:{'|'.join(defined)})\b", cells[i + 1].source, re.M)
+        defined = "|".join(re.findall(r"^(?:def|class) (\w+)", cells[i].source, re.M))
+        check = rf"^(?:mine\.use\((?:{defined}), check_\w+\)|check_\w+\((?:{defined})\b)"
+        assert re.search(check, cells[i + 1].source, re.M)
 
 
 @every_lesson
-def test_copies_differ_in_the_exercises_and_their_verdicts_only(name: str) -> None:
-    """Whatever nbval finds of the one is true of the other."""
+def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: str) -> None:
+    """Verdicts, whose parts told a story, answers. So what nbval finds of one is true of both."""
     pairs = list(zip(built(name, False).cells, built(name, True).cells, strict=True))
     places = exercises(name)
     assert [i for i, (a, b) in enumerate(pairs) if a.source != b.source] == places
     assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
-    differ = [i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)]
-    assert differ == [i + 1 for i in places]
-    for i in differ:
+    differ = {i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)}
+    verdicts = {i + 1 for i in places}
+    follow = {
+        i for i, (a, _) in enumerate(pairs) if TELLS in a.source or "predictions." in a.source
+    }
+    assert verdicts <= differ <= verdicts | follow
+    for i in verdicts:
         (mine,), (theirs,) = (shown(cell) for cell in pairs[i])
         assert mine.text.startswith("☐ not done yet: ") and theirs.text.startswith("✔ ")
+    for mine, theirs in [pairs[i] for i in follow if "predictions." not in pairs[i][0].source]:
+        stories = [shown(cell)[0].text.partition("\nyours: ")[0] for cell in (mine, theirs)]
+        assert stories[0] == stories[1], "the learner's parts tell the package's story"
 
 
 @every_notebook
@@ -279,35 +308,91 @@ def test_no_claim_failed(name: str, solved: bool) -> None:
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
 
 
-def defined_and_used(code: str) -> tuple[set[str], set[str]]:
-    """Names that a cell binds, and names that it reads."""
-    bound, used = set(), set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).split(".")[0])
-    return bound, used
+def loads(node: ast.AST) -> set[str]:
+    """Global names that a statement or an expression reads, its functions' included."""
+    names, tables = set(), [symtable.symtable(ast.unparse(node), "cell", "exec")]
+    while tables:
+        table = tables.pop()
+        is_top = table.get_type() == "module"
+        names |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (is_top or symbol.is_global())
+        }
+        tables += table.get_children()
+    return names
+
+
+def binds(node: ast.AST | None) -> set[str]:
+    """Names that a statement or a target binds at the top level of a cell."""
+    if node is None:
+        return set()
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif isinstance(child, ast.FunctionDef | ast.ClassDef):
+            found.add(child.name)
+        elif isinstance(child, ast.alias):
+            found.add((child.asname or child.name).split(".")[0])
+    return found
+
+
+@cache
+def defined_and_used(code: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a cell binds, and names that it reads before it binds them."""
+    bound: set[str] = set()
+    used: set[str] = set()
+
+    def scan(body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            first: list[tuple[ast.expr, ast.expr | None]] = []  # what is read, and then bound
+            if isinstance(statement, ast.For):
+                first = [(statement.iter, statement.target)]
+            elif isinstance(statement, ast.With):
+                first = [(item.context_expr, item.optional_vars) for item in statement.items]
+            elif isinstance(statement, ast.If | ast.While):
+                first = [(statement.test, None)]
+            elif not isinstance(statement, ast.Try):
+                used.update(loads(statement) - binds_own(statement) - bound)
+                bound.update(binds(statement))
+            for read, given in first:
+                used.update(loads(read) - bound)
+                bound.update(binds(given))
+            if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                for inner in (statement, *getattr(statement, "handlers", [])):
+                    for field in ("body", "orelse", "finalbody"):
+                        scan(getattr(inner, field, []))
+
+    def binds_own(statement: ast.stmt) -> set[str]:
+        return binds(statement) if isinstance(statement, ast.FunctionDef | ast.ClassDef) else set()
+
+    scan(ast.parse(code).body)
+    return frozenset(bound), frozenset(used)
 
 
 def needed(codes: Sequence[str], place: int) -> set[int]:
     """The cells that this one needs: those that bound its names last, and what they need."""
-    _, missing = defined_and_used(codes[place])
-    found = {place}
-    for earlier in range(place - 1, -1, -1):
-        if here := missing & defined_and_used(codes[earlier])[0]:
-            missing -= here
-            found |= needed(codes, earlier)
+    found, waiting = {place}, [place]
+    while waiting:
+        here = waiting.pop()
+        missing = set(defined_and_used(codes[here])[1])
+        for earlier in range(here - 1, -1, -1):
+            given = missing & defined_and_used(codes[earlier])[0]
+            missing -= given
+            if given and earlier not in found:
+                found.add(earlier)
+                waiting.append(earlier)
     return found
 
 
-def run_cell(code: str, namespace: dict[str, Any]) -> object:
-    """Run it → the value of its last line, if that is an expression."""
+def run_cell(code: str, namespace: dict[str, Any], out: io.StringIO | None = None) -> object:
+    """Run it, printing to `out` → the value of its last line, if that is an expression."""
     body = ast.parse(code)
     last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(out or io.StringIO()):
         exec(compile(body, "cell", "exec"), namespace)
         if last is None:
             return None
@@ -332,21 +417,231 @@ def test_an_untouched_exercise_runs_and_its_check_says_so(name: str, place: int)
     assert [repr(verdict)] == [output.text for output in said]
 
 
+class Played:
+    """A learner's copy of a lesson with the solutions pasted in; its cells run when asked."""
+
+    def __init__(self, name: str) -> None:
+        self.cells = fresh(name, False).cells
+        solved = fresh(name, True).cells
+        self.codes = [cell.source if cell.cell_type == "code" else "" for cell in self.cells]
+        for place in exercises(name):
+            self.codes[place] = solved[place].source
+        self.namespace: dict[str, Any] = {"__builtins__": builtins}
+        self.ran: set[int] = set()
+
+    def run(self, place: int) -> str:
+        """Run a cell again, or for the first time → what it printed, and its last value as text."""
+        for found in questions(self.codes).values():
+            asked, revealed = (i for _, i in found)
+            if place == revealed and asked not in self.ran:
+                self.prepare(asked)
+                self.run(asked)
+        out = io.StringIO()
+        value = run_cell(self.codes[place], self.namespace, out)
+        self.ran.add(place)
+        if hasattr(value, "_repr_mimebundle_"):
+            value = value._repr_mimebundle_()
+            value = (value[0] if isinstance(value, tuple) else value)["text/plain"]
+        return out.getvalue() + ("" if value is None else repr(value))
+
+    def prepare(self, place: int) -> None:
+        """Run the cells that this one needs and that were not run."""
+        for i in sorted(needed(self.codes, place) - {place} - self.ran):
+            self.run(i)
+
+
+class Spied:
+    """A function under its own name, and whether the model called it."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__, self.calls = function, function.__name__, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.function(*args)
+
+
+def spied_cache(cls: Any) -> Any:
+    """The same for a class with an update."""
+
+    class MyCache(cls):
+        calls = 0
+
+        def update(self, *args: Any) -> Any:
+            MyCache.calls += 1
+            return super().update(*args)
+
+    return MyCache
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(name: str) -> None:
+    lesson, parts = Played(name), {}
+    asks = "predictions."  # those wait for an answer; other tests run them
+    tells = [i for i, c in enumerate(lesson.codes) if TELLS in c and asks not in c]
+    uses = [i for i, c in enumerate(lesson.codes) if "mine.use(" in c]
+    for place in sorted({*tells, *uses}):
+        lesson.prepare(place)
+        if place in uses:
+            (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
+            given = lesson.namespace[part]
+            parts[part] = spied_cache(given) if isinstance(given, type) else Spied(given)
+            lesson.namespace[part] = parts[part]
+            assert f"Your {part} runs in the model now." in lesson.run(place)
+            continue
+        for spied in parts.values():
+            spied.calls = 0
+        said = lesson.run(place)
+        mine = lesson.namespace["mine"]
+        assert mine.parts.own == parts and "✘" not in said
+        assert "tokens are those of the package's engine" in said
+        asked = {part for part in parts if part != "keep_top_p" or "keep_top_p (" in said}
+        assert {part for part in asked if not parts[part].calls} == set(), "nobody called these"
+    wanted = {*IN_01} if name == NAMES[0] else {"MyCache", "run_new", "keep_top_p", "why_finished"}
+    assert set(parts) == wanted
+    prompt = "Once upon a time Anna had a red kite."
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    ids = torch.tensor([mine.tokenizer.encode(prompt).ids])
+    greedy = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    assert [*mine.generate(prompt).output_token_ids] == greedy[0, ids.shape[1] :].tolist()
+    for place in uses:  # now wrong ones
+        (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
+        wrong = type(part, (), {"update": lambda *_: 0}) if part == "MyCache" else lambda *_: 0
+        wrong.__name__ = part
+        mine = lesson.namespace["mine"]
+        lesson.namespace[part] = wrong
+        said = lesson.run(place)
+        assert said.startswith("✘ ") and f"The package's {part} runs in the model now." in said
+    for spied in parts.values():
+        spied.calls = 0
+    said = lesson.run(tells[-1])
+    assert "yours: none yet" in said and "tokens are those of the package's engine" in said
+    assert not any(spied.calls for spied in parts.values())
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_running_an_answer_again_says_the_same(name: str) -> None:
+    """Before anything was chosen, when the answer waits, and after; but for cells with timings."""
+    lesson = Played(name)
+    places = {
+        question: {kind: i for kind, i in found}
+        for question, found in questions(lesson.codes).items()
+    }
+    for question, place in places.items():
+        if IGNORE in tags(lesson.cells[place["reveal"]]):
+            continue
+        lesson.prepare(place["ask"])
+        lesson.run(place["ask"])
+        lesson.prepare(place["reveal"])
+        asked = lesson.namespace["predictions"].questions[question]
+        said = [lesson.run(place["reveal"]) for _ in range(2)]
+        assert all(one.startswith(CHOOSE) for one in said), question
+        asked.buttons.value = asked.options[0]
+        said = [lesson.run(place["reveal"]) for _ in range(2)]
+        assert said[0] == said[1] and said[0].startswith("Answer: "), question
+        lesson.run(place["ask"])
+        again = lesson.run(place["reveal"])
+        assert again.splitlines()[0] == said[0].splitlines()[0], "asking again keeps the choice"
+
+
+def questions(codes: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
+    """Question → where it is asked and revealed."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for i, code in enumerate(codes):
+        for kind, question in QUESTION.findall(code):
+            found.setdefault(question, []).append((kind, i))
+    return found
+
+
 @every_lesson
-def test_every_prediction_is_asked_once_revealed_later_and_scored_last(name: str) -> None:
-    cells = code_cells(fresh(name, True))
+def test_every_prediction_is_asked_once_revealed_later_and_scored(name: str) -> None:
+    codes = [cell.source for cell in code_cells(fresh(name, True))]
+    places = questions(codes)
+    assert len(places) >= 3
+    for question, found in places.items():
+        (_, before), (_, after) = found
+        assert [kind for kind, _ in found] == ["ask", "reveal"] and before < after, question
+        assert "reveal" not in codes[before], "the answer is in another cell"
+    assert "predictions.score()" in codes[-1]
 
-    def places(method: str) -> list[tuple[str, int]]:
-        pattern = rf"predictions\.{method}\(\s*\"([\w-]+)\""
-        return [(found, i) for i, c in enumerate(cells) for found in re.findall(pattern, c.source)]
 
-    asked, revealed = places("ask"), places("reveal")
-    assert len(asked) >= 3 and len(dict(asked)) == len(asked)
-    assert [question for question, _ in asked] == [question for question, _ in revealed]
-    for (question, before), (_, after) in zip(asked, revealed, strict=True):
-        assert before < after, question
-        assert "reveal" not in cells[before].source, "the answer is in another cell"
-    assert "predictions.score()" in cells[-1].source
+@every_lesson
+def test_folded_answers_are_what_the_solved_copy_says(name: str) -> None:
+    said = answers(built(name, True))
+    for cell in code_cells(built(name, False)):
+        for kind, question in QUESTION.findall(cell.source):
+            if kind == "ask":
+                assert cell.outputs[-1] == said[question], "run `make notebooks`"
+
+
+def test_answers_are_folded_escaped_and_carry_their_pictures(tmp_path: Path) -> None:
+    new = nbformat.v4
+    ask = new.new_code_cell('predictions.ask("a", "?", ["1", "2"])')
+    reveal = new.new_code_cell('if predictions.reveal("a", 2):\n    picture')
+    learners = new.new_notebook(cells=[ask, reveal])
+    with pytest.raises(ValueError, match="has no answer to 'a'; build it first"):
+        fold_answers(learners, new.new_notebook())
+    png = {"image/png": "aGVsbG8=\n", "text/plain": "A <b> picture."}
+    said = new.new_code_cell(
+        reveal.source,
+        outputs=[
+            new.new_output("stream", name="stdout", text="Answer: 2.\n<script>\n"),
+            new.new_output("display_data", png),
+        ],
+    )
+    fold_answers(learners, new.new_notebook(cells=[ask, said]))
+    (folded,) = learners.cells[0].outputs
+    nbformat.validate(learners)
+    text = folded.data["text/html"]
+    assert text.startswith(
+        "<details><summary>Answer</summary><pre>Answer: 2.\n&lt;script&gt;</pre>"
+    )
+    assert 'src="data:image/png;base64,aGVsbG8=" alt="A &lt;b&gt; picture."' in text
+    assert not LOADS.search(text) and not learners.cells[1].outputs
+    nbformat.write(learners, tmp_path / "a.ipynb")
+    assert text[:50] in page(tmp_path / "a.ipynb"), "the web page has it too"
+
+
+@every_lesson
+def test_sources_are_shown_in_pieces_that_can_be_read(name: str) -> None:
+    for cell in code_cells(built(name, True)):
+        if "show_source(" in cell.source:
+            lines = "\n".join(output.text for output in shown(cell)).strip().splitlines()
+            assert 1 <= len(lines) <= MAX_SOURCE_LINES * cell.source.count("show_source("), cell.id
+
+
+# -- numbers in prose ---------------------------------------------------------------------------
+
+# a measured or computed number: with a unit, a percent sign, or "times"
+MEASURED = re.compile(
+    r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ \u202f]?"
+    r"(%|×|[KMGT]i?B\b|[kMG]?bytes\b|ms\b|µs\b|seconds?\b|[MGT]?FLOPs?\b|times\b|tokens\b)"
+)
+
+
+def typed_numbers(prose: str, known: str) -> list[str]:
+    """Numbers with a unit in prose that stand nowhere in the code and its outputs."""
+    numbers = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", known.replace(",", "").replace("_", "")))
+    found = [(m[1].replace(",", ""), m[0]) for m in MEASURED.finditer(prose)]
+    return [text for number, text in found if number not in numbers]
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_numbers_with_units_in_prose_stand_in_a_cell_or_its_output(name: str) -> None:
+    """A number that no cell has or prints was typed, and may be false tomorrow."""
+    cells = built(name, True).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    known = [cell.source for cell in code_cells(built(name, True))]
+    known += [output.text for output in outputs(built(name, True))]
+    assert typed_numbers(prose, "\n".join(known)) == []
+
+
+def test_the_search_for_typed_numbers_finds_them() -> None:
+    known = "print(252_000, 1.5)\n24 of 24, 40.5 %"
+    assert typed_numbers("It reads 252,000 bytes 24 times, 1.5 MB, 40.5 % of it.", known) == []
+    assert typed_numbers("It reads 251 MB in 3 ms.", known) == ["251 MB", "3 ms"]
+    assert typed_numbers("Section 7 takes L3H3 to 16 bits, in part 2 of 9.", known) == []
+    assert typed_numbers("40 %, 5 %", known) == ["40 %", "5 %"], "not part of 40.5"
 
 
 # -- figures ------------------------------------------------------------------------------------

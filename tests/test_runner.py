@@ -1,5 +1,6 @@
 """New tokens in, logits out: how many run, where they stand, and that a failure leaves no trace."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kv_storage import memory
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
@@ -548,3 +550,30 @@ def test_an_interrupt_is_no_fault_and_the_step_can_be_run_again(
         bench.step()
     assert bench.runner.num_forwards == 1
     assert names(bench.step()[1].ready) == [*"abcx"]
+
+
+def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM) -> None:
+    """Calls from Python into PyTorch: what a small model's step costs besides its arithmetic."""
+    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=32))
+    request = Request("a", [5, 6, 7])
+    prefill(model, cache, [request])
+    request.token_ids.append(8)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        decode(model, cache, [request])
+    kernels = ("aten::", "mkldnn::")
+    events = [event for event in seen.events() or () if event.name.startswith(kernels)]
+    outer = [
+        event
+        for event in events
+        if event.cpu_parent is None or not event.cpu_parent.name.startswith(kernels)
+    ]
+    layers = model.config.num_hidden_layers
+    assert 40 * layers < len(outer) <= 200, Counter(event.name for event in outer)
+
+
+def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> None:
+    cache, other = (StaticKVCache.from_config(model.config, CacheConfig(max_len=8)) for _ in "ab")
+    for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
+        with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
+            ModelRunner(model, cache.storage, backend)
+    ModelRunner(model, cache.storage, NaiveAttention(cache=cache.storage))

@@ -35,6 +35,7 @@ from tutorial_engine.engine.runner import make_runner, prefill
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
@@ -376,19 +377,23 @@ def test_another_thread_is_told_that_it_is_another_thread() -> None:
     assert "another thread runs a step" in said[0] and "a callback cannot" in said[1]
 
 
+def packed(checkpoint: Path) -> Qwen3ForCausalLM:
+    """All of it packed, even where that is not faster on this machine."""
+    model = load_model(checkpoint, prepack=False)
+    if not all([one.prepack() for one in model.modules() if isinstance(one, Linear)]):
+        pytest.skip("this build of PyTorch has no oneDNN linear")
+    return model
+
+
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
-def test_a_prepacked_model_says_why_it_cannot_be_copied(
-    copied: Any, model: Qwen3ForCausalLM, checkpoint: Path
-) -> None:
+def test_a_prepacked_model_says_why_it_cannot_be_copied(copied: Any, checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=r"prepacked model .* load_model\(..., prepack=False\)"):
-        copied(model)
+        copied(packed(checkpoint))
     copied(load_model(checkpoint, prepack=False))
 
 
 def test_the_weights_of_a_prepacked_model_can_be_saved(checkpoint: Path) -> None:
-    packed, plain = load_model(checkpoint), load_model(checkpoint, prepack=False)
-    assert packed.lm_head.is_packed
-    got, want = packed.state_dict(), plain.state_dict()
+    got, want = packed(checkpoint).state_dict(), load_model(checkpoint, prepack=False).state_dict()
     assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 

@@ -1,34 +1,40 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# Build the forward pass of a language model piece by piece, until its logits equal Hugging Face's:
-# offline, on a Qwen3 model that we trained. About 60 minutes.
+# In this lesson you write five parts of a language model: the projection to queries, keys and values,
+# attention, its mask, RoPE, and one whole decoder layer. As soon as a part is right, it runs inside a
+# real model. At the end your five parts tell a story together, token for token the same as Hugging
+# Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
-# **How to use it.** Shift+Enter, cell by cell. At **Predict** choose first. Exercises print ☐ until
-# you fill them in, ✘ with a reason, or ✔.
+# Plan about 2 to 2½ hours. Good places for a pause are after section 6 and after section 9.
 
 # %% [markdown]
-# You should know matrix products and a little PyTorch. Two words for now: a *checkpoint* is a folder of
-# trained weights, here in the format of Hugging Face's `transformers`, for Qwen3, a family of open
-# models; *logits* are the model's answer, one number per vocabulary entry, higher = likelier next.
+# **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
+# the next cell. An exercise says ☐ until you fill it in, then ✘ with a reason, or ✔.
+#
+# You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
+# *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
+# Qwen3, a family of open models.
 
 # %%
 import torch
 
-from tutorial_engine.learn import Predictions, check_close, show_source
+from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source
 from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
 from tutorial_engine.model.attention import naive_attention
 
-torch.set_grad_enabled(False)
+torch.set_grad_enabled(False)  # we only run the model; we do not train it
 predictions = Predictions()
 model, tokenizer = load_model(), load_tokenizer()
-print(f"{model.num_parameters():,} parameters, {model.config.num_hidden_layers} layers")
+c = model.config  # the numbers that fix every shape
+print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 
 # %% [markdown]
 # ## 1 · Text becomes ids
 #
-# **Objective:** see what the model is given: whole numbers. A tokenizer cuts text into pieces of its
-# vocabulary. A blank belongs to the piece after it; we draw it as `·`.
+# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens
+# that it knows are its *vocabulary*, and the number of a token in the vocabulary is its *id*. A space
+# belongs to the token after it. We draw that space as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -36,78 +42,188 @@ PROMPT = "Once upon a time Anna had a red kite."
 from tutorial_engine.viz.tokens import token_labels
 
 ids = tokenizer.encode(PROMPT).ids
-print(ids)
-print(token_labels(tokenizer, ids))
+labels = token_labels(tokenizer, ids)
+print(f"{len(ids)} tokens from a vocabulary of {c.vocab_size}:")
+print(list(zip(ids, labels, strict=True)))
 
 # %%
 predictions.ask(
     "emoji",
-    "This vocabulary has no emoji in it. How many tokens is 😀?",
+    "No token of this vocabulary is an emoji. How many tokens is 😀?",
     ["0, it is dropped", "1", "4"],
 )
 
 # %%
 emoji = tokenizer.encode("😀").ids
-predictions.reveal("emoji", str(len(emoji)))
-print(token_labels(tokenizer, emoji))
+if predictions.reveal("emoji", len(emoji)):
+    print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Nothing is ever out of vocabulary: the 256 bytes are in it. So any text survives the round trip,
-# and text that looks like markup is just text.
+# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary: what has no token
+# of its own is written as bytes. Every text survives the way to ids and back, and text that looks like
+# HTML is text like any other.
 
 # %%
 for text in (PROMPT, "naïve 😀", "<script>alert('<s>')</script>"):
     print(tokenizer.decode(tokenizer.encode(text).ids) == text, repr(text))
 
 # %% [markdown]
-# ## 2 · Ids become vectors
+# ## 2 · Ids become vectors, and the map of the whole
 #
-# **Objective:** an embedding is a table lookup: id *i* takes row *i*. No position is in it yet.
+# **Objective:** see where this lesson goes. The model has a table with one row of numbers for each token
+# of the vocabulary. A token with id *i* gets row *i*: its *embedding*. The number of entries of this
+# vector is the *hidden size* of the model. No position is in it yet.
 
 # %%
 table = model.model.embed_tokens.weight
 vectors = table[torch.tensor(ids)]
 print("table", list(table.shape), "-> vectors", list(vectors.shape))
-print("both 'a' have the same vector:", torch.equal(vectors[2], vectors[6]))
+print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
-# ## 3 · Attention by hand, three tokens
+# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
+# at the embedding table. Each token keeps one vector. Every *decoder layer* adds to it twice: first what
+# attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
+# becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
+# token comes next. You need not understand the boxes yet: each has its section.
+
+# %% tags=["figure-block"]
+from tutorial_engine.viz.model_plots import block_picture
+
+block_picture(model)
+
+# %% [markdown]
+# A story comes out if we take the token with the largest logit, append it to the text, and run the model
+# again. `mine` is this model, taken apart: five of its parts can be exchanged. All of them are still the
+# package's own. From now on each exercise replaces one of them by yours.
+
+# %%
+mine = OwnEngine(model, tokenizer)
+mine.tell(PROMPT)
+
+# %% [markdown]
+# ## 3 · From a vector to query, key and value
 #
-# **Objective:** compute attention for one query with pencil and paper. Every token asks (query q),
-# offers (key k) and carries (value v). A score is the dot product of a query with a key.
+# **Objective:** compute q, k and v. Attention lets a token read from other tokens. For this, each token's
+# vector is multiplied by three learned matrices. The *query* q says what the token looks for, the *key* k
+# says what it can be found by, and the *value* v is what it passes on.
+#
+# The result is cut into *heads*. Each head runs its own attention. The number of entries that a query has
+# in one head is the *head dimension* D (`head_dim` in the code).
+
+# %%
+from tutorial_engine.learn.own import LayerWeights
+
+first_layer = model.model.layers[0]
+w = LayerWeights.of(first_layer)
+x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale; section 9
+print("x  ", list(x.shape), f"  {len(ids)} tokens, hidden size {c.hidden_size}")
+print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.head_dim}")
+print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
+
+# %% [markdown]
+# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`. The picture shows it for one token of
+# our prompt, with the weights of the first layer. There are fewer key and value heads than query heads.
+# Section 6 says why.
+
+# %% tags=["figure-qkv"]
+from tutorial_engine.viz.model_plots import qkv_picture
+
+qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
+
+# %% [markdown]
+# ### Exercise 1: project to queries, keys and values (8 minutes)
+#
+# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
+# shape of the matrix and `head_dim`.
+#
+# The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
+# the package's own function stays there, and the cell says so. Then a story is told, either way.
+#
+# <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
+# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D].
+# Do the same for k and v, and return the three as a tuple.</details>
+
+
+# %% tags=["exercise"]
+def project(x, w_q, w_k, w_v, head_dim):
+    """x [T, hidden], w_q [H·D, hidden], w_k and w_v [H_kv·D, hidden]
+    -> q [T, H, D], k [T, H_kv, D], v [T, H_kv, D]."""
+    ### BEGIN SOLUTION
+    q = (x @ w_q.T).unflatten(-1, (-1, head_dim))
+    k = (x @ w_k.T).unflatten(-1, (-1, head_dim))
+    v = (x @ w_v.T).unflatten(-1, (-1, head_dim))
+    return q, k, v
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_project
+
+mine.use(project, check_project)
+
+# %%
+mine.tell(PROMPT)
+
+# %% [markdown]
+# ## 4 · Attention by hand, three tokens
+#
+# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values
+# for three tokens, with D = 2 so that you can follow each number. A *score* is the dot product of a query
+# with a key: how well the key fits what the query looks for.
 
 # %%
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 k = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
 v = torch.tensor([[8.0, 0.0], [0.0, 8.0], [4.0, 4.0]])
 scores = q @ k.T  # row = query, column = key
-print(scores.int().tolist())
+print("scores of the last query:", scores[2].int().tolist())
 
 # %% [markdown]
-# The last query scores 1, 2, 2. Divide by √2, the root of the vectors' length (section 6 says why).
-# Softmax turns scores into shares that add up to one; the output mixes the values in these shares.
+# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
+# shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
+# positive and add up to one. (They are also called *attention weights*.) The output is the sum of the
+# values, each times its share.
 
 # %%
+predictions.ask(
+    "share",
+    "The last query's scores are 1, 2 and 2 (and D = 2). Which share does the first key get?",
+    ["0, softmax picks the largest", "about 20 %", "about 33 %"],
+)
+
+# %% tags=["figure-three-tokens"]
 from math import exp, sqrt
 
-shares = [exp(s / sqrt(2)) for s in scores[2].tolist()]
-shares = [s / sum(shares) for s in shares]
+from tutorial_engine.viz.model_plots import three_token_picture
+
+shares = [exp(score / sqrt(2)) for score in scores[2].tolist()]
+shares = [share / sum(shares) for share in shares]
+answered = predictions.reveal("share", f"about {100 * shares[0]:.0f} %")
+three_token_picture(q, k, v) if answered else None
+
+# %% [markdown]
+# Now the whole sum, and the same from the package:
+
+# %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
-print("shares in %:", [round(100 * s) for s in shares])
-by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]
+by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]  # None: one head
 check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% [markdown]
-# ### Exercise 1: the same for all queries at once (5 minutes)
+# ### Exercise 2: attention for all queries at once (8 minutes)
 #
-# <details><summary>Hint</summary>Scores are <code>q @ k.T</code>, divided by the square root of D,
-# the length of a query. Forbidden scores become <code>float("-inf")</code> before the softmax over the last axis.
-# </details>
+# Not every query may see every key. A *mask* says which pairs are allowed (True). Section 5 builds it;
+# here it is given. A forbidden key must get the share 0, and the other shares must still add up to one.
+#
+# <details><summary>Hint</summary>Scores are <code>q @ k.T</code>, divided by the square root of D, the size
+# of the last axis. Set forbidden scores to <code>float("-inf")</code> with <code>masked_fill(~mask, ...)</code>
+# before the softmax over the last axis: exp(−∞) is 0.</details>
 
 
 # %% tags=["exercise"]
 def attention(q, k, v, mask):
-    """q [q, D], k [kv, D], v [kv, D], mask [q, kv] (True = may attend) -> [q, D]."""
+    """One head: q [q, D], k and v [kv, D], mask [q, kv] (True = may attend) -> [q, D]."""
     ### BEGIN SOLUTION
     scores = q @ k.T / k.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -118,54 +234,82 @@ def attention(q, k, v, mask):
 # %%
 from tutorial_engine.learn.checks_01 import check_attention
 
-check_attention(attention)
+mine.use(attention, check_attention)
+
+# %%
+mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# The package's version does the same for many heads at once, with clear errors. This is the installed
-# code; `repeat_interleave` will make sense in section 5.
+# Your function runs once for each head, layer and new token. The package's version below does all heads in
+# one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
+# multiply along d and add". `repeat_interleave` will make sense in section 6.
 
 # %%
 show_source(naive_attention)
 
 # %% [markdown]
-# ## 4 · The causal mask
+# ## 5 · The causal mask
 #
-# **Objective:** know who may look at whom. One rule: `key_pos <= query_pos`. It has three faces.
-# *Prefill*: the whole prompt at once. *Decode*: one new token after all earlier ones. *Chunk*: a few new
-# tokens after earlier ones. The queries are the *last* of the keys.
+# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
+# a row is a query and a column is a key; bright means a large share. On the right are the shares of one
+# query, and the tokens that the model predicts to come next. Choose other heads, and step through the
+# queries. Which cells does no head ever use?
+
+# %% tags=["figure-attention-explorer"]
+from tutorial_engine.viz.attention_explorer import AttentionExplorer
+
+STORY = "Once upon a time Rado had an old coat. One day R"
+AttentionExplorer(model, tokenizer, STORY, layer=3, head=3)
+
+# %% [markdown]
+# No query sees a later token: it could not, because when a story is written the later tokens do not exist
+# yet. This is the *causal* rule: `key_pos <= query_pos`.
+#
+# Often all tokens run at once, and there are as many queries as keys. If only the newest tokens run, as in
+# the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
+# *last* of the positions.
 
 # %%
 predictions.ask(
-    "chunk",
-    "3 new tokens (queries) after 4 old ones, so 7 keys: how many of the 21 pairs are allowed?",
+    "pairs",
+    "3 new tokens (queries) after 4 earlier ones, so 7 keys: how many of the 21 pairs are allowed?",
     ["6", "15", "18", "21"],
 )
 
 # %% tags=["figure-masks"]
 from tutorial_engine.viz.attention_plots import mask_picture
 
-cases = {"prefill q=4, k=4": (4, 4), "decode q=1, k=5": (1, 5), "chunk q=3, k=7": (3, 7)}
-masks = {title: causal_mask(*sizes) for title, sizes in cases.items()}
-predictions.reveal("chunk", str(int(masks["chunk q=3, k=7"].sum())))
-mask_picture(masks)
+sizes = {"4 tokens at once": (4, 4), "1 new after 4": (1, 5), "3 new after 4": (3, 7)}
+masks = {title: causal_mask(q_len, kv_len) for title, (q_len, kv_len) in sizes.items()}
+answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
+mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's `is_causal=True` lines the triangle up at the upper left. For a chunk that is
-# another mask: its queries do not even see themselves.
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the
+# upper left corner. With as many queries as keys that is right. With fewer queries it is another mask: the
+# new tokens do not even see themselves. We run it, and look which mask gives the same result.
 
 # %%
-upper_left = torch.ones(3, 7, dtype=torch.bool).tril()
-print("pairs, lower right (ours):", int(causal_mask(3, 7).sum()))
-print("pairs, upper left (is_causal):", int(upper_left.sum()))
-print("same when q = k:", torch.equal(causal_mask(4, 4), torch.ones(4, 4).bool().tril()))
+from torch.nn.functional import scaled_dot_product_attention
+
+draw = torch.Generator().manual_seed(0)
+q3, k7, v7 = (torch.randn(n, 1, 8, generator=draw) for n in (3, 7, 7))  # one head
+heads_first = [x.transpose(0, 1) for x in (q3, k7, v7)]
+fused = scaled_dot_product_attention(*heads_first, is_causal=True).transpose(0, 1)
+corners = {"lower right (ours)": causal_mask(3, 7), "upper left": torch.ones(3, 7).bool().tril()}
+for corner, mask in corners.items():
+    same = torch.allclose(naive_attention(q3, k7, v7, mask).out, fused, atol=1e-5)
+    print(f"{corner:18} {int(mask.sum()):2} allowed pairs; is_causal=True gives the same: {same}")
 
 # %% [markdown]
-# ### Exercise 2: a sliding window (5 minutes)
+# ### Exercise 3: a mask with a sliding window (8 minutes)
 #
-# Some models let a token see only itself and the `window - 1` tokens before it.
+# Some models limit attention further: a token sees only itself and the `window - 1` tokens before it. If
+# the window is as large as the text, this is the plain causal mask.
 #
-# <details><summary>Hint</summary>Make a column of query positions, a row of key positions, and compare
-# their difference. The first query stands at <code>kv_len - q_len</code>.</details>
+# <details><summary>Hint</summary>Make a column of query positions with <code>torch.arange(...)[:, None]</code>
+# and a row of key positions with <code>[None, :]</code>. Their difference has a number for each pair. The
+# first query stands at position <code>kv_len - q_len</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -182,44 +326,75 @@ def window_mask(q_len, kv_len, window):
 # %%
 from tutorial_engine.learn.checks_01 import check_window_mask
 
-check_window_mask(window_mask)
-
-# %% [markdown]
-# ## 5 · Many heads, fewer keys: GQA
-#
-# **Objective:** find the K/V head of a query head. Heads attend side by side. In grouped-query
-# attention several query heads share one K/V head: head *h* reads `h // group`.
+mine.use(window_mask, check_window_mask)
 
 # %%
-c = model.config
-print(
-    c.num_attention_heads, "query heads,", c.num_key_value_heads, "K/V heads, group", c.group_size
+TWO = "Once upon a time Rado had an old coat. Mimo had a new drum."
+mine.tell(TWO)
+
+# %% [markdown]
+# The engine uses your mask with a window as large as the text, so the story is the usual one. Now make the
+# window small: each token sees itself and 7 tokens before it.
+
+# %%
+predictions.ask(
+    "window",
+    "Same prompt, window 8. The story goes on ...",
+    ["with Rado and Mimo", "in good sentences, but with other names", "as noise"],
 )
-print([h // c.group_size for h in range(c.num_attention_heads)])
-
-# %% [markdown]
-# Taking `h % kv_heads` instead fits every shape and gives other numbers: a bug that no shape check
-# will ever find.
 
 # %%
-draw = torch.Generator().manual_seed(0)
+story = mine.generate(TWO, window=8).checker.text
+if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
+    mine.tell(TWO, window=8)
+    two_labels = token_labels(tokenizer, tokenizer.encode(TWO).ids)
+    away = [len(two_labels) - two_labels.index(piece) for piece in ("·R", "·Mi")]
+    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token.")
+
+# %% [markdown]
+# The sentences are still well formed, because grammar needs only a few tokens back. But the model has
+# forgotten who the story is about. When it needs a name, both names are farther away than the window
+# reaches, so it invents new ones. What the mask hides does not exist for that query. (This model was trained
+# without a window.)
+
+# %% [markdown]
+# ## 6 · Many heads, fewer keys: GQA
+#
+# **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
+# concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
+# value for each token. That saves memory, as section 13 will show. Query head *h* reads K/V head `h // group`.
+
+# %% tags=["figure-gqa"]
+from tutorial_engine.viz.model_plots import gqa_picture
+
+gqa_picture(c)
+
+# %% [markdown]
+# Whoever writes `h % kv_heads` instead gets the same shapes and other numbers. No shape check will ever
+# find this bug. Compare the output of each head:
+
+# %%
 q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
 mask = causal_mask(5, 5)
 grouped = naive_attention(q6, k2, v2, mask).out
 modulo = naive_attention(q6, k2.repeat(1, 3, 1), v2.repeat(1, 3, 1), mask).out
 same = [bool(torch.allclose(grouped[:, h], modulo[:, h])) for h in range(6)]
-print("heads that are right with h % 2:", same)
+print("K/V head with h // 3:", [h // 3 for h in range(6)])
+print("K/V head with h % 2: ", [h % 2 for h in range(6)])
+print("same output:         ", same)
 
 # %% [markdown]
-# ## 6 · Why divide by √d?
+# *This is a good place for a pause.* Three of your five parts can be in the model now.
 #
-# **Objective:** measure it. Take random queries and keys with variance 1 and look at the variance of
-# their scores. Large scores make the softmax pick one key and ignore the rest.
+# ## 7 · Why divide by √D?
+#
+# **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the
+# variance of their scores.
 
 # %%
 predictions.ask(
     "variance",
-    "head_dim grows 16 times. The variance of q · k grows ...",
+    "The head dimension D grows 16 times. The variance of q · k grows ...",
     ["4 times", "16 times", "256 times"],
 )
 
@@ -232,42 +407,95 @@ for d in head_dims:
     dots = (a * b).sum(-1)
     raw.append(float(dots.var()))
     scaled.append(float((dots / d**0.5).var()))
-predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
-variance_picture(head_dims, raw, scaled)
+answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
+variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# ## 7 · RoPE: position as rotation
+# A score is a sum of D products, and the variances of independent products add up. So the standard
+# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. This is what it does to
+# the softmax over 8 keys:
+
+# %%
+many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
+for d in head_dims:
+    of_raw, of_scaled = ((many * size).softmax(-1).amax(-1).mean() for size in (d**0.5, 1))
+    print(f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}")
+
+# %% [markdown]
+# ## 8 · RoPE: position as rotation
 #
-# **Objective:** see pairs of numbers as clock hands. Attention itself knows no order. RoPE turns pair
-# *i* of a query or key by `position · ω_i`. The first pairs turn fast, the last hardly at all.
+# **Objective:** give attention a sense of order. Without help it has none: shuffle the keys together with
+# their values, and the last query gets the same output.
+
+# %%
+shuffle = torch.tensor([3, 0, 4, 1, 2])
+in_order = naive_attention(q6[-1:], k2, v2).out
+shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
+check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
+
+# %% [markdown]
+# *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point
+# in the plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
+#
+# **ω_i = θ^(−2i/D)**, in radians per position.
+#
+# θ (theta) is a number from the model's configuration. Pair 0 turns by one radian per position, and each
+# next pair turns more slowly.
+
+# %%
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
+
+D, theta = c.head_dim, c.rope_theta
+omega = torch.tensor([theta ** (-2 * i / D) for i in range(D // 2)])
+print(f"D = {D}, theta = {theta:g}:", len(omega), "pairs; of every fourth pair ω_i =")
+print([round(float(one), 5) for one in omega[::4]])
+check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
+
+# %% [markdown]
+# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the
+# same vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between
+# its two hands, (m − n) · ω_i, to the score. Move the positions and choose a pair. Then press Play: query
+# and key move on together. What changes, and what stays the same?
+
+# %% tags=["figure-rope-explorer"]
+from tutorial_engine.viz.rope_explorer import RopeExplorer
+
+RopeExplorer(D, theta)
+
+# %%
+distance = 9 - 4  # in the picture above: query at 9, key at 4
+print("the sum of all cosines:", round(float((distance * omega).cos().sum()), 2))
+
+# %% [markdown]
+# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A
+# slow pair hardly moves between neighbours, but it still tells far positions apart. Together they are like
+# the hands of a clock: one for seconds, one for minutes, one for hours.
 
 # %% tags=["figure-rope-clocks"]
-from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 from tutorial_engine.viz.attention_plots import clocks_picture
 
-omega = inverse_frequencies(c.head_dim, c.rope_theta)
-print(len(omega), "pairs; radians a position:", [round(float(w), 4) for w in omega[::4]])
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
-# Which two numbers are a pair? Qwen3 checkpoints join *i* with *i + D/2* (half-split). Others join
-# neighbours. Same idea, other weights: mixing them up ruins the model.
+# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2*
+# (*half-split*). Other checkpoints join neighbours (*interleaved*). The idea is the same, but the weights
+# were trained for one of them: mixing them up ruins the model (section 11 does it). For a head with D = 8:
 
 # %%
-marks = torch.arange(8.0).view(1, 1, 8)  # a head of 8 numbers at position 0: not turned
-first, second = marks.chunk(2, dim=-1)
-print(
-    "half-split pairs ", [(int(a), int(b)) for a, b in zip(first[0, 0], second[0, 0], strict=True)]
-)
-print("interleaved pairs", [(int(a), int(b)) for a, b in marks.view(4, 2)])
+numbers = torch.arange(8)
+first, second = numbers.chunk(2)
+print("half-split pairs ", list(zip(first.tolist(), second.tolist(), strict=True)))
+print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()])
 
 # %% [markdown]
-# ### Exercise 3: turn the pairs (10 minutes)
+# ### Exercise 4: turn the pairs (10 minutes)
 #
-# A pair (a, b) turned by φ becomes (a cos φ − b sin φ, b cos φ + a sin φ).
+# A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
+# pairs.
 #
-# <details><summary>Hint</summary><code>x.chunk(2, dim=-1)</code> gives all a and all b. The angles need
-# an axis for the heads: <code>angles[:, None, :]</code>.</details>
+# <details><summary>Hint</summary><code>x.chunk(2, dim=-1)</code> gives all a and all b, each
+# [T, heads, D / 2]. The angles have no axis for the heads; <code>angles[:, None, :]</code> adds one.
+# <code>torch.cat(..., dim=-1)</code> joins the halves again.</details>
 
 
 # %% tags=["exercise"]
@@ -283,19 +511,30 @@ def rope(x, angles):
 # %%
 from tutorial_engine.learn.checks_01 import check_rope
 
-check_rope(rope)
+mine.use(rope, check_rope)
+
+# %%
+mine.tell("One day Anna found a red kite near the river. Ben found")
+
+# %% [markdown]
+# This is the package's version. It gets the cosines and sines, because all layers share them.
+# `addcmul(a, b, c, value=-1)` is `a - b * c` in one call.
+
+# %%
+show_source(apply_rope)
 
 # %% [markdown]
 # ### Only the distance counts
 #
-# Turning q by *m* and k by *n* changes their score exactly as turning one of them by *m − n* would.
-# Put the same two vectors at three places and compare.
+# The explorer showed it: a score depends on `m − n` alone. The reason is that turning a query by the angle
+# of *m* and a key by the angle of *n* changes their dot product exactly as turning one of them by the angle
+# of *m − n* would. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz.attention_plots import distance_picture
 
-rotary = RotaryEmbedding(c.head_dim, c.rope_theta)
-qk = torch.randn(2, c.head_dim, generator=torch.Generator().manual_seed(7))
+rotary = RotaryEmbedding(D, theta)
+qk = torch.randn(2, D, generator=torch.Generator().manual_seed(7))
 
 
 def score(m, n):
@@ -306,6 +545,10 @@ def score(m, n):
 distances = list(range(0, 65))
 curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 50, 500)}
 distance_picture(distances, curves)
+
+# %% [markdown]
+# Does that hold for the whole model? A `Batch` holds the tokens that go through the model together: their
+# ids, their positions, and where each text begins. So we can run the prompt at other positions.
 
 # %%
 predictions.ask(
@@ -323,15 +566,15 @@ def logits_of(batch, attention=None):
 here = logits_of(Batch.from_sequences([ids]))
 there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 equal = torch.allclose(here, there, atol=1e-3)
-predictions.reveal("shift", "stay the same" if equal else "change everywhere")
-check_close(here, there, 1e-3, "positions 0.. = positions 100..")
+answered = predictions.reveal("shift", "stay the same" if equal else "change everywhere")
+check_close(here, there, 1e-3, "positions from 0 = positions from 100") if answered else None
 
 # %% [markdown]
 # ### A trap for long contexts
 #
-# The angle is position · ω. Store ω in 16 bits (float16 or bfloat16) instead of 32, and its rounding
-# error is multiplied by the position. Here are the frequencies of the real Qwen3-0.6B. Our package
-# keeps them in float32, whatever the model's dtype.
+# The angle is position · ω. If ω is stored in 16 bits (float16 or bfloat16) instead of 32, its rounding
+# error is multiplied by the position. The picture shows the error for the frequencies of a real model,
+# Qwen3-0.6B. Our package keeps ω in float32, whatever the type of the weights.
 
 # %% tags=["figure-rope-dtype"]
 from tutorial_engine.viz.attention_plots import dtype_picture
@@ -348,58 +591,155 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 dtype_picture(positions, errors)
 
 # %% [markdown]
-# ### Explore it
+# ### The attention block in full
 #
-# Query and key are both all ones here, so their score is a sum of cosines, one per pair. Move them,
-# choose a pair, then press Play: both move on together. What stays the same?
-
-# %% tags=["figure-rope-explorer"]
-from tutorial_engine.viz.rope_explorer import RopeExplorer
-
-RopeExplorer(c.head_dim, c.rope_theta)
-
-# %% [markdown]
-# ## 8 · The small layers
-#
-# **Objective:** write them by hand. *RMSNorm* divides a vector by its root mean square, then weighs each
-# number. *SwiGLU* multiplies one projection by the SiLU (x · sigmoid(x)) of another. Qwen3 also
-# normalises each head's q and k (`q_norm`, `k_norm`) *before* RoPE.
+# One step is still missing. Qwen3 normalises each head's query and key before it turns them (`q_norm` and
+# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the norm of a
+# vector, but it mixes the two numbers of a pair, and `q_norm` has a different weight for each number.
 
 # %%
-layer = model.model.layers[0]
-x = vectors * 3.0
-weight = layer.input_layernorm.weight
-rms = x / (x.square().mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * weight
-check_close(rms, layer.input_layernorm(x), 1e-5, "RMSNorm in one line = package")
-
-# %%
-gate, up = (rms @ layer.mlp.gate_up_proj.plain_weight().T).chunk(
-    2, dim=-1
-)  # one matmul, two halves
-swiglu = (gate * torch.sigmoid(gate) * up) @ layer.mlp.down_proj.plain_weight().T
-check_close(swiglu, layer.mlp(rms), 1e-4, "SwiGLU in two lines = package")
-
-# %% [markdown]
-# Norm before or after RoPE? A rotation keeps the length of a head but mixes the two numbers of a
-# pair, and `q_norm` has a weight per number. So the order matters:
-
-# %%
-heads = torch.randn(
-    4, c.num_attention_heads, c.head_dim, generator=torch.Generator().manual_seed(3)
-)
+random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
 angles = rotary(torch.arange(4))
-q_norm = layer.self_attn.q_norm
-before = apply_rope(q_norm(heads), *angles)
-after = q_norm(apply_rope(heads, *angles))
-print("same at position 0:", torch.allclose(before[0], after[0], atol=1e-5))
-print("same at position 3:", torch.allclose(before[3], after[3], atol=1e-5))
+q_norm = first_layer.self_attn.q_norm
+norm_first = apply_rope(q_norm(random_heads), *angles)
+norm_last = q_norm(apply_rope(random_heads, *angles))
+for position in (0, 3):
+    equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
+    print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
 
 # %% [markdown]
-# ## 9 · The whole forward, shape by shape
+# Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
+# turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
+# is enough. For the same reason q and k are joined and turned in one call. `o_proj` mixes the results of
+# the heads.
+
+# %%
+from tutorial_engine.model.qwen3 import Qwen3Attention
+
+show_source(Qwen3Attention.forward)
+
+# %% [markdown]
+# ## 9 · One whole layer by hand
 #
-# **Objective:** follow 10 tokens from ids to logits. Tokens lie flat, `[T, ...]`: no batch axis and
-# no padding, now and in all later notebooks. Indented: the first layer, which stands for all.
-# `qkv_proj` makes q, k and v in one product, `gate_up_proj` gate and up; `o_proj` mixes the heads.
+# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
+# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
+# and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
+# whatever the earlier layers have added, and nothing is lost unless a later layer subtracts it. Find it in
+# the map of section 2: it is the green line, and each layer has two places where something is added.
+
+# %% [markdown]
+# **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
+# multiplies each number by a learned weight. A tiny ε keeps it from dividing by zero.
+
+
+# %%
+def rms_norm(x, weight, eps=c.rms_norm_eps):
+    """x / sqrt(mean(x²) + eps) · weight, over the last axis."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+normed = rms_norm(vectors, w.input_norm)
+check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
+
+# %% [markdown]
+# **SwiGLU** is the MLP of a layer, the part that works on each token alone. It widens the vector twice.
+# One result, the *gate*, goes through SiLU, the function x · sigmoid(x). It multiplies the other result,
+# *up*. A third matrix, *down*, brings the product back to the hidden size.
+
+# %%
+from torch.nn.functional import silu
+
+swiglu = (silu(normed @ w.gate.T) * (normed @ w.up.T)) @ w.down.T
+print(list(normed.shape), "->", [len(normed), len(w.gate)], "->", list(swiglu.shape))
+check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package")
+
+# %% [markdown]
+# ### Exercise 5: one decoder layer (15 minutes)
+#
+# `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
+# `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
+# your `attention` for all heads, with the mask.
+#
+# 1. Normalise `x` with `input_norm`, and project it to q, k, v.
+# 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
+# 3. Attend, join the heads, multiply by `o`, and **add** to `x`.
+# 4. Normalise the new `x` with `mlp_norm`, compute SwiGLU, and **add**.
+#
+# <details><summary>Hint</summary>The head dimension is <code>len(w.q_norm)</code>. The result of
+# <code>attend(q, k, v)</code> is [T, H, D]; <code>.flatten(1)</code> joins the heads.</details>
+
+
+# %% tags=["exercise"]
+def layer(x, w, angles, attend):
+    """x [T, hidden], w LayerWeights, angles [T, D / 2], attend(q, k, v) -> [T, H, D]; -> [T, hidden]."""
+    ### BEGIN SOLUTION
+    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
+    q = rope(rms_norm(q, w.q_norm), angles)
+    k = rope(rms_norm(k, w.k_norm), angles)
+    x = x + attend(q, k, v).flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_layer
+
+mine.use(layer, check_layer)
+
+# %%
+mine.tell("Anna had a red kite. Ben was a friend of Anna and")
+
+# %% [markdown]
+# The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
+# tensors, it adds them first, and returns the normed copy and the sum.
+
+# %%
+from tutorial_engine.model.layers import RMSNorm
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer
+
+show_source(RMSNorm.forward)
+
+# %%
+show_source(Qwen3DecoderLayer.forward)
+
+# %% [markdown]
+# The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
+# into logits as if the model ended there. (This is called a *logit lens*.) The story ends with the first
+# piece of a name, and the model has to find the next piece. Layers are counted from 0.
+
+# %%
+story_ids = tokenizer.encode(STORY).ids
+story_batch = Batch.from_sequences([story_ids])
+
+
+def read_out(when, stream):
+    logits = model.compute_logits(model.model.norm(stream[-1:]))[0]
+    best = logits.softmax(-1).topk(3)
+    pieces = zip(token_labels(tokenizer, best.indices.tolist()), best.values, strict=True)
+    print(f"{when:14}", "   ".join(f"“{piece}” {float(p):.2f}" for piece, p in pieces))
+
+
+print("What comes after", token_labels(tokenizer, story_ids)[-3:], "?")
+hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
+angles = model.model.rotary_emb(story_batch.positions)
+read_out("embedding", hidden)
+for number, block in enumerate(model.model.layers):
+    hidden, residual = block(hidden, residual, angles, story_batch, NaiveAttention())
+    read_out(f"after layer {number}", residual + hidden)
+
+# %% [markdown]
+# At the start the vector says only which token it is. In the middle the model has vague guesses. The last
+# layer adds the answer. Section 12 finds out which of its heads does that.
+#
+# *This is the second good place for a pause.*
+
+# %% [markdown]
+# ## 10 · The whole forward pass, shape by shape
+#
+# **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
+# is no axis for the batch and no padding, here and in all later notebooks. The indented lines are the
+# first layer; the other layers have the same shapes.
 
 # %%
 from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
@@ -407,36 +747,27 @@ from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
 print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
 
 # %% [markdown]
-# One layer is attention and MLP, each added to a running sum, the residual. The `+` hides in the norm:
-# called with a residual, RMSNorm adds first and returns (normed, sum). The installed code:
-
-# %%
-from tutorial_engine.model.qwen3 import Qwen3DecoderLayer
-
-show_source(Qwen3DecoderLayer.forward)
-
-# %% [markdown]
-# Now the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's meta device runs
-# shapes without memory, so nothing is downloaded.
+# Now the same for the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's *meta* device
+# computes shapes without numbers and without memory, so nothing is downloaded. The code is the same; only
+# the numbers are larger.
 
 # %%
 from tutorial_engine.model import ModelConfig
 
-qwen3_06b = ModelConfig.from_dict(
-    {
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000,
-        "tie_word_embeddings": True,
-    }
-)
+QWEN3_06B = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+}
+qwen3_06b = ModelConfig.from_dict(QWEN3_06B)
 print(walk_table(meta_shape_walk(qwen3_06b, num_tokens=10)))
 
 # %%
@@ -444,14 +775,16 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
-print(f"{big.num_parameters():,} parameters")
-print("heads x head_dim =", 16 * 128, "but hidden =", qwen3_06b.hidden_size)
+print(f"{big.num_parameters():,} weights")
+together = qwen3_06b.num_attention_heads * qwen3_06b.head_dim
+print(f"all heads together have {together} numbers, the hidden size is {qwen3_06b.hidden_size}")
 
 # %% [markdown]
-# ## 10 · The same logits as transformers
+# ## 11 · The same logits as transformers
 #
-# **Objective:** prove that nothing above is a toy. Both load the same checkpoint; we compare every
-# logit at every position.
+# **Objective:** prove that the model is right. `transformers` loads the same checkpoint with its own code.
+# We compare every logit at every position: first with PyTorch's own attention function, which the package
+# uses unless told otherwise, then with the naive attention of section 4.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -462,18 +795,17 @@ from tutorial_engine.model import TINY
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 reference = theirs(torch.tensor([ids])).logits[0]
-check_close(logits_of(Batch.from_sequences([ids])), reference, 1e-4, "ours = transformers")
-
-# %%
 check_close(
-    logits_of(Batch.from_sequences([ids]), NaiveAttention()),
-    reference,
-    1e-4,
-    "naive attention = transformers",
+    logits_of(Batch.from_sequences([ids])), reference, 1e-4, "PyTorch's attention = transformers"
 )
 
+# %%
+naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
+check_close(naive, reference, 1e-4, "naive attention = transformers")
+
 # %% [markdown]
-# Two sequences of unequal length in one flat batch do not see each other:
+# Two texts of different length can go through the model together, one after the other in one flat batch.
+# They do not see each other:
 
 # %%
 short = tokenizer.encode("Ben had a blue ball.").ids
@@ -481,24 +813,118 @@ both = logits_of(Batch.from_sequences([ids, short]))
 check_close(both[: len(ids)], reference, 1e-4, "with a neighbour = alone")
 
 # %% [markdown]
-# Would this test notice a bug? Plant four well-known ones, one at a time, and run with the naive
-# attention, where one of them sits. Each runs without an error.
+# ### The bug zoo
+#
+# Would this comparison notice a bug? We plant four well-known ones into the package, one at a time. Each
+# runs without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the
+# logits are then from those of `transformers`, and which tokens (rows) are wrong.
 
 # %%
-from tutorial_engine.learn.bugs import BUGS_01, planted
+from tutorial_engine.learn.bugs import BUGS_01, zoo
 
-for name in BUGS_01:
-    with planted(name):
-        wrong = logits_of(Batch.from_sequences([ids]), NaiveAttention())
-    verdict = check_close(wrong, reference, 1e-4, name)
-    print(f"{name:34}", "not noticed" if verdict.ok else "caught")
+
+def with_naive_attention():
+    return logits_of(Batch.from_sequences([ids]), NaiveAttention())
+
+
+caught = zoo(BUGS_01, with_naive_attention, reference)
+print(f"{caught} of {len(BUGS_01)} bugs are caught")
 
 # %% [markdown]
-# ## 11 · What the heads learned
+# Two of these bugs leave row 0, the first token, right. Why?
 #
-# **Objective:** find an *induction head*: on each token it looks at what came *after* that token last
-# time. Say random tokens twice; such a head can predict the second round. Its score: the mean attention
-# that it gives, in the second round, to the right place.
+# <details><summary>Answer</summary>Both are about RoPE. At position 0 it turns nothing, so neither the pairing
+# nor the order of norm and rotation matters there. A test with a single token would find neither bug.
+# </details>
+
+# %% [markdown]
+# ## 12 · What the heads learned
+#
+# **Objective:** find the heads that decide a prediction, and prove it. The story ends with the first piece
+# of the name: `·R`. Section 9 showed that the last layer adds the answer, `a`. Where do its heads look from
+# the last token?
+
+# %%
+from tutorial_engine.viz.attention_explorer import attention_weights
+
+story_labels = token_labels(tokenizer, story_ids)
+story_weights = attention_weights(model, story_ids)  # [layer, head, query, key]
+for head, row in enumerate(story_weights[3, :, -1]):
+    at = int(row.argmax())
+    print(f"layer 3, head {head}: gives {float(row[at]):.2f} to {at} “{story_labels[at]}”")
+
+# %% [markdown]
+# Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. Such a head is
+# called an *induction head*: on each token it looks at what came after the same token before, and passes
+# that on as what comes next. Here is the whole map of one of them; you saw it in the explorer of section 5.
+
+# %% tags=["figure-induction-head"]
+from tutorial_engine.viz.attention_plots import attention_picture
+
+attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
+
+# %% [markdown]
+# A map shows where a head looks. It does not show that this decides anything. For that we take the head
+# away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
+# to the probability of `a`?
+
+# %%
+predictions.ask(
+    "ablation",
+    "Heads 3, 4 and 5 of layer 3 are silenced. The probability of “a” after “·R” is then ...",
+    ["nearly 1, as before", "about 1/4", "0"],
+)
+
+
+# %%
+class Silenced(NaiveAttention):
+    """Attention in which some heads add nothing: {layer: heads}."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.heads = heads
+
+    def attend(self, layer, q, k, v, batch):
+        out = super().attend(layer, q, k, v, batch)
+        out[:, list(self.heads.get(layer, []))] = 0
+        return out
+
+
+def chance(text, piece, heads):
+    """The probability that `piece` follows the text, with some heads silenced."""
+    logits = logits_of(Batch.from_sequences([tokenizer.encode(text).ids]), Silenced(heads))
+    return float(logits[-1].softmax(-1)[tokenizer.token_to_id(piece)])
+
+
+# %% tags=["figure-ablation"]
+from tutorial_engine.viz.model_plots import ablation_picture
+
+COPIERS = {3: (3, 4, 5)}
+runs = [("all heads", STORY, {}), ("L3 H3, H4, H5 silenced", STORY, COPIERS)]
+runs += [("no earlier name in the text", "Once upon a time R", {})]
+bars = [(name, chance(text, "a", heads), 1.0) for name, text, heads in runs]
+answered = predictions.reveal("ablation", 1 if 0.15 < bars[1][1] < 0.35 else 0)
+ablation_picture(bars) if answered else None
+
+# %% [markdown]
+# Without these heads the model still guesses `a`, but hardly more often than when the text has no earlier
+# name at all. It falls back to what is usual after `R`. So the heads carry what the text says. If that is
+# true, the prediction must follow the name when we change only the name:
+
+# %%
+for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
+    text = STORY.replace("Rado", name)
+    piece = token_labels(tokenizer, tokenizer.encode(text).ids)[5]  # what follows the first ·R
+    best = int(logits_of(Batch.from_sequences([tokenizer.encode(text).ids]))[-1].argmax())
+    with_heads, without = chance(text, piece, {}), chance(text, piece, COPIERS)
+    predicted = token_labels(tokenizer, [best])[0]
+    print(f"{name}: “·R” was followed by “{piece}”; now the model predicts “{predicted}”")
+    print(f"      with probability {with_heads:.2f}, and with {without:.2f} without the heads")
+
+# %% [markdown]
+# ### Copying in its purest form
+#
+# Take 16 random tokens and say them twice. In the second round only copying can help.
 
 # %%
 predictions.ask(
@@ -512,89 +938,119 @@ import random
 
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 
-period = 16
-noise = repeated_random_ids(random.Random(5), c.vocab_size, period, 2 * period)
-guesses = logits_of(Batch.from_sequences([noise])).argmax(-1)
-hits = int((guesses[period - 1 : -1] == torch.tensor(noise[period:])).sum())
-rarely, half, nearly = predictions.questions["induction"].options
-predictions.reveal("induction", nearly if hits > 12 else half if hits > 4 else rarely)
-print(f"{hits} of {period} right")
+period, rng = 16, random.Random(5)
+noise = [repeated_random_ids(rng, c.vocab_size, period, 2 * period) for _ in range(20)]
+again = torch.tensor(noise)[:, period:]  # the second rounds, [20, 16]
+
+
+def hits(heads):
+    """How many tokens of the second rounds are predicted, with some heads silenced."""
+    logits = logits_of(Batch.from_sequences(noise), Silenced(heads)).view(20, 2 * period, -1)
+    return int((logits[:, period - 1 : -1].argmax(-1) == again).sum())
+
+
+right, total = hits({}), again.numel()
+if predictions.reveal("induction", 2 if right > 0.9 * total else 1 if right > 0.3 * total else 0):
+    print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
+
+# %% [markdown]
+# This is no miracle: the model was trained for it. Part of its training rows were random tokens that
+# repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
+# trained on ordinary text only: Olsson et al., 2022.) This is the mix of one training step, from the code
+# that trained our model:
+
+# %%
+from tutorial_engine.tiny.train import IGNORE, RANDOM_SHARE, ROWS, batches, random_row
+
+rows = next(batches(tokenizer, seed=1, rows=ROWS, random_share=RANDOM_SHARE))
+counted = (rows.targets != IGNORE).sum(-1).tolist()
+num_random = len(counted) - rows.num_text
+print(f"{rows.num_text} rows of stories, {num_random} rows of repeated random tokens")
+print(f"random rows: {num_random / len(counted):.0%} of all rows")
+print("targets that count, of", rows.ids.shape[1], "in a row:")
+print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.num_text :])
+show_source(random_row)
+
+# %% [markdown]
+# Which heads do it? The *induction score* of a head is the attention that it gives, on average over the
+# second round, to the right place. It stands above each map. The bright diagonal in the lower half of a
+# map is the pattern.
 
 # %% tags=["figure-heads"]
-from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.attention_plots import attention_picture, heads_picture
+from tutorial_engine.viz.attention_plots import heads_picture
 
-weights = attention_weights(model, noise)
+weights = attention_weights(model, noise[0])
+heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]))
+
+# %% [markdown]
+# An induction head cannot work alone. It must find a token *whose predecessor* is the current token, but at
+# first a token's vector says nothing about its predecessor. An earlier layer must first copy each token's
+# predecessor into its vector. Which heads look back by one token, and which by two?
+
+# %%
 induction = induction_scores(model)
-heads_picture(weights, induction, token_labels(tokenizer, noise))
+print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
+for back in (1, 2):
+    mean = weights.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
+    found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
+    print(f"look {back} back:         ", found)
 
 # %% [markdown]
-# The score is printed above each map; the bright diagonal in the lower half is the pattern. An induction
-# head needs help from below: somebody must note, on each token, what came before it. Which heads look
-# exactly one token back?
+# ### The controls
+#
+# An ablation means something only beside others. So we silence other heads as well, in groups and one alone,
+# and measure both: the hits in random text, and the probability of `a` in the story. A *control* is a group
+# that ought not to matter.
 
-# %%
-one_back = weights.diagonal(offset=-1, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
-print("look one token back:", [f"L{i} H{j}" for i, j in (one_back > 0.8).nonzero().tolist()])
-print("induction heads:    ", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
-
-# %% [markdown]
-# So layer 1 writes down each token's predecessor, and layer 3 searches for it. Now a story, where names
-# come back: which induction head looks from the last `·Anna` at what followed the first? (Trained heads
-# do more than one job: before a name this one looks at names.)
-
-# %% tags=["figure-induction-head"]
-story = "Once upon a time Anna had a red kite. Ben had a blue ball. One day Anna"
-story_ids = tokenizer.encode(story).ids
-labels = token_labels(tokenizer, story_ids)
-story_weights = attention_weights(model, story_ids)
-to_what_followed = story_weights[:, :, -1, labels.index("·Anna") + 1] * (induction > 0.4)
-layer_i, head_i = divmod(int(to_what_followed.argmax()), c.num_attention_heads)
-print("last token looks at", labels[int(story_weights[layer_i, head_i, -1].argmax())])
-attention_picture(story_weights[layer_i, head_i], labels, f"layer {layer_i}, head {head_i}")
-
-# %% [markdown]
-# Is it the head's work? Silence all strong heads and ask again.
-
-
-# %%
-class Silenced(NaiveAttention):
-    """Attention in which some heads say nothing."""
-
-    def attend(self, layer, q, k, v, batch):
-        out = super().attend(layer, q, k, v, batch)
-        return out * (induction[layer] <= 0.4)[None, :, None]
-
-
-guesses = logits_of(Batch.from_sequences([noise]), Silenced()).argmax(-1)
-silent = int((guesses[period - 1 : -1] == torch.tensor(noise[period:])).sum())
-print(f"right with all heads: {hits} of {period}; without the induction heads: {silent}")
+# %% tags=["figure-controls"]
+ablations = {
+    "nothing silenced": {},
+    "L3 H3, H4, H5 (induction)": COPIERS,
+    "L3 H3 alone": {3: (3,)},
+    "L1 H3, H5 (one back)": {1: (3, 5)},
+    "control: L3 H0, H1, H2": {3: (0, 1, 2)},
+    "control: L2 H0, H1, H2": {2: (0, 1, 2)},
+    "control: L1 H0, H1, H2": {1: (0, 1, 2)},
+    "control: L0 H0, H1, H2": {0: (0, 1, 2)},
+    "control: L0 H3, H4, H5": {0: (3, 4, 5)},
+}
+counts = [(name, hits(heads), total) for name, heads in ablations.items()]
+for (name, count, _), heads in zip(counts, ablations.values(), strict=True):
+    print(f"{name:26} {count:3} of {total} hits; “a” {chance(STORY, 'a', heads):.2f}")
+ablation_picture(counts)
 
 # %% [markdown]
-# These heads were not there from the start. For hundreds of training steps nothing happens; then they
-# form within about a hundred:
+# Read it with care.
+#
+# - Four of the five controls change little. So copying does not stop because of just any three heads.
+# - Without the three induction heads no copying is left. But the same is true for the last control, three
+#   heads of layer 0 that are no induction heads, and nearly true for the two heads that look one token
+#   back. An ablation shows that a part is *needed*. It does not show that the part does the work alone.
+# - The best single induction head can nearly be spared: the other two are enough.
+
+# %% [markdown]
+# ### How they came about
+#
+# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
+# model gave to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
+# stays for hundreds of steps where plain guessing leaves it. Then it falls steeply, and in the same steps
+# the induction score of the best head rises. The loss on stories hardly notices.
 
 # %% tags=["figure-training"]
 import json
+from math import log
 
 from tutorial_engine.viz.attention_plots import training_picture
 
+print(f"guessing among {c.vocab_size} tokens: loss {log(c.vocab_size):.2f}")
 training_picture(json.loads((TINY.parent / "curve.json").read_text()))
 
 # %% [markdown]
-# ### Explore it
+# ## 13 · Text, the slow way
 #
-# Type your own prompt (up to 56 tokens), choose layer and head, step through the queries, hover over a
-# cell. A name at the very start has no blank before it and is cut differently.
-
-# %% tags=["figure-attention-explorer"]
-AttentionExplorer(model, tokenizer, story, layer_i, head_i)
-
-# %% [markdown]
-# ## 12 · Text, the slow way
-#
-# **Objective:** generate text, and count what it costs. The last token's logits choose the next
-# token; append it and run everything again. (Greedy: always the largest logit.)
+# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last
+# token choose the next token, it is appended, and *everything* runs again. Taking always the largest logit
+# is called *greedy*.
 
 # %%
 tokens_run = []
@@ -606,13 +1062,14 @@ def next_token(sequence):
     return int(model.compute_logits(hidden[-1:]).argmax())
 
 
-sequence = tokenizer.encode(PROMPT).ids
+sequence = list(ids)
 for _ in range(24):
     sequence.append(next_token(sequence))
 print(tokenizer.decode(sequence))
 
 # %%
-expected = theirs.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, pad_token_id=0)
+greedy = {"do_sample": False, "pad_token_id": 0}
+expected = theirs.generate(torch.tensor([ids]), max_new_tokens=24, **greedy)
 print("same tokens as transformers' generate:", expected[0].tolist() == sequence)
 
 # %%
@@ -625,15 +1082,27 @@ predictions.ask(
 # %% tags=["figure-cost"]
 from tutorial_engine.viz.attention_plots import cost_picture
 
-predictions.reveal("cost", str(sum(tokens_run)))
-cost_picture(tokens_run, prompt_tokens=len(ids))
+answered = predictions.reveal("cost", sum(tokens_run))
+cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
 
 # %% [markdown]
-# Almost all of it repeats work. Keys and values of earlier tokens never change: could we keep them?
+# Almost all of this repeats work. A token sees only earlier tokens, so nothing that is appended later can
+# change what was computed for it:
+
+# %%
+longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
+check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
+
+# %% [markdown]
+# For a new token we need its own query, and the keys and values of all tokens before it. If we kept these
+# keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
-# ### Exercise 4: what would keeping them cost? (3 minutes)
+# ### Exercise 6: what would it cost? (5 minutes)
 #
-# <details><summary>Hint</summary>K and V, every layer, every <em>K/V</em> head, head_dim numbers of
+# Count the bytes that the keys and values of one token need, in all layers of the model together.
+#
+# <details><summary>Hint</summary>K and V are two tensors. Each layer has its own, with
+# <code>num_key_value_heads</code> heads of <code>head_dim</code> numbers. One number takes
 # <code>itemsize</code> bytes.</details>
 
 
@@ -652,37 +1121,80 @@ from tutorial_engine.learn.checks_01 import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# In bf16, 16 bits a number, 10,000 tokens of Qwen3-0.6B leave about as many bytes as its weights have.
-# Keeping them is the subject of the next notebook.
+# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: a K/V head for each query
+# head would cost `group` times as much. The next notebook builds this cache.
 
 # %%
-print(
-    10_000 * 2 * 28 * 8 * 128 * 2 // 10**6,
-    "MB of K and V;",
-    big.num_parameters() * 2 // 10**6,
-    "MB of weights",
-)
+from tutorial_engine.cache.config import KVCacheSpec
+
+spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
+tokens = big.num_parameters() * 2 // spec.bytes_per_token
+print(f"weights: {big.num_parameters() * 2 / 1e6:,.0f} MB")
+print(f"K and V of one token: {spec.bytes_per_token:,} bytes")
+print(f"without GQA: {qwen3_06b.group_size * spec.bytes_per_token:,} bytes")
+print(f"after {tokens:,} tokens the cache is as large as the weights")
+
+# %% [markdown]
+# ## 14 · Your model
+#
+# **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
+# projection, the mask, attention, RoPE, and the layer that holds them together. The model ends it by itself,
+# with a token that means "end of text". The cell says whose parts ran, and how often.
+
+# %%
+from tutorial_engine.sampling.params import SamplingParams
+
+LONG = SamplingParams(max_tokens=120)  # greedy, and at most so many new tokens
+mine.tell(PROMPT, LONG)
+
+# %% [markdown]
+# And Hugging Face's `transformers`, from the same prompt?
+
+# %%
+told = list(mine.generate(PROMPT, LONG).output_token_ids)
+expected = theirs.generate(torch.tensor([ids]), max_new_tokens=LONG.max_tokens, **greedy)
+same = expected[0, len(ids) :].tolist() == told
+print(f"all {len(told)} tokens equal those of transformers: {same}")
+
+# %% [markdown]
+# The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
+# and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
+# a row of its own. The ledger comes back in every notebook.
+
+# %%
+from tutorial_engine.engine.runner import RecomputeRunner
+from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.lab.ledger import ledger, runner_path, table
+
+prompts = [tokenizer.encode(text).ids for text in (PROMPT, TWO, STORY)]
+paths = {
+    "transformers": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
+    "the package": runner_path(lambda n: RecomputeRunner(model)),
+    "your engine": runner_path(lambda n: mine.runner()),
+}
+print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 
 # %% [markdown]
 # ## On a GPU
 #
-# The same code runs there: device and dtype are parameters.
+# The package's code runs there as it is: device and dtype are parameters.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
     on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
-    on_gpu_logits = on_gpu.compute_logits(on_gpu(Batch.from_sequences([ids], device="cuda")))
-    print("next token on", torch.cuda.get_device_name(), int(on_gpu_logits[-1].argmax()))
+    gpu_logits = on_gpu.compute_logits(on_gpu(Batch.from_sequences([ids], device="cuda")))
+    print("next token on", torch.cuda.get_device_name(), int(gpu_logits[-1].argmax()))
 else:
-    print(
-        "No GPU here. With one, this cell would load the model there in bf16 and predict the same way."
-    )
+    print("There is no GPU here. With one, this cell runs the model there in bfloat16.")
 
 # %% [markdown]
 # ## What you can do now
 #
-# Say what a query, a key and a mask are; where position enters; why one head copies; and what a token
-# costs without a cache. Next, `02_kv_cache`: run each token once.
+# You can say what a query, a key, a value and a mask are, and compute attention from them. You know where
+# position enters, and why only distances count. You have written a decoder layer that equals Hugging
+# Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
+# token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
+# once.
 
 # %%
 print(predictions.score())

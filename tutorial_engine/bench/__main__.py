@@ -29,6 +29,7 @@ from tutorial_engine.bench.serving import (
 from tutorial_engine.bench.shapes import SHAPES, Folders, checkpoint_folders
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,8 +72,9 @@ def load_session(args: argparse.Namespace, folders: Folders, stack: ExitStack) -
         notes[PLAIN] = "generate.stream, weights as loaded"
     model = load_model(folders.weights, dtype=dtype)
     contenders[OURS] = Ours(model)
-    packed = "prepacked" if model.lm_head.is_packed else "cannot be prepacked here"
-    notes[OURS] = f"generate.stream, static cache, weights {packed}"
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    packed = f"{sum(linear.is_packed for linear in linears)} of {len(linears)} linears prepacked"
+    notes[OURS] = f"generate.stream, static cache, {packed}"
     return Session(contenders, notes, theirs, model)
 
 

@@ -251,6 +251,11 @@ class ModelRunner:
         storage: KVCache,
         attention: AttentionBackend | None = None,
     ) -> None:
+        if getattr(attention, "cache", storage) is not storage and attention is not None:
+            raise ValueError(
+                f"{type(attention).__name__} does not read this memory, so every token would see "
+                "itself alone: make it with memory.storage"
+            )
         self.model = model
         self.attention = fast_attention(model.device, storage) if attention is None else attention
         self.num_forwards = self.num_tokens = 0

@@ -205,7 +205,7 @@ def self_test(folder: Path) -> Iterator[Finding]:
     name, fix = ("tiny model", REINSTALL) if ours else (f"model in {folder}", GIVE_A_FOLDER)
     began = time.perf_counter()
     try:
-        tokenizer, model = load_tokenizer(folder), load_model(folder)
+        tokenizer, model = load_tokenizer(folder), load_model(folder, prepack=True)
         plain = load_model(folder, prepack=False)
     except (ValueError, OSError) as error:
         yield Finding(Mark.FAIL, f"the {name} does not load: {error}", fix)

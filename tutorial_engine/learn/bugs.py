@@ -1,62 +1,94 @@
-"""Introduced in notebook 01. The bug zoo: real one-line bugs, to plant and to take out again.
+"""Introduced in notebook 01. The bug zoo: real bugs of one idea, to plant and to take out again.
 
-Each one runs without an error, fits every shape, and changes the result.
+Each one runs without an error, fits every shape, and changes the result. It is the installed code
+with a line or two changed, so it cannot drift from it.
 """
 
+import difflib
+import inspect
+import linecache
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import getattr_static
+from textwrap import dedent, indent
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from tutorial_engine.learn.verdict import distance
 from tutorial_engine.model import attention, layers
 from tutorial_engine.model import qwen3 as model
-from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.rope import RopeAngles, apply_rope
+
+# where the right code stands, its name there, the wrong code
+Bug = tuple[object, str, Callable | property | classmethod]
+Zoo = Mapping[str, Bug]
 
 
-def _interleaved_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    size = x.shape[-1]
-    order = torch.arange(size).view(-1, 2).T.flatten()  # neighbours, brought half a head apart
-    return apply_rope(x[..., order], cos, sin)[..., order.argsort()]
+def edited(owner: object, attribute: str, *changes: tuple[str, str]) -> Bug:
+    """A bug made from the installed source: in it, each first text is replaced by its second.
+
+    ValueError for a text that is not there exactly once.
+    """
+    right = getattr_static(owner, attribute)
+    function: Any = _plain(right)
+    code = dedent(inspect.getsource(function))
+    for old, new in changes:
+        if code.count(old) != 1:
+            raise ValueError(f"{old!r} is {code.count(old)} times in {function.__qualname__}")
+        code = code.replace(old, new)
+    file = f"<{function.__qualname__} with {changes[0][1]!r}>"
+    made: dict[str, Any] = {}
+    exec(compile(code, file, "exec"), function.__globals__, made)
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    return owner, attribute, made[function.__name__]
 
 
-def _norm_after_rope(
-    self: model.Qwen3Attention,
-    hidden: Tensor,
-    angles: RopeAngles,
-    batch: Batch,
-    backend: attention.AttentionBackend,
-) -> Tensor:
-    q, k, v = self.qkv_proj(hidden).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-    q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
-    q, k = self.q_norm(apply_rope(q, *angles)), self.k_norm(apply_rope(k, *angles))
-    return self.o_proj(backend.attend(self.layer, q, k, v, batch).flatten(1))
+def _plain(thing: Any) -> Callable[..., Any]:
+    return getattr(thing, "__func__", getattr(thing, "fget", thing))
 
 
-_right_attention = attention.naive_attention
+def diff(bug: Bug) -> str:
+    """The lines in which the wrong code differs from the installed one: - right, + wrong."""
+    owner, attribute, wrong = bug
+    sources = (getattr_static(owner, attribute), wrong)
+    right_lines, wrong_lines = (dedent(inspect.getsource(_plain(s))).splitlines() for s in sources)
+    lines = list(difflib.unified_diff(right_lines, wrong_lines, lineterm="", n=0))[2:]
+    changed = [line for line in lines if not line.startswith("@@")]
+    bare = dedent("\n".join(line[1:] for line in changed)).splitlines()
+    return "\n".join(f"{line[0]} {text}" for line, text in zip(changed, bare, strict=True))
 
 
-def _modulo_heads(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> attention.AttentionResult:
-    group = q.shape[1] // k.shape[1]
-    return _right_attention(q, k.repeat(1, group, 1), v.repeat(1, group, 1), *rest)
-
-
-def _up_gated_by_gate(self: layers.SiluAndMul, x: Tensor) -> Tensor:
-    up, gate = x.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-Zoo = Mapping[str, tuple[object, str, Callable | property | classmethod]]
-
-# name -> (where the right code stands, its name there, the wrong code)
 BUGS_01: Zoo = {
-    "RoPE turns neighbours": (model, "apply_rope", _interleaved_rope),
-    "q_norm and k_norm after RoPE": (model.Qwen3Attention, "forward", _norm_after_rope),
-    "query head h reads K/V head h % n": (attention, "naive_attention", _modulo_heads),
-    "gate and up swapped": (layers.SiluAndMul, "forward", _up_gated_by_gate),
+    "RoPE turns neighbours": edited(
+        model,
+        "apply_rope",
+        ("x.chunk(2, dim=-1)", "x[..., 0::2], x[..., 1::2]"),
+    ),
+    "q_norm and k_norm after RoPE": edited(
+        model.Qwen3Attention,
+        "forward",
+        (
+            "self.q_norm(q.unflatten(-1, (-1, self.head_dim)))",
+            "q.unflatten(-1, (-1, self.head_dim))",
+        ),
+        (
+            "self.k_norm(k.unflatten(-1, (-1, self.head_dim)))",
+            "k.unflatten(-1, (-1, self.head_dim))",
+        ),
+        (
+            "k.shape[1]), dim=1)\n",
+            "k.shape[1]), dim=1)\n    q, k = self.q_norm(q), self.k_norm(k)\n",
+        ),
+    ),
+    "query head h reads K/V head h % n": edited(
+        attention,
+        "naive_attention",
+        ("k.repeat_interleave(heads // kv_heads, dim=1)", "k.repeat(1, heads // kv_heads, 1)"),
+        ("v.repeat_interleave(heads // kv_heads, dim=1)", "v.repeat(1, heads // kv_heads, 1)"),
+    ),
+    "gate and up swapped": edited(
+        layers.SiluAndMul, "forward", ("gate, up = x.chunk", "up, gate = x.chunk")
+    ),
 }
 
 
@@ -72,3 +104,33 @@ def planted(name: str, zoo: Zoo = BUGS_01) -> Iterator[None]:
         yield
     finally:
         setattr(owner, attribute, right)
+
+
+def zoo(
+    bugs: Zoo,
+    run: Callable[[], Tensor],
+    reference: Tensor | None = None,
+    tolerance: float = 1e-4,
+) -> int:
+    """Run without a bug and with each; print the changed lines and how far the result is off.
+
+    `run` returns logits [rows, V]. They are compared with the reference, or with those without a
+    bug where none is given. Returns how many bugs the tolerance catches.
+    """
+    right = run()
+    truth = right if reference is None else reference
+    if reference is not None:
+        print(f"without a bug: max |Δ| {distance(right, truth)}, tolerance {tolerance:g}")
+    caught = 0
+    for name, bug in bugs.items():
+        with planted(name, bugs):
+            off = (run().double() - truth.double()).abs().flatten(1).amax(-1)  # of each row
+        print(f"{name}\n{indent(diff(bug), '    ')}")
+        if bool((off <= tolerance).all()):
+            print(f"  not caught: max |Δ| {distance(off, 0 * off)}")
+            continue
+        caught += 1
+        first = int((~(off <= tolerance)).nonzero()[0])
+        where = f"{int((~(off <= tolerance)).sum())} of {len(off)} rows, first in row {first}"
+        print(f"  ✔ caught: max |Δ| = {float(off.max()):.2g} > {tolerance:g}; wrong in {where}")
+    return caught

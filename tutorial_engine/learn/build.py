@@ -1,9 +1,11 @@
 """Introduced in notebook 01. Makes the notebooks: `python -m tutorial_engine.learn.build`.
 
-From each readable source in notebooks/src come two executed notebooks: the learner's, with the
-exercises open, and the one with solutions. Knows cells and files; knows no lesson.
+From each readable source in notebooks/src come two executed notebooks: the one with solutions and
+the learner's, with the exercises open and the answers to questions folded. Knows cells and files;
+knows no lesson.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -13,13 +15,15 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
+from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.tokens import escape
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\n?", re.M | re.S)
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
-REVEALS = "predictions.reveal("  # in the cell that answers a question
+QUESTION = re.compile(r"predictions\.(ask|reveal)\(\s*\"([\w-]+)\"")
 
 
 def sources() -> dict[str, Path]:
@@ -40,11 +44,7 @@ def target(name: str, solved: bool) -> Path:
 
 
 def make_notebook(source: Path, solved: bool) -> NotebookNode:
-    """The notebook of a source, not yet run.
-
-    Unsolved, a marked solution becomes one `...`, and the outputs of a cell that reveals the answer
-    to a prediction are folded away until it is run.
-    """
+    """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`."""
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:03d}"  # jupytext draws ids at random; ours never differ
@@ -52,8 +52,6 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
             cell.source = MARKS.sub("", cell.source + "\n").rstrip("\n")
         else:
             cell.source = SOLUTION.sub(r"\1...\n", cell.source + "\n").rstrip("\n")
-            if REVEALS in cell.source:
-                cell.metadata["jupyter"] = {"outputs_hidden": True}
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -63,16 +61,63 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode) -> None:
-    """Run it top to bottom in a fresh kernel, in place; a cell that raises stops the build."""
+def execute(notebook: NotebookNode, solved: bool = False) -> None:
+    """Run it top to bottom in a fresh kernel, in place; a cell that raises stops the build.
+
+    It runs in the folder where it will lie, because notebook 02 reads its neighbour 01.
+
+    The solved one shows the answers to its questions. In the learner's nobody has chosen any.
+    """
+    folder = target(LESSONS[0].notebook, solved).parent
     NotebookClient(
         notebook,
         timeout=120,
         kernel_name="python3",
         store_widget_state=False,
         coalesce_streams=True,  # prints that came in two pieces are one output
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
-    ).execute()
+        resources={"metadata": {"path": str(folder)}},
+    ).execute(env=os.environ | {REVEAL: "1" if solved else "0"})
+
+
+def answers(solved: NotebookNode) -> dict[str, NotebookNode]:
+    """Name of a question → its answer, folded, as an output: what the solved notebook's cell says.
+
+    A reader who runs nothing opens it below the question. It goes when the question is run.
+    """
+    found = {}
+    for cell in solved.cells:
+        for kind, name in QUESTION.findall(cell.source):
+            if kind == "reveal":
+                inside = "".join(_as_html(output) for output in cell.outputs)
+                folded = f"<details><summary>Answer</summary>{inside}</details>"
+                data = {"text/plain": "The answer is folded.", "text/html": folded}
+                found[name] = nbformat.v4.new_output("display_data", data)
+    return found
+
+
+def _as_html(output: NotebookNode) -> str:
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    text = escape(data["text/plain"].rstrip())
+    if "image/png" not in data:
+        return f"<pre>{text}</pre>"
+    image = data["image/png"].strip()
+    return f'<img src="data:image/png;base64,{image}" alt="{text}" style="max-width: 100%">'
+
+
+def fold_answers(notebook: NotebookNode, solved: NotebookNode) -> None:
+    """Put the answers below the questions of the learner's notebook, in place.
+
+    ValueError for a question that the solved notebook does not answer.
+    """
+    found = answers(solved)
+    for cell in notebook.cells:
+        for kind, name in QUESTION.findall(cell.source):
+            if kind == "ask":
+                if name not in found:
+                    raise ValueError(
+                        f"the solved notebook has no answer to {name!r}; build it first"
+                    )
+                cell.outputs.append(found[name])
 
 
 def tidy(notebook: NotebookNode) -> None:
@@ -96,10 +141,12 @@ def tidy(notebook: NotebookNode) -> None:
 
 
 def build(name: str, source: Path, solved: bool) -> Path:
-    """Make, run, tidy and write one notebook; returns its path."""
+    """Make, run, tidy and write one notebook; returns its path. Build the solved one first."""
     notebook = make_notebook(source, solved)
-    execute(notebook)
+    execute(notebook, solved)
     tidy(notebook)
+    if not solved:
+        fold_answers(notebook, nbformat.read(target(name, solved=True), as_version=4))
     path = target(name, solved)
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
@@ -108,7 +155,7 @@ def build(name: str, source: Path, solved: bool) -> Path:
 
 def main() -> None:
     """Build all of them."""
-    jobs = [(name, src, solved) for name, src in sources().items() for solved in (False, True)]
+    jobs = [(name, src, solved) for name, src in sources().items() for solved in (True, False)]
     for name, source, solved in tqdm(jobs, desc="notebooks"):
         build(name, source, solved)
 

@@ -1,6 +1,9 @@
-"""Introduced in notebook 02. The checks of notebook 02: each knows the usual mistakes by name."""
+"""Introduced in notebook 02. The checks of notebook 02: each knows the usual mistakes by name.
 
-from collections.abc import Callable, Sequence
+Every check hands out copies, so that an answer that works in place is as good as another.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +12,21 @@ from torch import Tensor
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
+from tutorial_engine.learn.own import MyCache as RightCache
+from tutorial_engine.learn.own import why_finished as right_reason
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
+from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import top_p
 
+# -- MyCache --------------------------------------------------------------------------------------
+
 
 def check_cache(make_cache: Callable[[], Any]) -> Verdict:
     """Check a learner's class with update(layer, k, v, batch) → [(all k, all v)], one sequence."""
+    update = getattr(make_cache, "update", None)
 
     def run() -> Verdict:
         draw = torch.Generator().manual_seed(1)
@@ -26,21 +36,30 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
             batch = Batch.from_allocations([[0] * new], [allocation], ["a"])
             for layer in (0, 1):
                 k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
-                got = theirs.update(layer, k, v, batch)
-                bad = not_done("update", got) or _wrong_pairs(got)
+                got = theirs.update(layer, k.clone(), v.clone(), batch)
+                bad = not_done("update", got, update) or _wrong_pairs(got)
                 if bad is not None:
                     return bad
                 bad = _wrong_history(got[0], ours.update(layer, k, v, batch)[0], (k, v), layer)
                 if bad is not None:
                     return bad
             first += new
+        k, batch = torch.zeros(1, 2, 8), Batch.from_sequences([[0]])
+        if make_cache().update(0, k.clone(), k.clone(), batch)[0][0].shape != k.shape:
+            return Verdict(
+                False,
+                "update: a second cache begins with the tokens of the first; make the dict in "
+                "__init__ (self.kv = {}), so that each cache has its own",
+            )
         return Verdict(True, f"update: {first} tokens in 4 steps, 2 layers, nothing lost")
 
-    return guarded("update", run)
+    return guarded("update", run, update, "k and v are [tokens, heads, head_dim]: join axis 0.")
 
 
 def _wrong_pairs(got: object) -> Verdict | None:
     form = "update must return a list with one pair, [(k, v)]"
+    if isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor):
+        return Verdict(False, f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
         return Verdict(False, f"{form}; got {type(got).__name__}")
     pair = got[0]
@@ -59,19 +78,121 @@ def _wrong_history(
             continue
         if a.shape == n.shape and close(a, n, 0) and a.shape != b.shape:
             return Verdict(False, f"update: layer {layer} gives only the new {name}; keep the old")
+        if a.shape[1:] != b.shape[1:]:
+            return Verdict(
+                False,
+                f"update: layer {layer} gives {name} of shape {list(a.shape)}, expected "
+                f"{list(b.shape)}; the tokens are the first axis",
+            )
         if a.shape[0] != b.shape[0]:
             return Verdict(
                 False,
                 f"update: layer {layer} has {name} of {a.shape[0]} tokens, expected {b.shape[0]}; "
-                "does each layer keep its own, and is the token axis the first?",
+                "does each layer keep its own?",
             )
+        if got[0].shape == want[1].shape and close(got[0], want[1], 0):
+            return Verdict(False, "update: k and v are swapped; the pair is (k, v)")
         if name == "v" and close(a, got[0], 0):
             return Verdict(False, "update: v is a copy of k")
         return Verdict(False, f"update: layer {layer} mixes up {name}; first the old, then the new")
     return None
 
 
-def check_slots(function: Callable[[list[int], list[int], int], list[int]]) -> Verdict:
+# -- run_new --------------------------------------------------------------------------------------
+
+
+class _Watched(SdpaAttention):
+    """Attention over a cache that notes which tokens run, and at which positions."""
+
+    def __init__(self) -> None:
+        super().__init__(RightCache())
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As AttentionBackend.attend."""
+        if layer == 0:
+            self.ids += batch.input_ids.tolist()
+            self.positions += batch.positions.tolist()
+        return super().attend(layer, q, k, v, batch)
+
+
+def check_run_new(function: Callable[..., Tensor]) -> Verdict:
+    """Check a learner's function(model, attention, token_ids, num_computed) → logits [V].
+
+    It runs the tokens from num_computed on, at their positions; the logits are the last token's.
+    """
+
+    @torch.no_grad()
+    def run() -> Verdict:
+        model, ids, attention = tiny_model(), list(TEXT_IDS), _Watched()
+        everything = model.compute_logits(model(Batch.from_sequences([ids])))  # [T, V]
+        for first, last in ((0, 5), (5, 6), (6, 9), (9, 10)):
+            attention.ids, attention.positions = [], []
+            got = function(model, attention, ids[:last], first)
+            bad = not_done("run_new", got, function)
+            if bad is not None:
+                return bad
+            why = _wrong_run(attention, ids[:last], first)
+            why = why or _wrong_logits(got, everything[first:last])
+            if why is not None:
+                return Verdict(False, f"run_new, tokens {first} to {last - 1} are new: {why}")
+        return Verdict(True, "run_new: a prefill of 5 tokens, a decode, a chunk of 3, a decode")
+
+    return guarded("run_new", run, function)
+
+
+def _wrong_run(seen: _Watched, ids: list[int], first: int) -> str | None:
+    new, where = ids[first:], list(range(first, len(ids)))
+    if not seen.ids:
+        return "the attention, with its cache, was not handed over: model(batch, attention)"
+    if seen.ids == new and seen.positions == where:
+        return None
+    if seen.ids == new:
+        stand = f"positions are {seen.positions}, expected {where}"
+        if seen.positions[0] == 0:
+            return f"{stand}; they must go on where the computed ones end, not start at 0 again"
+        if seen.positions == [p + 1 for p in where]:
+            return f"{stand}; one too late: the first new token stands at num_computed"
+        return stand
+    if seen.ids == ids:
+        return f"it runs all {len(ids)} tokens again; the first {first} are in the cache"
+    if seen.ids == ids[-1:]:
+        return f"it runs the last token alone; {len(new)} tokens are not computed yet"
+    return (
+        f"it runs {len(seen.ids)} tokens, expected {len(new)}: all from token_ids[num_computed] on"
+    )
+
+
+def _wrong_logits(got: object, rows: Tensor) -> str | None:
+    """What is wrong with the logits when `rows` [new, V] are those of all new tokens."""
+    model, want = tiny_model(), rows[-1]
+    size, hidden = len(want), model.config.hidden_size
+    if not isinstance(got, Tensor):
+        return f"it must return a tensor of {size} logits, got {type(got).__name__}"
+    if got.numel() == 1:
+        return f"it returns one number; return the logits of all {size} entries of the vocabulary"
+    if got.shape[-1] == hidden:
+        return f"it returns hidden states of {hidden} numbers; model.compute_logits makes logits"
+    if got.shape == (1, size):
+        return f"it returns [1, {size}]; take row 0, so that it is [{size}]"
+    if got.shape == rows.shape:
+        return f"it returns the logits of all {len(rows)} new tokens; only the last one's are asked"
+    if got.shape != want.shape:
+        return f"it returned shape {list(got.shape)}, expected [{size}]"
+    if close(got, want, 1e-3):
+        return None
+    if close(got, rows[0], 1e-3):
+        return "these are the logits of the first new token; the last one's choose the next"
+    if close(got, want.softmax(-1), 1e-3) or close(got, want.log_softmax(-1), 1e-3):
+        return "these are probabilities; return the logits themselves"
+    return "other logits; does the model see the whole batch and the given attention?"
+
+
+# -- slots ----------------------------------------------------------------------------------------
+
+
+def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) -> Verdict:
     """Check a learner's function(cached, new, max_len) → the slots to write, rows 0, 1, ..."""
 
     def slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
@@ -79,25 +200,50 @@ def check_slots(function: Callable[[list[int], list[int], int], list[int]]) -> V
         return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
 
     def run() -> Verdict:
-        for cached, new, max_len in (([0], [4], 8), ([4], [1], 8), ([5, 0, 2], [1, 3, 2], 16)):
-            got, want = function(list(cached), list(new), max_len), slots(cached, new, max_len)
-            where = f"cached={cached}, new={new}, max_len={max_len}"
-            bad = not_done("slots_to_write", got)
+        for cached, new, max_len in (
+            ([0], [4], 8),
+            ([4], [1], 8),
+            ([0, 0], [2, 2], 8),
+            ([5, 0, 2], [1, 3, 2], 16),
+        ):
+            answer, want = function([*cached], [*new], max_len), slots(cached, new, max_len)
+            where = f"slots_to_write: cached={cached}, new={new}, max_len={max_len}"
+            bad = not_done("slots_to_write", answer, function)
             if bad is not None:
                 return bad
-            got = [int(x) for x in got]
+            got = [_number(x) for x in answer]
             if got == want:
                 continue
+            if any(isinstance(x, list | tuple | range | Tensor) for x in got):
+                return Verdict(
+                    False, f"{where}: got {got}; one flat list is asked, no list for each row"
+                )
             if got == slots([0] * len(cached), new, max_len):
                 return Verdict(False, f"{where}: the cached tokens are overwritten: {got}")
             if got == [x + 1 for x in want]:
                 return Verdict(False, f"{where}: one too far; the first free slot is number cached")
+            if got == [x - 1 for x in want]:
+                return Verdict(False, f"{where}: one too early; slots are counted from 0")
+            if got == slots(cached, new, 8):
+                return Verdict(False, f"{where}: got {got}; rows have max_len slots, not always 8")
+            if len(got) == len(new) < len(want):
+                return Verdict(False, f"{where}: one slot for each row; each new token needs one")
+            if len(cached) > 1 and [x % max_len for x in got] == [x % max_len for x in want]:
+                return Verdict(False, f"{where}: got {got}; row r begins at slot r * max_len")
             if len(cached) > 1 and sorted(got) != got:
-                return Verdict(False, f"{where}: {got}; row r begins at slot r * max_len")
+                return Verdict(False, f"{where}: got {got}; each row has max_len = {max_len} slots")
             return Verdict(False, f"{where}: expected {want}, got {got}")
-        return Verdict(True, "slots_to_write: prefill, decode and a mixed batch")
+        return Verdict(True, "slots_to_write: prefill, decode, two prefills and a mixed batch")
 
-    return guarded("slots_to_write", run)
+    return guarded("slots_to_write", run, function)
+
+
+def _number(x: Any) -> Any:
+    """A number of numpy or torch as Python's; anything else as it is."""
+    return x.item() if hasattr(x, "item") and getattr(x, "ndim", 0) == 0 else x
+
+
+# -- bytes ----------------------------------------------------------------------------------------
 
 
 def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelConfig) -> Verdict:
@@ -110,11 +256,11 @@ def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelCon
         per_token = KVCacheSpec.from_model(wide, torch.bfloat16).bytes_per_token
         for budget, max_len in ((10 * 2**30, 4096), (2**30, 1000), (per_token * 64 - 1, 64)):
             got, want = function(wide, budget, max_len), budget // (per_token * max_len)
-            bad = not_done("rows_that_fit", got)
+            bad = not_done("rows_that_fit", got, function)
             if bad is not None:
                 return bad
             where = f"{budget:,} bytes, rows of {max_len}, {heads} query heads"
-            if got == want and isinstance(got, int):
+            if got == want:
                 continue
             known = {
                 budget // (per_token // config.num_hidden_layers * max_len): "forgot the layers",
@@ -123,10 +269,17 @@ def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelCon
                 budget // (per_token * wide.group_size * max_len): "K/V heads, not query heads",
             }
             why = known.get(int(got), f"expected {want} whole rows")
-            return Verdict(False, f"{where}: got {got}; {why}")
+            if abs(got - budget / (per_token * max_len)) < 1e-6:
+                why = "a part of a row is of no use: whole rows only, rounded down"
+            elif got == want + 1:
+                why = "one row too many: round down"
+            return Verdict(False, f"rows_that_fit: {where}: got {got}; {why}")
         return Verdict(True, f"rows_that_fit: {10 * 2**30 // (per_token * 4096)} rows in 10 GiB")
 
-    return guarded("rows_that_fit", run)
+    return guarded("rows_that_fit", run, function)
+
+
+# -- keep_top_p -----------------------------------------------------------------------------------
 
 
 def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
@@ -138,6 +291,7 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         sorted_ones = torch.tensor([0.5, 0.3, 0.125, 0.05, 0.025])
         halves = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])  # exact: two reach 0.75
         for probs, p in (
+            (sorted_ones, 0.25),
             (halves, 0.75),
             (sorted_ones, 0.7),
             (sorted_ones.flip(0), 0.9),
@@ -145,26 +299,142 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         ):
             probs = probs / probs.sum()
             got, want = function(probs.clone(), p), top_p(probs.log(), p).isfinite()
-            bad = not_done("keep_top_p", got)
+            bad = not_done("keep_top_p", got, function)
             if bad is not None:
                 return bad
-            if not isinstance(got, Tensor) or got.shape != want.shape or got.dtype != torch.bool:
-                return Verdict(False, f"keep_top_p must return a bool tensor {list(want.shape)}")
-            if torch.equal(got, want):
-                continue
-            which = f"p={p} of {[round(float(x), 3) for x in probs]}"
-            if int(got.sum()) == int(want.sum()):
-                return Verdict(
-                    False, f"{which}: the right number, but of other tokens; unsort them"
-                )
-            if int(got.sum()) == int(want.sum()) - 1:
-                return Verdict(False, f"{which}: one too few; the token that crosses p stays")
-            return Verdict(
-                False, f"{which}: keeps {int(got.sum())} tokens, expected {int(want.sum())}"
-            )
-        return Verdict(True, "keep_top_p: four distributions, sorted and not")
+            why = _not_bool(got, probs) or _wrong_nucleus(got, want, probs, p)
+            if why is not None:
+                shown = [round(float(x), 3) for x in probs]
+                return Verdict(False, f"keep_top_p: p={p} of {shown}: {why}")
+        return Verdict(True, "keep_top_p: five distributions, sorted and not")
 
-    return guarded("keep_top_p", run)
+    return guarded("keep_top_p", run, function)
+
+
+def _not_bool(got: object, probs: Tensor) -> str | None:
+    form = f"it must return a bool tensor [{len(probs)}], True = kept"
+    if not isinstance(got, Tensor):
+        return f"{form}; got {type(got).__name__}"
+    if got.dtype == torch.bool and got.shape == probs.shape:
+        return None
+    if got.is_floating_point() and got.shape == probs.shape:
+        return f"{form}; got numbers: which are kept, and not what is left of them"
+    if got.dtype == torch.bool:
+        return f"{form}; got shape {list(got.shape)}"
+    return f"{form}; got whole numbers: make keep = zeros of bool, then keep[these] = True"
+
+
+def _wrong_nucleus(got: Tensor, want: Tensor, probs: Tensor, p: float) -> str | None:
+    if torch.equal(got, want):
+        return None
+    kept, expected = int(got.sum()), int(want.sum())
+    if torch.equal(got, ~want):
+        return "it is inverted; True = kept"
+    if any(torch.equal(got, alone) for alone in (probs > p, probs < p)):
+        return "each probability is compared with p alone; add them up from the likeliest down"
+    if kept == 0:
+        return "it keeps 0 tokens; the token that crosses p stays, and so the likeliest always does"
+    if kept == expected:
+        return "the right number, but of other tokens; put the answer back into the first order"
+    if kept == expected - 1:
+        return f"it keeps {kept} tokens, one too few: the token that crosses p stays"
+    if kept == expected + 1 and p == 0.75:
+        return f"it keeps {kept} tokens, one too many; when the sum before it is p, a token goes"
+    return f"it keeps {kept} tokens, expected {expected}"
+
+
+# -- why_finished ---------------------------------------------------------------------------------
+
+EOS_IDS = (0, 3)  # a model may have several end-of-text tokens
+
+
+class Ending:
+    """A state of one request, and what may be wrong with an answer to it."""
+
+    def __init__(
+        self,
+        what: str,
+        hint: str,
+        ids: Sequence[int],
+        text: str = "Anna had a coat",
+        stop: Sequence[str] = (),
+        limit: int = 8,
+    ) -> None:
+        self.what, self.hint = what, hint
+        self.args = (list(ids), text, EOS_IDS, tuple(stop), limit)
+        self.want = right_reason(*self.args)
+
+
+ENDINGS = (
+    Ending("2 of 8 tokens, nothing special", "it goes on: return None", [5, 6]),
+    Ending("the newest token is an end-of-text token", "look at new_ids[-1] as well", [5, 6, 0]),
+    Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
+    Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
+    Ending("7 of 8 tokens", "one token is still allowed", [5] * 7),
+    Ending("8 of 8 tokens", "len(new_ids) has reached max_tokens: the last one counts", [5] * 8),
+    Ending("1 of 1 token", "the limit may be reached at the first token", [5], limit=1),
+    Ending("the text ends with the stop string", "look for it in text", [5, 6], stop=["coat"]),
+    Ending(
+        "the last token goes on after the stop string",
+        "a token may end behind it: search the whole text, not its end",
+        [5, 6],
+        "Anna had a coat. One",
+        ["coat."],
+    ),
+    Ending(
+        "the second of two stop strings is in the text",
+        "look for each of them",
+        [5, 6],
+        stop=["kite", "coat"],
+    ),
+    Ending(
+        "a stop string that is not in the text",
+        "not every text is stopped: return None",
+        [5, 6],
+        stop=["kite"],
+    ),
+    Ending("the last token allowed is end-of-text", "stop wins over length", [*[5] * 7, 0]),
+    Ending(
+        "the last token allowed completes the stop string",
+        "stop wins over length, for stop strings as well",
+        [5] * 8,
+        stop=["coat"],
+    ),
+)
+
+
+def check_why_finished(function: Callable[..., str | None]) -> Verdict:
+    """Check a learner's function(new_ids, text, eos_ids, stop, max_tokens) → why it ended.
+
+    "stop", "length", or None as long as it goes on.
+    """
+
+    def run() -> Verdict:
+        told = [_number(function(*_copied(ending.args))) for ending in ENDINGS]
+        if all(answer is None or answer is ... for answer in told):
+            return not_done("why_finished", None, function) or Verdict(None, "not done yet")
+        for ending, got in zip(ENDINGS, told, strict=True):
+            if got is not None and got not in ("stop", "length"):
+                return Verdict(
+                    False,
+                    f'why_finished: {ending.what}: got {got!r}; answer "stop", "length" or None',
+                )
+            if got != ending.want:
+                return Verdict(
+                    False,
+                    f"why_finished: {ending.what}: expected {ending.want!r}, got {got!r}; "
+                    f"{ending.hint}",
+                )
+        return Verdict(True, f"why_finished: {len(ENDINGS)} endings, the first and the last token")
+
+    return guarded("why_finished", run, function)
+
+
+def _copied(args: tuple[Any, ...]) -> Iterator[Any]:
+    return (list(one) if isinstance(one, list) else one for one in args)
+
+
+# -- the least time -------------------------------------------------------------------------------
 
 
 def check_floor(function: Callable[[float, float, float, float], float]) -> Verdict:
@@ -173,20 +443,24 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
     def run() -> Verdict:
         for flops, num_bytes, peak, bandwidth in ((1e9, 1e9, 4e11, 5e10), (8e12, 1e9, 4e11, 5e10)):
             got = function(flops, num_bytes, peak, bandwidth)
-            bad = not_done("least_seconds", got)
+            bad = not_done("least_seconds", got, function)
             if bad is not None:
                 return bad
             compute, memory = flops / peak, num_bytes / bandwidth
-            if abs(got - max(compute, memory)) <= 1e-9:
+            least = max(compute, memory)
+            if abs(got - least) <= 1e-6 * least:
                 continue
             known = {
-                compute + memory: "they overlap: not the sum",
-                min(compute, memory): "the slower of the two decides",
+                compute + memory: "arithmetic and memory overlap: not the sum",
+                min(compute, memory): "the slower of the two decides: max, not min",
+                1e3 * least: "these are milliseconds; seconds are asked",
+                1e6 * least: "these are microseconds; seconds are asked",
+                max(peak / flops, bandwidth / num_bytes): "upside down: amount / rate",
             }
-            near = [why for value, why in known.items() if abs(got - value) < 1e-9]
-            why = near[0] if near else "the slower of the two decides"
+            near = [why for value, why in known.items() if abs(got - value) <= 1e-6 * value]
+            why = near[0] if near else f"expected {least:g} s: the slower of the two decides"
             case = f"{flops:g} FLOPs at {peak:g}/s, {num_bytes:g} bytes at {bandwidth:g}/s"
-            return Verdict(False, f"{case}: got {got:g} s; {why}")
+            return Verdict(False, f"least_seconds: {case}: got {got:g}; {why}")
         return Verdict(True, "least_seconds: once memory decides, once arithmetic")
 
-    return guarded("least_seconds", run)
+    return guarded("least_seconds", run, function)

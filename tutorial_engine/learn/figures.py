@@ -7,13 +7,15 @@ figures/ is the notebook's own picture and cannot disagree with it.
 import ast
 import contextlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources
+from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources, target
+from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.picture import Picture
 
@@ -49,8 +51,10 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
 
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell."""
+    os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for name, source in sources().items():
-        with contextlib.redirect_stdout(io.StringIO()):  # the cells print; only pictures count here
+        here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are
+        with here, contextlib.redirect_stdout(io.StringIO()):  # the cells print; pictures count
             found = list(pictures(source))
         for title, picture in found:
             picture.save(FIGURES, f"{name[:2]}_{title}")

@@ -13,21 +13,13 @@ from nbconvert import HTMLExporter
 from tutorial_engine.learn.build import NOTEBOOKS, sources, target
 
 OUT = NOTEBOOKS.parent / "html"
-# nbconvert's page, except that a picture's caption becomes its alt text and that what Lab folds
-# away, the answers to predictions, is folded here as well
+# nbconvert's page, except that a picture's caption becomes its alt text
 TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
 {%- block data_png scoped -%}
 <div class="jp-RenderedImage jp-OutputArea-output" tabindex="0"><img
 src="data:image/png;base64,{{ output.data['image/png'] | trim }}"
 alt="{{ output | get_metadata('alt', 'image/png') | escape_html }}"></div>
 {%- endblock data_png -%}
-{%- block outputs -%}
-{%- if cell.metadata.get('jupyter', {}).get('outputs_hidden') -%}
-<details><summary style="margin: 0.5em 72px; font: 13px sans-serif">the answer</summary>
-{{ super() }}
-</details>
-{%- else -%}{{ super() }}{%- endif -%}
-{%- endblock outputs -%}
 """
 REMOTE = re.compile(
     r"""<script\b[^>]*\bsrc=["']https?:[^>]*>\s*</script>"""

@@ -6,7 +6,8 @@ until the learner's is right. A wrong one is told, and the package's runs in its
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -95,7 +96,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
     """x [T, heads, D] turned by angles [T, D / 2] in radians."""
-    return apply_rope(x, angles.cos(), angles.sin())
+    return apply_rope(x, angles.cos()[:, None], angles.sin()[:, None])
 
 
 def project(
@@ -186,10 +187,26 @@ class PartFailed(Exception):
         self.name = name
 
 
+class ModelFailed(Exception):
+    """The model raised between the parts: what one of them answered did not fit."""
+
+
+@contextmanager
+def _between_parts() -> Iterator[None]:
+    """Inside the block an error is no error of the part that called the model."""
+    try:
+        yield
+    except (PartFailed, ModelFailed):
+        raise
+    except Exception as error:
+        raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+
 class Parts:
     """Which function runs for each part, and how often: `parts("rope", x, angles)` calls one.
 
-    `own` are the learner's; a name that is not in it stands for the package's (`PARTS`).
+    `own` are the learner's; a name that is not in it stands for the package's (`PARTS`). One of the
+    learner's may work in place (it is given copies) and in any float dtype (its answer is cast).
     """
 
     def __init__(self) -> None:
@@ -201,12 +218,29 @@ class Parts:
         self.calls[name] += 1
         if name not in self.own:
             return PARTS[name](*args)
+        with self.blamed(name):
+            copies = [one.clone() if isinstance(one, Tensor) else one for one in args]
+            given = (one.dtype for one in copies if isinstance(one, Tensor))
+            return _cast(self.own[name](*copies), next(given, torch.float32))
+
+    @contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Inside the block an error is this part's: PartFailed, if it is the learner's."""
         try:
-            return self.own[name](*args)
-        except PartFailed:
-            raise  # a part that this one called
+            yield
+        except (PartFailed, ModelFailed):
+            raise  # of what this part called
         except Exception as error:  # the learner's code may raise anything at all
+            if name not in self.own:
+                raise
             raise PartFailed(name, error) from error
+
+
+def _cast(answer: Any, dtype: torch.dtype) -> Any:
+    """Tensors of another float dtype in the one of the weights; anything else as it is."""
+    if isinstance(answer, Tensor):
+        return answer.to(dtype) if answer.is_floating_point() else answer
+    return [_cast(one, dtype) for one in answer] if isinstance(answer, tuple | list) else answer
 
 
 class OwnAttention:
@@ -220,7 +254,12 @@ class OwnAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
-        contexts = self.cache.update(layer, k, v, batch)
+        if isinstance(self.cache, NoCache):
+            contexts = list(self.cache.update(layer, k, v, batch))
+        else:
+            self.parts.calls["MyCache"] += 1
+            with self.parts.blamed("MyCache"):
+                contexts = _cast(list(self.cache.update(layer, k, v, batch)), k.dtype)
         pairs = zip(q.split(batch.query_lens), contexts, strict=True)
         return torch.cat([self._one_sequence(q_s, *kv) for q_s, kv in pairs])
 
@@ -245,14 +284,20 @@ class OwnModel(Qwen3ForCausalLM):
         self.layer_weights = [LayerWeights.of(layer) for layer in layers]
 
     def forward(self, batch: Batch, attention: AttentionBackend | None = None) -> Tensor:
-        """Hidden state of every token, [T, hidden]."""
-        attention = attention or self.default_attention
+        """Hidden state of every token, [T, hidden]. PartFailed or ModelFailed for any error."""
+        with _between_parts():
+            return self._forward(batch, attention or self.default_attention)
+
+    def _forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
         x = self.model.embed_tokens(batch.input_ids)  # [T, hidden]: the residual stream begins
+        dtype = x.dtype  # a layer of the learner's may hand over another
         angles = batch.positions[:, None] * self.model.rotary_emb.inv_freq  # [T, D / 2]
         for number, weights in enumerate(self.layer_weights):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                return attention.attend(number, q, k, v, batch)
+                q, k, v = _cast((q, k, v), dtype)
+                with _between_parts():
+                    return attention.attend(number, q, k, v, batch)
 
             x = self._layer(x, weights, angles, attend)
         return self.model.norm(x)
@@ -291,7 +336,9 @@ class OwnRunner:
             attention = OwnAttention(parts, NoCache(), self.window)
             return parts("run_new", self.model, attention, request.token_ids, 0)
         if request.num_computed_tokens == 0:
-            self._attention[name] = OwnAttention(parts, parts("MyCache"), self.window)
+            with parts.blamed("MyCache"):
+                cache = parts.own.get("MyCache", MyCache)()
+            self._attention[name] = OwnAttention(parts, cache, self.window)
         logits = parts(
             "run_new",
             self.model,
@@ -328,20 +375,24 @@ class OwnChecker(StopChecker):
         parts: Parts,
     ) -> None:
         super().__init__(params, eos_token_ids, tokenizer)
-        self._parts, self._eos_ids, self._ids = parts, tuple(eos_token_ids), list[int]()
+        enders = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
+        self._parts, self._eos_ids, self._ids = parts, enders, list[int]()
         self._decode = tokenizer.decode
 
     def update(self, token_id: int) -> Finish | None:
-        """As StopChecker.update; ValueError when the part answers none of its three answers."""
+        """As StopChecker.update. PartFailed for an answer that is none, or beyond max_tokens."""
         self._ids.append(token_id)
         stop, text = self.params.stop, self._decode(self._ids)
         reason = self._parts(
             "why_finished", list(self._ids), text, self._eos_ids, stop, self.params.max_tokens
         )
-        if reason is None:
+        if reason is None and len(self._ids) < self.params.max_tokens:
             return None
-        if reason not in ("stop", "length"):
-            raise PartFailed("why_finished", ValueError(f"it returned {reason!r}"))
+        with self._parts.blamed("why_finished"):
+            if reason is None:
+                raise ValueError(f"it goes on after {len(self._ids)} tokens, max_tokens")
+            if reason not in ("stop", "length"):
+                raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
         cuts = [at for at in (text.find(one) for one in stop) if at >= 0]
         self.end(Finish(reason))
         self._safe.append(text[: min(cuts, default=len(text))])
@@ -428,10 +479,16 @@ class OwnEngine:
             try:
                 told = self.generate(prompt, params, window)
             except PartFailed as failed:
-                if failed.name not in self.parts.own:
-                    raise
                 print(f"✘ {failed}")
                 self._take_out(failed.name)
+                continue
+            except Exception as error:  # what a part answered did not fit
+                if not self.parts.own:
+                    raise
+                guilty = self._who_differs(prompt, params, wanted.token_ids)
+                kind = "" if isinstance(error, ModelFailed) else f"{type(error).__name__}: "
+                print(f"✘ With your {' and '.join(guilty)} the model raised {kind}{error}")
+                self._take_out(*guilty)
                 continue
             if window is not None or told.output_token_ids == wanted.token_ids:
                 break
@@ -452,15 +509,13 @@ class OwnEngine:
     def _who_differs(self, prompt: str, params: SamplingParams, wanted: Sequence[int]) -> list[str]:
         """The first of the learner's parts without which the tokens are right; else all of them."""
         mine = dict(self.parts.own)
-        try:
-            for name in mine:
-                self.parts.own = {key: part for key, part in mine.items() if key != name}
+        for name in mine:
+            self.parts.own = {key: part for key, part in mine.items() if key != name}
+            with suppress(Exception):  # then it is not this one alone
                 if self.generate(prompt, params).output_token_ids == wanted:
+                    self.parts.own = mine
                     return [name]
-        except PartFailed:
-            pass  # then it is not one part alone
-        finally:
-            self.parts.own = mine
+        self.parts.own = mine
         return list(mine)
 
     def _who_ran(self) -> str:

@@ -4,6 +4,7 @@ Knows questions and the learner's choices; knows no engine. The truth is handed 
 computed it.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from tutorial_engine.viz.explorer import live_view
 from tutorial_engine.viz.tokens import escape
 
 UNDECIDED = "(not decided)"
+REVEAL = "TE_REVEAL"  # set to 1 where nobody can choose: for the solved copies of the notebooks
 
 
 class Question:
@@ -45,35 +47,41 @@ class Predictions:
         self.questions: dict[str, Question] = {}
 
     def ask(self, name: str, text: str, options: Sequence[str]) -> Question:
-        """Show a question. Asking again (the cell was run again) keeps the earlier choice."""
+        """Show a question. Asking again (its cell is run again) keeps the choice and the answer."""
         earlier = self.questions.get(name)
         question = Question(text, options)
         if earlier is not None and earlier.choice in question.options:
             question.buttons.value = earlier.choice
+            question.truth, question.buttons.disabled = earlier.truth, earlier.buttons.disabled
         self.questions[name] = question
         return question
 
-    def reveal(self, name: str, truth: str) -> None:
-        """Print the right answer beside the learner's, which can no longer be changed.
+    def reveal(self, name: str, truth: Any) -> bool:
+        """Print the right answer beside the learner's choice, which can no longer be changed.
 
-        Who has not chosen yet is asked to; the answer waits.
+        `truth` is the text of an option, its index, or a value that is written as an option is. Who
+        has not chosen is asked to, and the return value is False: keep what would give the answer
+        away behind it. With TE_REVEAL=1 in the environment the answer shows without a choice.
 
         ValueError for a question that was not asked and for a truth that is none of its options.
         """
         if name not in self.questions:
             raise ValueError(f"no question {name!r} was asked; run its cell first")
         question = self.questions[name]
-        if truth not in question.options:
-            raise ValueError(f"{truth!r} is none of the options {question.options}")
-        question.truth = truth
-        if question.choice is None:
-            print("No prediction yet: choose above, then run this cell again to see the answer.")
-            return
-        question.buttons.disabled = True
-        if question.choice == truth:
-            print(f"Answer: {truth}. ✔ As you predicted.")
+        question.truth = _option(question.options, truth)
+        if os.environ.get(REVEAL) == "1":
+            question.buttons.value = question.truth
+            said = ""
+        elif question.choice is None:
+            print("Choose an answer above, then run this cell again.")
+            return False
+        elif question.choice == question.truth:
+            said = " ✔ As you predicted."
         else:
-            print(f"Answer: {truth}. ✘ You predicted: {question.choice}. What did you overlook?")
+            said = f" ✘ You predicted: {question.choice}. What did you overlook?"
+        question.buttons.disabled = True
+        print(f"Answer: {question.truth}.{said}")
+        return True
 
     def score(self) -> str:
         """How many predictions were made and how many came true."""
@@ -81,3 +89,13 @@ class Predictions:
         made = [q for q in asked if q.choice is not None]
         right = sum(q.choice == q.truth for q in made)
         return f"{right} of {len(made)} predictions were right; {len(asked) - len(made)} not made."
+
+
+def _option(options: Sequence[str], truth: Any) -> str:
+    """The option that is meant by its text, its index or a value of that text."""
+    value = truth.item() if hasattr(truth, "item") else truth  # a number of torch or numpy
+    if str(value) in options:
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(options):
+        return options[value]
+    raise ValueError(f"{truth!r} is none of the options {options}, nor the index of one")

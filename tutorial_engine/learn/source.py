@@ -5,12 +5,34 @@ from collections.abc import Callable
 from typing import Any
 
 
-def show_source(thing: Callable[..., Any], docstring: bool = False) -> None:
-    """Print the source of a function or class, without its docstring unless asked for."""
+def show_source(
+    thing: Callable[..., Any], docstring: bool = False, first: str = "", last: str = ""
+) -> None:
+    """Print the source of a function or class, without its docstring unless asked for.
+
+    Of a long one a part: from the line that begins with `first` to the next that begins with `last`
+    (blanks before them do not count; "" is the first or last of all). ValueError where none does.
+    """
+    print("\n".join(_part(_lines(thing, docstring), first, last)))
+
+
+def _lines(thing: Callable[..., Any], docstring: bool) -> list[str]:
     lines = inspect.getsource(thing).rstrip().splitlines()
     if not docstring and thing.__doc__:
         quotes = [i for i, line in enumerate(lines) if '"""' in line]
-        first = quotes[0]
-        last = first if lines[first].count('"""') == 2 else quotes[1]
-        del lines[first : last + 1]
-    print("\n".join(lines))
+        begin = quotes[0]
+        end = begin if lines[begin].count('"""') == 2 else quotes[1]
+        del lines[begin : end + 1]
+    return lines
+
+
+def _part(lines: list[str], first: str, last: str) -> list[str]:
+    begin = _find(lines, first, 0)
+    return lines[begin : (_find(lines, last, begin) if last else len(lines) - 1) + 1]
+
+
+def _find(lines: list[str], words: str, start: int) -> int:
+    found = [i for i, line in enumerate(lines) if i >= start and line.lstrip().startswith(words)]
+    if not found:
+        raise ValueError(f"no line begins with {words!r} in\n" + "\n".join(lines[start:]))
+    return found[0]

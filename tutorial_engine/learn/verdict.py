@@ -3,8 +3,14 @@
 A check never raises for a learner's mistake, so that Run All always reaches the end.
 """
 
+import ast
+import dis
+import inspect
+import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +30,68 @@ class Verdict:
 Cases = Callable[[], Verdict]
 
 
-def guarded(name: str, run: Cases) -> Verdict:
-    """Run a check on the learner's code; an exception in it becomes a verdict that names it."""
+def is_open(function: object) -> bool:
+    """Is this an exercise that nobody has touched: a body that is only `...` or a docstring?"""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("RESUME", "NOP")]
+    return all("RETURN" in s.opname or s.opname == "LOAD_CONST" for s in steps) and all(
+        step.argval is None or step.argval is ... for step in steps
+    )
+
+
+def has_gap(function: object) -> bool:
+    """Is there still a `...` among its lines? False where its source cannot be read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is ...
+        for node in ast.walk(tree)
+    )
+
+
+def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> Verdict:
+    """Run a check on the learner's function; an exception in it becomes a verdict that names it.
+
+    A function that nobody has touched is not run. `hint` is what is told beside an error of shapes.
+    """
+    if is_open(function):
+        return Verdict(None, f"not done yet: the body of {name} is still `...`")
     try:
         return run()
     except Exception as error:  # the learner's code may raise anything at all
-        return Verdict(False, f"{name} raised {type(error).__name__}: {error}")
+        said = f"{name} raised {type(error).__name__}: {error}"
+        open_ones = _open_ones_called_by(function)
+        if open_ones:
+            said += f"; it calls {' and '.join(open_ones)}, which is not done yet"
+        elif hint and isinstance(error, RuntimeError | IndexError | ValueError):
+            said = f"{said.rstrip('.')}. {hint}"
+        return Verdict(False, said)
 
 
-def not_done(name: str, value: object) -> Verdict | None:
-    """The open-exercise verdict while the learner's function still returns None."""
-    if value is None or value is Ellipsis:
+def _open_ones_called_by(function: object) -> list[str]:
+    names = getattr(function, "__code__", None)
+    known: dict[str, Any] = getattr(function, "__globals__", {})
+    return [name for name in getattr(names, "co_names", ()) if is_open(known.get(name))]
+
+
+def not_done(name: str, value: object, function: object = None) -> Verdict | None:
+    """A verdict when nothing was returned: not done yet, or, of a function with a body, forgotten.
+
+    Without the function nobody can tell which: then it is not done yet.
+    """
+    if value is not None and value is not Ellipsis:
+        return None
+    if function is None or is_open(function):
         return Verdict(None, f"not done yet: {name} returns None")
-    return None
+    if has_gap(function):
+        return Verdict(None, f"not done yet: there is still a `...` in {name}")
+    return Verdict(False, f"{name} returns None: does it end with `return`?")
 
 
 def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
@@ -55,13 +110,25 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool(((a.double() - b.double()).abs() <= tolerance).all())
 
 
+def distance(a: Tensor, b: Tensor) -> str:
+    """max |Δ| of two tensors of one shape: "= 0", or the power of ten that it stays below.
+
+    More digits would differ from one processor to the next.
+    """
+    most = float((a.double() - b.double()).abs().max())
+    if most == 0 or not math.isfinite(most):
+        return f"= {most:g}"
+    return f"< 1e{math.floor(math.log10(most)) + 1:+03d}"
+
+
 def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
-    """✔ when a and b [same shape] agree to the tolerance; else where they differ most."""
+    """✔ and how close, when a and b [same shape] agree; else where they differ most."""
     bad = wrong_shape(what, a, b)
     if bad is not None:
         return bad
     if close(a, b, tolerance):
-        return Verdict(True, f"{what}: max |Δ| ≤ {tolerance:g} over {a.numel():,} numbers")
+        said = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
+        return Verdict(True, f"{what}: max |Δ| {said}")
     difference = (a.double() - b.double()).abs()
     difference = difference.masked_fill(difference.isnan(), float("inf"))
     place = [int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)]

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, RMSNorm, SiluAndMul
+from tutorial_engine.model.layers import (
+    Linear,
+    RMSNorm,
+    SiluAndMul,
+    can_prepack,
+    packed_is_faster,
+)
 from tutorial_engine.model.rope import RopeAngles, RotaryEmbedding, apply_rope
 
 
@@ -48,7 +54,8 @@ class Qwen3Attention(nn.Module):
         q = self.q_norm(q.unflatten(-1, (-1, self.head_dim)))  # [T, H, D]
         k = self.k_norm(k.unflatten(-1, (-1, self.head_dim)))  # [T, H_kv, D]
         v = v.unflatten(-1, (-1, self.head_dim))  # [T, H_kv, D]
-        q, k = apply_rope(q, *angles), apply_rope(k, *angles)
+        qk = apply_rope(torch.cat((q, k), dim=1), *angles)  # both at once: [T, H + H_kv, D]
+        q, k = qk.split((q.shape[1], k.shape[1]), dim=1)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 
@@ -158,9 +165,15 @@ class Qwen3ForCausalLM(nn.Module):
         """Hidden rows [n, hidden] → logits [n, V] fp32. Pass only the rows you will look at."""
         return self.lm_head(hidden).float()
 
-    def prepack(self) -> bool:
-        """Prepack every Linear (see there). Returns whether all of them are packed now."""
-        return all([m.prepack() for m in self.modules() if isinstance(m, Linear)])
+    def prepack(self, where_faster: bool = False) -> bool:
+        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?"""
+        if not can_prepack(self.device, self.dtype):
+            return False
+        linears = [m for m in self.modules() if isinstance(m, Linear)]
+        for m in linears:
+            if not where_faster or packed_is_faster(m.out_features, m.in_features, self.dtype):
+                m.prepack()
+        return all(m.is_packed for m in linears)
 
     @property
     def device(self) -> torch.device:

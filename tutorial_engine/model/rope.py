@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class RopeAngles(NamedTuple):
-    """Cosine and sine of every token's angles, both [T, head_dim / 2] in fp32."""
+    """Cosine and sine of every token's angles, both [T, 1, head_dim / 2] in fp32."""
 
     cos: Tensor
     sin: Tensor
@@ -48,8 +48,8 @@ class RotaryEmbedding(nn.Module):
         return self
 
     def forward(self, positions: Tensor) -> RopeAngles:
-        """positions [T] → cos and sin [T, head_dim / 2]."""
-        angles = positions.to(torch.float32)[:, None] * self.inv_freq  # [T, head_dim / 2]
+        """positions [T] → cos and sin [T, 1, head_dim / 2]."""
+        angles = positions[:, None, None] * self.inv_freq  # fp32, the same for all heads
         return RopeAngles(angles.cos(), angles.sin())
 
 
@@ -57,10 +57,9 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn every head of x [T, heads, head_dim] by its token's angles; same shape and dtype.
 
     Pair i is (x[i], x[i + head_dim / 2]), the half-split convention of the checkpoints.
-    Computed in fp32, cast last.
+    Computed in fp32, because the angles are, and cast last.
     """
-    first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim / 2] each
-    cos, sin = cos[:, None, :], sin[:, None, :]  # the same for all heads
+    first, second = x.chunk(2, dim=-1)  # [T, heads, head_dim / 2] each
     turned = (
         torch.addcmul(first * cos, second, sin, value=-1),  # first · cos − second · sin
         torch.addcmul(second * cos, first, sin),

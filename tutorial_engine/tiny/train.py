@@ -31,6 +31,7 @@ from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 512
 SEQ_LEN = 128  # tokens of a training row
+ROWS, RANDOM_SHARE = 32, 0.2  # rows of a step, and which part of them are repeated random ids
 IGNORE = -100  # target that costs nothing
 
 
@@ -86,6 +87,14 @@ def random_row(rng: random.Random) -> tuple[list[int], list[int]]:
     return ids[:-1], targets
 
 
+def num_random_rows(rows: int, random_share: float) -> int:
+    """How many rows of a step are repeated random ids."""
+    return round(rows * random_share)
+
+
+RANDOM_ROWS = num_random_rows(ROWS, RANDOM_SHARE)  # of the shipped model
+
+
 class Rows(NamedTuple):
     """One training step's input ids and targets, [rows, SEQ_LEN] each; the first n are text."""
 
@@ -97,7 +106,7 @@ class Rows(NamedTuple):
 def batches(tokenizer: Tokenizer, seed: int, rows: int, random_share: float) -> Iterator[Rows]:
     """Steps without end: text rows first, then repeated random ones."""
     texts, rng = text_rows(tokenizer, seed), random.Random(seed)
-    num_random = round(rows * random_share)
+    num_random = num_random_rows(rows, random_share)
     while True:
         text = [next(texts) for _ in range(rows - num_random)]
         pairs = [(row[:-1], row[1:]) for row in text]
@@ -254,8 +263,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the tiny model that ships with the package")
     parser.add_argument("--out", type=Path, default=TINY, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--rows", type=int, default=32, help=f"rows of {SEQ_LEN} tokens per step")
-    parser.add_argument("--random-share", type=float, default=0.2)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of {SEQ_LEN} tokens per step")
+    parser.add_argument("--random-share", type=float, default=RANDOM_SHARE)
     parser.add_argument("--peak-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

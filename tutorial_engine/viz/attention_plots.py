@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
 from torch import Tensor
 
+from tutorial_engine.tiny.train import RANDOM_ROWS, ROWS
 from tutorial_engine.viz.charts import HATCH, MIDDLE, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import (
@@ -30,6 +31,7 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
+from tutorial_engine.viz.words import counted
 
 INDUCTION = 0.4  # from this score on a head counts as an induction head
 MARKS = ("o", "o", "x", "s", "^", "+")  # open ones: lines that lie on each other can be seen
@@ -91,7 +93,8 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
         figure,
         f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
         "column = key, bright = 1, white = forbidden); above each map its induction score. "
-        f"Framed: the {int((scores > INDUCTION).sum())} heads that score above {INDUCTION:.2f}; "
+        f"Framed: {counted(int((scores > INDUCTION).sum()), 'head')} with a score above "
+        f"{INDUCTION:.2f}; "
         f"the best is layer {best[0]}, head {best[1]} with {scores.max():.2f}.",
     )
 
@@ -145,11 +148,16 @@ def variance_picture(
 
 
 @house_style()
-def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:
-    """Loss and induction score of the tiny model's training, from its curve.json."""
+def training_picture(
+    curve: Sequence[Mapping[str, float]], random_rows: int = RANDOM_ROWS, rows: int = ROWS
+) -> Picture:
+    """Loss and induction score of the tiny model's training, from its curve.json.
+
+    Of the `rows` of a training step `random_rows` were random tokens, said again and again.
+    """
     series = {key: [point[key] for point in curve] for key in curve[0]}
     steps, induction, random = series["step"], series["induction"], "loss on repeated random tokens"
-    figure, (ax,) = panels(8, 3.8)
+    figure, (ax,) = panels(8, 4.2)
     lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories")
     lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
     ax.set(xlabel="training step", ylabel="loss (nats per token)", ylim=(0, 7))
@@ -163,12 +171,17 @@ def training_picture(curve: Sequence[Mapping[str, float]]) -> Picture:
     rises = [induction[i + span] - induction[i] for i in range(len(curve) - span)]
     before = rises.index(max(rises))
     after = before + span
+    text, repeat = series["text_loss"], series["repeat_loss"]
+    most = next(i for i, loss in enumerate(text) if text[0] - loss >= 0.8 * (text[0] - text[-1]))
     return finish(
         figure,
-        f"Between step {steps[before]} and step {steps[after]} the best head's induction "
-        f"score goes from {induction[before]:.2f} to {induction[after]:.2f}; "
-        f"the loss on repeated random tokens ends at {series['repeat_loss'][-1]:.2f}, "
-        f"on stories at {series['text_loss'][-1]:.2f}.",
+        f"The loss on stories falls from {text[0]:.2f} to {text[most]:.2f} in the first "
+        f"{steps[most]} steps and ends at {text[-1]:.2f}. Between step {steps[before]} and step "
+        f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
+        f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
+        f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
+        f"{repeat[-1]:.2f}. In every step {random_rows} of the {rows} rows are random tokens "
+        "said again and again, and in these rows only the repeats have a loss.",
     )
 
 

@@ -6,7 +6,7 @@ same on every machine.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise, takewhile
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -28,6 +28,7 @@ from tutorial_engine.viz.charts import (
     token_cell,
 )
 from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.style import (
     BLUE,
     INK,
@@ -42,6 +43,8 @@ from tutorial_engine.viz.style import (
 from tutorial_engine.viz.words import num_bytes, si
 
 CELLS = 64  # a row of more slots is drawn as one bar
+NUMBERED = 24  # slots of a row that have room for their numbers
+NOISE = 1.1  # two measured times that differ by a smaller factor count as equal
 WIDEST = 40  # tokens side by side
 VIRTUAL = "on a virtual clock (1 unit per token run)"
 SI = FuncFormatter(lambda value, _: si(value))
@@ -119,31 +122,50 @@ def bytes_picture(rows: Sequence[tuple[str, float, float | None]]) -> Picture:
 def fill_picture(rows: Sequence[tuple[str, int, int]]) -> Picture:
     """Rows of a static cache, (title, slots used, slots in the row): hatched = reserved, empty.
 
-    ValueError for a row that holds more than it has.
+    Short rows show each slot's number, under its position. ValueError for a row that holds more
+    than it has.
     """
     bad = [row for row in rows if not 0 <= row[1] <= row[2] or not row[2]]
     if bad or not rows:
         raise ValueError(f"each row needs 0 ≤ used ≤ its slots, at least one; got {bad or rows}")
-    figure, (ax,) = panels(8.5, 0.42 * len(rows) + 1.1)
     most = max(slots for _, _, slots in rows)
-    for y, (_, used, slots) in enumerate(rows):
+    firsts = [0, *accumulate(slots for _, _, slots in rows)]  # slot of each row's position 0
+    is_numbered = most <= NUMBERED
+    figure, (ax,) = panels(8.5, (0.55 if is_numbered else 0.42) * len(rows) + 1.2)
+    for y, ((_, used, slots), first) in enumerate(zip(rows, firsts, strict=False)):
         each = 1 if most <= CELLS else slots  # cells, where they can be seen
         bar = ax.barh(y, slots, 0.72, edgecolor="#aeb8bf", **HATCH)
         label_bars(ax, bar, [f"{used} of {slots}"])
-        ax.barh(y, used, 0.72, color=SERIES[y % len(SERIES)])
+        ax.barh(y, used, 0.72, color=tint(SERIES[y % len(SERIES)], 0.5))
         places = range(0, slots, each)
         ax.barh([y] * len(places), each, 0.72, places, fill=False, edgecolor="#8a959d")
+        if is_numbered:
+            for position in range(slots):
+                paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+                bold = {"fontweight": "bold"} if position < used else {"bbox": paper}
+                ax.text(position + 0.5, y, str(first + position), fontsize=8.5, **bold, **MIDDLE)
     rows_of_bars(ax, [title for title, _, _ in rows], 1.16 * most)
-    marks = MaxNLocator(integer=True).tick_values(0, most)
-    ax.set_xticks([int(mark) for mark in marks if 0 <= mark <= most])
     ax.set_xlabel("slots of the row")
-    no_axis(ax, "left")
+    if is_numbered:
+        ax.xaxis.tick_top()
+        ax.xaxis.set_label_position("top")
+        ax.set_xticks([p + 0.5 for p in range(most)], [str(p) for p in range(most)])
+        ax.set_xlabel("position in the sequence (the number in a cell is its slot)", loc="left")
+        ax.spines[["left", "bottom"]].set_visible(False)
+        ax.tick_params(left=False, top=False)
+    else:
+        marks = MaxNLocator(integer=True).tick_values(0, most)
+        ax.set_xticks([int(mark) for mark in marks if 0 <= mark <= most])
+        no_axis(ax, "left")
     used, slots = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    return finish(
-        figure,
+    said = (
         f"{len(rows)} rows have {slots} slots; {used} are used and {slots - used} "
-        f"({100 * (slots - used) / slots:.0f} %) are reserved and empty (hatched).",
+        f"({100 * (slots - used) / slots:.0f} %) are reserved and empty (hatched)"
     )
+    if is_numbered and len(rows) > 1:
+        last = len(rows) - 1
+        said += f". Position 0 of row {last} is in slot {firsts[last]}"
+    return finish(figure, f"{said}.")
 
 
 @house_style()
@@ -179,7 +201,7 @@ def positions_picture(
         )
     ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
     ax.axis("off")
-    said = f"{sum(differ)} of {len(differ)} tokens differ"
+    said = f"{sum(differ)} of {len(differ)} tokens differ" + " (marked ≠)" * any(differ)
     if any(differ):
         i = differ.index(True)
         said += f", the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"
@@ -257,6 +279,10 @@ def _told(lines: Lines, title: str, unit: str) -> str:
         way = f"goes from {_number(first)} at {start} tokens to {_number(last)} at {end}"
         parts.append(f"{name} " + (way if len(line) > 1 else f"{_number(last)} at {end} tokens"))
     equal = [f"{a} and {b} are equal at about {n:.0f}" for a, b, n, _ in crossings(lines)]
+    equal += [
+        f"up to {n} tokens {a} and {b} differ by less than {100 * (NOISE - 1):.0f} %"
+        for a, b, n in _alike(lines)
+    ]
     return f"{title}, {unit} per token: {', '.join([*parts, *equal])}"
 
 
@@ -264,6 +290,7 @@ def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
     """Where two lines cross for the last time: both names, context length, time.
 
     Lines are straight between points, on logarithmic axes; only lengths that both have count.
+    Where the two differ by less than NOISE nothing is told: that is no crossing.
     """
     found = []
     for (a, one), (b, other) in combinations(lines.items(), 2):
@@ -271,7 +298,7 @@ def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
         points = [
             (math.log(n), math.log(t), math.log(t / theirs[n])) for n, t in one if n in theirs
         ]
-        apart = [point for point in points if point[2]]
+        apart = [point for point in points if abs(point[2]) > math.log(NOISE)]
         for (x0, y0, d0), (x1, y1, d1) in reversed(list(pairwise(apart))):
             if d0 * d1 < 0:
                 part = d0 / (d0 - d1)
@@ -279,6 +306,17 @@ def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
                 x, y = met[0] if met else (x0 + part * (x1 - x0), y0 + part * (y1 - y0))
                 found.append((a, b, math.exp(x), math.exp(y)))
                 break
+    return found
+
+
+def _alike(lines: Lines) -> list[tuple[str, str, int]]:
+    """Lines that begin as one: both names, and the longest context up to which they are alike."""
+    found = []
+    for (a, one), (b, other) in combinations(lines.items(), 2):
+        theirs = dict(other)
+        both = [(n, abs(math.log(t / theirs[n]))) for n, t in one if n in theirs]
+        alike = [n for n, _ in takewhile(lambda pair: pair[1] < math.log(NOISE), both)]
+        found += [(a, b, alike[-1])] if alike else []
     return found
 
 

@@ -3,10 +3,9 @@
 Knows prefill, decode and a static cache, and says in a sentence what a step did; draws nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -16,164 +15,231 @@ from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.tokens import token_names
-from tutorial_engine.viz.words import percent, tokens
+from tutorial_engine.viz.words import listed, tokens
 
 BEST = 6  # tokens of the next-token distribution that are kept
+NAMES = "ABCDEF"
 Best = tuple[tuple[int, float], ...]  # (token id, probability), likeliest first
 
 
-@dataclass(frozen=True)
-class CacheStep:
-    """One forward of the engine: what ran, where it was written, what the cache then held.
+class Part(NamedTuple):
+    """What one request runs in a forward: token ids, their positions, the slots of their K and V.
 
-    `keys` and `values` are the lengths of the vectors in the slots that it read, [layers, H_kv, n].
-    `best` is empty where nobody asked for logits: in a part of the prompt that is not its last.
+    `reads` are the first slot that it reads and how many.
     """
 
-    kind: str  # "prefill" or "decode"
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     slots: tuple[int, ...]
-    keys: Tensor
-    values: Tensor
-    best: Best
+    reads: tuple[int, int]
+
+
+class CacheStep(NamedTuple):
+    """One forward of the engine, by row: what ran, and the next token where one was asked for."""
+
+    kind: str  # "prefill" or "decode"
+    parts: Mapping[int, Part]
+    best: Mapping[int, Best]
 
     @property
-    def used(self) -> int:
-        """Slots filled after this forward."""
-        return self.keys.shape[-1]
+    def num_tokens(self) -> int:
+        """Tokens that ran, of all requests."""
+        return sum(len(part.ids) for part in self.parts.values())
 
 
-class _WatchedCache(StaticKVCache):
-    """A static cache that notes the lengths of K and V that it holds after every forward."""
+def _parts(batch: Batch) -> dict[int, Part]:
+    """A batch that went through the model, request by request."""
+    assert batch.slot_mapping is not None, "a cache gave it slots"
+    columns = (batch.input_ids, batch.positions, batch.slot_mapping)
+    by_request = zip(*(tuple(x.split(batch.query_lens)) for x in columns), strict=True)
+    found = {}
+    for name, context, own in zip(batch.seq_ids, batch.context_slots, by_request, strict=True):
+        assert isinstance(context, slice), "rows are neighbours in memory"
+        ids, positions, slots = (tuple(x.tolist()) for x in own)
+        reads = (context.start, context.stop - context.start)
+        found[NAMES.index(name)] = Part(ids, positions, slots, reads)
+    return found
 
-    def __init__(self, *sizes: Any) -> None:
-        super().__init__(*sizes)
-        self.seen: list[tuple[Tensor, Tensor]] = []  # of K and of V, [layers, H_kv, n]
 
-    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        super().commit(seq_id, token_ids, num_computed)
-        slots = torch.tensor(self.describe(seq_id).slots[:num_computed], device=self.storage.device)
-        layers = [self.storage.read(i, slots) for i in range(self.storage.spec.num_layers)]
-        k, v = (torch.stack(x).float().norm(dim=-1).mT.cpu() for x in zip(*layers, strict=True))
-        self.seen.append((k, v))
+def _best(logits: Tensor) -> list[Best]:
+    """The likeliest of each row of logits [S, V]."""
+    p, order = logits.float().softmax(-1).sort(descending=True, stable=True)
+    pairs = zip(order[:, :BEST].tolist(), p[:, :BEST].tolist(), strict=True)
+    return [tuple(zip(*pair, strict=True)) for pair in pairs]
 
 
 @torch.inference_mode()
 def record_steps(
-    model: Qwen3ForCausalLM, ids: list[int], new_tokens: int, chunk: int, max_len: int
+    model: Qwen3ForCausalLM,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    chunk: int,
+    max_len: int,
 ) -> list[CacheStep]:
-    """Greedy generation with one row of max_len slots → a CacheStep a forward; EOS ends it early.
+    """Greedy generation, a row of max_len slots for each prompt → a CacheStep a forward.
 
-    The last token is chosen and never run. chunk 0 runs the prompt in one forward.
+    The batches are those that the model got. EOS ends a request early; the last token of each is
+    chosen and never run. chunk 0 runs the prompts in one forward.
     """
-    config = CacheConfig(max_len=max_len, dtype=model.dtype, device=model.device)
-    cache = _WatchedCache.from_config(model.config, config)
-    assert isinstance(cache, _WatchedCache), "from_config makes its own class"
-    request = Request("A", ids)
-    logits = [prefill(model, cache, [request], chunk_size=chunk or None)]
-    chunks = len(cache.seen)
-    while len(logits) < new_tokens:
-        token = int(logits[-1].argmax())
-        if token in model.config.eos_token_ids:
-            break
-        request.token_ids.append(token)
-        logits.append(decode(model, cache, [request]))
-    best: list[Best] = [()] * (chunks - 1)
-    for row in logits:
-        p, order = row[0].float().softmax(-1).sort(descending=True, stable=True)
-        best.append(tuple(zip(order[:BEST].tolist(), p[:BEST].tolist(), strict=True)))
-    slots, steps, start = cache.describe("A").slots, list[CacheStep](), 0
-    for i, (keys, values) in enumerate(cache.seen):
-        end = keys.shape[-1]
-        run, kind = tuple(request.token_ids[start:end]), "prefill" if i < chunks else "decode"
-        positions = tuple(range(start, end))
-        steps.append(CacheStep(kind, run, positions, slots[start:end], keys, values, best[i]))
-        start = end
+    config = CacheConfig(
+        max_seqs=len(prompts), max_len=max_len, dtype=model.dtype, device=model.device
+    )
+    cache = StaticKVCache.from_config(model.config, config)
+    running = [Request(name, ids) for name, ids in zip(NAMES, prompts, strict=False)]
+    ran: list[dict[int, Part]] = []
+
+    def note(_: Any, arguments: tuple[Any, ...]) -> None:
+        ran.append(_parts(arguments[0]))
+
+    hook = model.register_forward_pre_hook(note)
+    try:
+        logits = prefill(model, cache, running, chunk_size=chunk or None)
+        steps = [CacheStep("prefill", parts, {}) for parts in ran[:-1]]
+        rows = range(len(running))
+        steps.append(CacheStep("prefill", ran[-1], dict(zip(rows, _best(logits), strict=True))))
+        for _ in range(new_tokens - 1):
+            chosen = logits.argmax(-1).tolist()
+            pairs = list(zip(running, chosen, strict=True))
+            pairs = [pair for pair in pairs if pair[1] not in model.config.eos_token_ids]
+            if not pairs:
+                break
+            for request, token in pairs:
+                request.token_ids.append(token)
+            running = [request for request, _ in pairs]
+            logits = decode(model, cache, running)
+            best = dict(zip(ran[-1], _best(logits), strict=True))
+            steps.append(CacheStep("decode", ran[-1], best))
+    finally:
+        hook.remove()
     return steps
 
 
-@dataclass(frozen=True)
-class CacheRun:
-    """All steps of one prompt in one row of num_slots slots. Step 0 is the empty cache."""
+class Stored(NamedTuple):
+    """A slot in use: whose token, where it stands, and the step that wrote it."""
 
-    steps: list[CacheStep]
-    num_slots: int
-    spec: KVCacheSpec
-    labels: dict[int, str]  # token id -> how it is written
+    token: int
+    position: int
+    step: int
+
+
+class CacheRun:
+    """All steps of some prompts, each in a row of row_len slots. Step 0 is the empty cache."""
+
+    def __init__(
+        self,
+        steps: list[CacheStep],
+        num_rows: int,
+        row_len: int,
+        spec: KVCacheSpec,
+        labels: Mapping[int, str],  # token id -> how it is written
+    ) -> None:
+        self.steps, self.num_rows, self.row_len = steps, num_rows, row_len
+        self.spec, self.labels = spec, labels
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all rows."""
+        return self.num_rows * self.row_len
 
     @cached_property
-    def tokens(self) -> list[tuple[str, int, int]]:
-        """By slot: label, position, and the step that wrote it."""
-        return [
-            (self.labels[token], position, number)
+    def stored(self) -> dict[int, Stored]:
+        """Slot -> what was written there, in the order of writing."""
+        return {
+            slot: Stored(token, position, number)
             for number, step in enumerate(self.steps, 1)
-            for token, position in zip(step.ids, step.positions, strict=True)
-        ]
+            for part in step.parts.values()
+            for token, position, slot in zip(part.ids, part.positions, part.slots, strict=True)
+        }
+
+    def used(self, step: int) -> int:
+        """Slots in use after a step."""
+        return sum(one.step <= step for one in self.stored.values())
+
+    def used_in_row(self, step: int, row: int) -> int:
+        """Slots of a row in use after a step."""
+        return sum(
+            one.step <= step and slot // self.row_len == row for slot, one in self.stored.items()
+        )
 
     def tokens_run(self, step: int) -> tuple[int, int]:
-        """Tokens that went through the model up to this step: with the cache, and without one."""
-        if step == 0:
-            return 0, 0
-        done = self.steps[:step]
-        return done[-1].used, sum(s.used for s in done if s.best) or done[-1].used
+        """Tokens that went through the model up to this step: with the cache, and without one.
+
+        Without a cache every next token costs a run of all that its request has.
+        """
+        again = 0
+        for number, one in enumerate(self.steps[:step], 1):
+            again += sum(self.used_in_row(number, row) for row in one.best)
+        return self.used(step), again or self.used(step)
+
+    def sum_of(self, row: int, position: int) -> str:
+        """How a slot is found: row · row length + position."""
+        return f"{row} · {self.row_len} + {position} = {row * self.row_len + position}"
 
     def caption(self, step: int) -> str:
-        """What ran, where it was written, what it read, and what comes next."""
+        """What ran, where the newest tokens were written, and what is in use."""
         start = f"Step {step} of {len(self.steps)}"
+        rows = f"{self.num_rows} row{'s' * (self.num_rows > 1)} of {self.row_len} slots"
         if not step:
             size = self.num_slots * self.spec.bytes_per_token / 1024
-            waits = tokens(sum(len(s.ids) for s in self.steps if s.kind == "prefill"))
+            prefills = [s for s in self.steps if s.kind == "prefill"]
+            waits = [
+                sum(len(s.parts[row].ids) for s in prefills if row in s.parts)
+                for row in range(self.num_rows)
+            ]
+            prompts = "a prompt" if len(waits) == 1 else "prompts"
             return (
-                f"{start}: the row has {self.num_slots} slots in each of {self.spec.num_layers} "
-                f"layers, {size:.0f} KiB, all reserved and none used; a prompt of {waits} waits."
+                f"{start}: {rows} are reserved in each of {self.spec.num_layers} layers, "
+                f"{size:.0f} KiB, and no slot is used; {prompts} of {listed(map(str, waits))} "
+                f"token{'s' * (waits != [1])} wait."
             )
         now = self.steps[step - 1]
-        first, last, slot = now.positions[0], now.positions[-1], now.slots[-1]
-        if len(now.ids) == 1:
-            ran = (
-                f"“{self.labels[now.ids[0]]}” runs alone at position {first}, is written to slot "
-                f"{slot} in every layer, and reads {now.used} slot{'s' * (now.used > 1)}"
-            )
-        else:
-            ran = (
-                f"{len(now.ids)} tokens run together at positions {first} to {last}, are written "
-                f"to slots {now.slots[0]} to {slot} in every layer, and the last of them reads "
-                f"{now.used} slots"
-            )
-        so_far = f"{now.used} of {self.num_slots} slots are used"
-        then = "no token is chosen, for the prompt goes on"
-        if now.best:
-            then = f"next comes “{self.labels[now.best[0][0]]}” ({percent(now.best[0][1])})"
-            then += ", the last, which never runs" * (step == len(self.steps))
-        return f"{start}, {now.kind}: {ran}; {so_far}; {then}."
+        row, part = list(now.parts.items())[-1]  # where slot and position differ most
+        shares = [f"{len(own.ids)} of {NAMES[r]}" for r, own in now.parts.items()]
+        together = f" ({listed(shares)})"
+        if now.kind == "decode":
+            together = f" (1 each of {listed(NAMES[r] for r in now.parts)})"
+        if len(shares) == 1:
+            together = f" of {NAMES[row]}"
+        return (
+            f"{start}, {now.kind}: {tokens(now.num_tokens)}{together} "
+            f"run{'s' * (now.num_tokens == 1)} in one forward; "
+            f"“{self.labels[part.ids[-1]]}” of {NAMES[row]} has position {part.positions[-1]} and "
+            f"is written to slot {self.sum_of(row, part.positions[-1])}, in every layer; "
+            f"{self.used(step)} of {self.num_slots} slots are used."
+        )
 
 
 def record_run(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompts: Sequence[str],
     new_tokens: int,
     chunk: int,
     most: int,
 ) -> CacheRun:
-    """Record the prompt in a row that is a multiple of 4 and at most `most` slots long.
+    """Record the prompts in rows whose length is a multiple of 4 and at most `most`.
 
     ValueError for a prompt that is empty or does not fit.
     """
-    ids = tokenizer.encode(prompt).ids
-    if not ids:
-        raise ValueError("The prompt is empty: type at least one character.")
-    room, need = min(most, model.config.max_position_embeddings), len(ids) + new_tokens
-    if need > room:
-        raise ValueError(
-            f"The prompt has {tokens(len(ids))}; with {new_tokens} new that is {need}, and "
-            f"the picture holds {room} slots. Shorten it."
-        )
-    num_slots = min(-(-need // 4) * 4, room)
-    steps = record_steps(model, ids, new_tokens, chunk, num_slots)
-    ran = {token for step in steps for token in step.ids}
-    named = token_names(tokenizer, ran | {token for step in steps for token, _ in step.best})
-    return CacheRun(steps, num_slots, KVCacheSpec.from_model(model.config, model.dtype), named)
+    encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
+    room = min(most, model.config.max_position_embeddings)
+    for name, ids in zip(NAMES, encoded, strict=False):
+        if not ids:
+            raise ValueError(f"The prompt of {name} is empty: type at least one character.")
+        need = len(ids) + new_tokens
+        if need > room:
+            raise ValueError(
+                f"The prompt of {name} has {tokens(len(ids))}; with {new_tokens} new that is "
+                f"{need}, and a row of the picture holds {room} slots. Shorten it."
+            )
+    need = max(map(len, encoded)) + new_tokens
+    row_len = min(-(-need // 4) * 4, room)
+    steps = record_steps(model, encoded, new_tokens, chunk, row_len)
+    ran = {token for step in steps for part in step.parts.values() for token in part.ids}
+    likely = {token for step in steps for best in step.best.values() for token, _ in best}
+    labels = token_names(tokenizer, ran | likely)
+    spec = KVCacheSpec.from_model(model.config, model.dtype)
+    return CacheRun(steps, len(encoded), row_len, spec, labels)

@@ -29,8 +29,12 @@ class Explorer:
     stands: Literal["first", "same", "last"] = "first"
 
     def __init__(
-        self, parameters: Mapping[str, widgets.Widget], buttons: Mapping[str, Any] | None = None
+        self,
+        parameters: Mapping[str, widgets.Widget],
+        buttons: Mapping[str, Any] | None = None,
+        panel: widgets.Widget | None = None,
     ) -> None:
+        """`panel`: controls that are neither, between the buttons and the steps."""
         self.parameters, self.buttons = dict(parameters), dict(buttons or {})
         self._scene_html, self._caption_html, self._message_html = (
             widgets.HTML(layout=widgets.Layout(margin="0")) for _ in range(3)
@@ -51,6 +55,7 @@ class Explorer:
                 widgets.HTML(f"<b>{escape(self.title)}</b>"),
                 row(parameters.values()),
                 *([row(self.buttons.values())] if self.buttons else []),
+                *([panel] if panel else []),
                 widgets.HBox([self.play, self.back, self.forward, self.slider]),
                 self._message_html,
                 self._scene_html,
@@ -125,6 +130,16 @@ class Explorer:
         """What is shown now, as a Picture."""
         return self.shown.picture(self.shown_caption, self.zoom)
 
+    def turn(self, **values: Any) -> None:
+        """Move several knobs as one change: one rerun, one drawing."""
+        self._changing = True
+        try:
+            for name, value in values.items():
+                self.parameters[name].value = value
+        finally:
+            self._changing = False
+        self._rerun()
+
     def _go(self, by: int) -> None:
         self.slider.value = min(max(self.step + by, 0), self.num_steps - 1)
 
@@ -138,8 +153,9 @@ class Explorer:
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
+            said = escape(self.error if self.error.endswith((".", "!", "?")) else f"{self.error}.")
             self._message_html.value = (
-                f'<div class="te-error" role="alert" style="color:#D55E00">{escape(self.error)} '
+                f'<div class="te-error" role="alert" style="color:#D55E00">{said} '
                 "The picture below is the one before.</div>"
             )
             return
@@ -194,6 +210,25 @@ def number(name: str, value: int, least: int, most: int, width: str = "150px") -
 def slider(name: str, value: int, least: int, most: int, width: str = "290px") -> Any:
     """A whole number to be dragged: for what is computed at once."""
     return _laid(widgets.IntSlider(value, least, most, description=name), width)
+
+
+def decimal(
+    name: str, value: float, least: float, most: float, by: float, width: str = "290px"
+) -> Any:
+    """A number with a point, to be dragged in steps of `by`: for what is computed at once."""
+    return _laid(widgets.FloatSlider(value, min=least, max=most, step=by, description=name), width)
+
+
+def amount(name: str, value: float, least: float, most: float, width: str = "190px") -> Any:
+    """A number with a point from `least` to `most`, to be typed."""
+    return _laid(widgets.BoundedFloatText(value, min=least, max=most, description=name), width)
+
+
+def lines(name: str, value: str, width: str = "640px", height: str = "120px") -> widgets.Textarea:
+    """Several lines of text; they count when they are finished, not at every letter."""
+    made = _laid(widgets.Textarea(value, description=name, continuous_update=False), width)
+    made.layout.height = height
+    return made
 
 
 def choice(name: str, options: Sequence[str], value: str, width: str = "240px") -> widgets.Dropdown:

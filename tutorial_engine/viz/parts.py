@@ -3,6 +3,7 @@
 One drawing for each thing that several views show. Knows scenes and looks; knows no engine.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -202,12 +203,16 @@ class Sheet(Scene):
     def arrow(
         self, name: str, points: Sequence[tuple[float, float]], ink: str, width: float = 1.4
     ) -> None:
-        """A line through points that ends, going right, in a head; it stands out on anything."""
-        line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        """A line through points that ends in a head; it stands out on anything."""
+        (x0, y0), (x, y) = points[-2:]
+        far = math.hypot(x - x0, y - y0)
+        dx, dy = (x - x0) / far, (y - y0) / far
+        wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width
+        ends = [*points[:-1], (x - wide * dx / 2, y - wide * dy / 2)]  # inside the head
+        line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in ends)
         for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
             style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
             self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
-        x, y = points[-1]
-        wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width
-        head = f"M{x:.1f} {y:.1f}l{-wide:.1f} {-half:.1f}v{2 * half:.1f}z"
+        corners = ((x - wide * dx + s * half * dy, y - wide * dy - s * half * dx) for s in (1, -1))
+        head = f"M{x:.1f} {y:.1f}" + "".join(f"L{a:.1f} {b:.1f}" for a, b in corners) + "z"
         self.add(f"{name}.head", "path", d=head, fill=ink, stroke=PAPER, **DEAF)

@@ -15,11 +15,14 @@ from tutorial_engine.viz.parts import (
     Grid,
     Sheet,
 )
+from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE
+from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
 
 FARTHEST = 64  # the curve shows distances up to this
 SHIFTS = 65  # steps of the slider: both positions + 0 .. 64
+ROUNDING = (0.0, 0.0, 0.0, 0.005)  # by which the facts of the table may differ
+TABLE = 358.0  # top of the table below the panels
 HEAD, TOP = 52.0, 66.0  # baseline of the panels' titles, and where the panels begin
 CLOCKS, CURVE = (292.0, 252.0), (612.0, 330.0)  # left and width of two panels
 TALL = 240.0  # of the curve
@@ -33,8 +36,9 @@ class RopeExplorer(Explorer):
 
     def __init__(self, head_dim: int = 32, theta: float = 10000.0, m: int = 9, n: int = 4) -> None:
         self.rotary = RotaryEmbedding(head_dim, theta)
-        # query and key are alike: the score is a sum of cosines
-        self.vector = torch.ones(1, 1, head_dim)
+        # every pair of query and key is (1, 0), a hand of length 1 that points right at position 0:
+        # so the score is the sum of the cosines of the angles between the hands
+        self.vector = torch.cat((torch.ones(head_dim // 2), torch.zeros(head_dim // 2)))[None, None]
         last = head_dim // 2 - 1
         super().__init__(
             {
@@ -60,16 +64,49 @@ class RopeExplorer(Explorer):
         return self.value("m") + step, self.value("n") + step
 
     def scene(self, step: int) -> Scene:
-        """One pair's clock, all pairs' clocks, and the score as a function of m − n."""
+        """One pair's clock, all pairs' clocks, the score as a function of m − n, and what stays."""
         m, n = self._positions(step)
-        scene = Sheet(960, 372, tip_at=(10, 362))
+        scene = Sheet(960, 474, tip_at=(10, 464))
         scene.hint = "hover over a clock or the curve to read its numbers"
         title = f"query at m = {m}, key at n = {n}, distance m − n = {m - n}"
         scene.heading(title, size=14)
         self._big_clock(scene, m, n)
         self._all_clocks(scene, m, n)
         self._curve(scene, m, n)
+        self._table(scene, step)
         return scene
+
+    def _facts(self, step: int) -> list[tuple[str, float, str]]:
+        """What can change when both move on: name, value, and the value in words."""
+        (m, n), pair = self._positions(step), self.value("pair")
+        speed, score = float(self.rotary.inv_freq[pair]), self._score(m, n)
+        return [
+            (f"query hand of pair {pair}", m * speed, f"{m * speed:.4g} rad"),
+            (f"key hand of pair {pair}", n * speed, f"{n * speed:.4g} rad"),
+            ("angle between them", (m - n) * speed, f"{(m - n) * speed:.4g} rad"),
+            ("score", score, f"{score:.2f}"),
+        ]
+
+    def _kept(self, step: int) -> list[bool]:
+        """Which of these facts moving both on left as they were, but for fp32's rounding."""
+        pairs = zip(self._facts(0), self._facts(step), ROUNDING, strict=True)
+        return [abs(now - before) <= room for (_, before, _), (_, now, _), room in pairs]
+
+    def _table(self, scene: Sheet, step: int) -> None:
+        """The hands and the score before both moved on and now: what changed, and what did not."""
+        scene.rect("table", (10, TABLE, 940, 92), "#f7f9fa", rx=6, stroke=RULE)
+        rows = ("at the start", f"both moved on by {step}" if step else "press Play", "")
+        for i, words in enumerate(rows):
+            scene.text(f"table{i}", 24, TABLE + 40 + 20 * i, words, 12.5)
+        facts = zip(self._facts(0), self._facts(step), self._kept(step), strict=True)
+        for column, ((name, _, was), (_, _, is_), same) in enumerate(facts):
+            x = 230.0 + 185 * column
+            scene.text(f"fact{column}", x, TABLE + 20, name, 12.5, **BOLD)
+            scene.text(f"before{column}", x, TABLE + 40, was, 12.5)
+            if step:
+                words, ink = ("= stays the same", GREEN) if same else ("≠ changes", RED)
+                scene.text(f"now{column}", x, TABLE + 60, is_, 12.5)
+                scene.text(f"verdict{column}", x, TABLE + 80, words, 12.5, fill=ink, **BOLD)
 
     def _clock(
         self,
@@ -98,15 +135,19 @@ class RopeExplorer(Explorer):
     def _big_clock(self, scene: Sheet, m: int, n: int) -> None:
         pair = self.value("pair")
         speed = float(self.rotary.inv_freq[pair])
-        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4f} rad a position", 12.5)
-        self._clock(scene, "big", pair, (m, n), (130, 178, 105), fill="#f7f9fa", stroke=RULE)
-        lines: tuple[tuple[str, dict[str, Any]], ...] = (
-            (f"— query: m · ω = {m * speed:.2f} rad", {"fill": BLUE}),
-            (f"- - key: n · ω = {n * speed:.2f} rad", {"fill": RED}),
-            (f"apart: (m − n) · ω = {(m - n) * speed:.2f} rad", BOLD),
+        x, y, r = 130.0, 172.0, 105.0
+        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4g} rad a position", 12.5)
+        self._clock(scene, "big", pair, (m, n), (x, y, r), fill="#f7f9fa", stroke=RULE)
+        apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns
+        angles = (n * speed + apart * i / 24 for i in range(25))
+        points = (
+            f"{x + r / 2.5 * math.cos(a):.1f},{y - r / 2.5 * math.sin(a):.1f}" for a in angles
         )
-        for i, (words, style) in enumerate(lines):
-            scene.text(f"angle{i}", 10, TOP + TALL + 18 * i, words, 12.5, **style)
+        wedge: dict[str, Any] = {"fill": tint(ORANGE, 0.45), "stroke": INK, "fill_opacity": 0.8}
+        scene.add("big.between", "polygon", points=" ".join([f"{x},{y}", *points]), **wedge, **DEAF)
+        words = (("— query", BLUE), ("- - key", RED), ("◔ angle between", INK))
+        for i, (name, ink) in enumerate(words):
+            scene.text(f"angle{i}", 10 + 80 * i, TOP + TALL, name, 12.5, fill=ink)
 
     def _all_clocks(self, scene: Sheet, m: int, n: int) -> None:
         pairs, (left, wide) = len(self.rotary.inv_freq), CLOCKS
@@ -114,6 +155,8 @@ class RopeExplorer(Explorer):
         pitch = wide / columns
         grid = Grid(left + pitch / 2, TOP + pitch / 2, pitch, pitch, columns)
         scene.note("all", left, HEAD, f"all {pairs} pairs, fast to slow", 12.5)
+        words = f"score = sum of the {pairs} cosines of these angles"
+        scene.text("sum", left, TOP + TALL + 36, words, 12.5)
         for pair in range(pairs):
             x, y, *_ = grid.box(pair)
             ink, thick = (INK, 3.0) if pair == self.value("pair") else (RULE, 1.2)
@@ -147,13 +190,21 @@ class RopeExplorer(Explorer):
         tip = f"distance {m - n}: score {score:.3f}"
         scene.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
         x, y = min(x + 12, left + wide - 84), max(y - 8, TOP + 12)
-        scene.text("score", x, y, f"score {score:.2f}", 13, **BOLD)
+        halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
+        scene.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
 
     def caption(self, step: int) -> str:
-        """The score now, and what shifting both did to it."""
+        """The score now, and what moving both on did to it."""
         m, n = self._positions(step)
-        score = self._score(m, n)
-        change = abs(score - self._score(m - step, n - step))
-        by = "less than 0.01" if change < 0.01 else f"{change:.2f}"
-        moved = f"; shifting both by {step} changed it by {by}" if step else ""
-        return f"Query at {m}, key at {n}: the score is {score:.2f}{moved}."
+        facts = self._facts(step)
+        text = (
+            f"Query at {m}, key at {n}: the cosines of the angles between the hands of all "
+            f"{len(self.rotary.inv_freq)} pairs add up to a score of {facts[-1][1]:.2f}"
+        )
+        if not step:
+            return text + "; press Play to move both on."
+        kept = "stay the same" if all(self._kept(step)[2:]) else "CHANGE"
+        return (
+            f"{text}; moving both on by {step} turns all hands, but the distance "
+            f"{m - n}, the angles between the hands and the score {kept}."
+        )

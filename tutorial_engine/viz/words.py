@@ -57,6 +57,11 @@ def percent(p: float) -> str:
     return "> 99 %" if p >= 0.995 else f"{100 * p:.0f} %"
 
 
+def share(p: float) -> str:
+    """A part of a whole as `percent`; 100 % where it is all of it."""
+    return "100 %" if p >= 1 - 1e-9 else percent(p)
+
+
 def ms(seconds: float) -> str:
     """Seconds as milliseconds: three digits at least where there are so many. 8.5 ms, 1265 ms."""
     value = seconds * 1000

@@ -1,0 +1,528 @@
+"""The learner's functions run in the real model; a wrong one is told, and the package's runs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
+from tutorial_engine.learn import own
+from tutorial_engine.learn.checks_01 import (
+    check_attention,
+    check_layer,
+    check_project,
+    check_rope,
+    check_window_mask,
+)
+from tutorial_engine.learn.checks_02 import (
+    check_cache,
+    check_run_new,
+    check_top_p,
+    check_why_finished,
+)
+from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, Plugged, rms_norm
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model import TINY
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+
+PROMPT = "Once upon a time Anna had a red kite."
+Parts = dict[str, Callable[..., Any]]
+
+
+# -- right answers to all exercises, as a learner writes them ------------------------------------
+
+
+def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    back = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)[None, :]
+    return (back >= 0) & (back < window)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.T / k.shape[-1] ** 0.5
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v
+
+
+def rope(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def project(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, head_dim: int) -> tuple[Tensor, ...]:
+    return tuple((x @ w.T).unflatten(-1, (-1, head_dim)) for w in (w_q, w_k, w_v))
+
+
+def layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Any) -> Tensor:
+    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
+    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
+    x = x + attend(q, k, v).flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+class MyCache:
+    updates = 0
+
+    def __init__(self) -> None:
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        MyCache.updates += 1
+        if layer in self.kv:
+            old_k, old_v = self.kv[layer]
+            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
+        self.kv[layer] = (k, v)
+        return [(k, v)]
+
+
+def run_new(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    batch = Batch.from_sequences([token_ids[num_computed:]], [num_computed])
+    return model.compute_logits(model(batch, attention))[-1]
+
+
+def keep_top_p(probs: Tensor, p: float) -> Tensor:
+    values, order = probs.sort(descending=True)
+    keep = torch.zeros_like(probs, dtype=torch.bool)
+    keep[order] = values.cumsum(-1) - values < p
+    return keep
+
+
+def why_finished(
+    new_ids: list[int], text: str, eos_ids: Sequence[int], stop: Sequence[str], max_tokens: int
+) -> str | None:
+    if new_ids[-1] in eos_ids or any(one in text for one in stop):
+        return "stop"
+    return "length" if len(new_ids) == max_tokens else None
+
+
+CHECKS: dict[str, Callable[..., Verdict]] = {
+    "window_mask": check_window_mask,
+    "attention": check_attention,
+    "rope": check_rope,
+    "project": check_project,
+    "layer": check_layer,
+    "MyCache": check_cache,
+    "run_new": check_run_new,
+    "keep_top_p": check_top_p,
+    "why_finished": check_why_finished,
+}
+RIGHT: Parts = {name: globals()[name] for name in CHECKS}
+
+
+class Spy:
+    """A function under its own name that counts its calls and keeps what it was called with."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.__name__ = function, function.__name__
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(args)
+        return self.function(*args)
+
+
+def passes(_: object) -> Verdict:
+    """A check that lets everything pass, to see what the engine itself does with a wrong part."""
+    return Verdict(True, "let through")
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__name__ = name
+    return function
+
+
+@pytest.fixture
+def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
+    return OwnEngine(model, tokenizer)
+
+
+@pytest.fixture
+def cached(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
+    return OwnEngine(model, tokenizer, cached=True)
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Callable[[list[int], int], list[int]]:
+    """The greedy tokens of transformers for a prompt."""
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+
+    def tokens(ids: list[int], count: int) -> list[int]:
+        told = theirs.generate(
+            torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+        return told[0, len(ids) :].tolist()
+
+    return tokens
+
+
+def told(mine: OwnEngine, capsys: pytest.CaptureFixture[str], *args: Any, **more: Any) -> str:
+    capsys.readouterr()
+    mine.tell(*args, **more)
+    return capsys.readouterr().out
+
+
+# -- the package's parts are the model -----------------------------------------------------------
+
+
+def test_every_part_has_an_exercise_with_a_check_and_the_packages_own_passes_it() -> None:
+    assert set(PARTS) == set(CHECKS)
+    for name, check in CHECKS.items():
+        assert check(PARTS[name]).ok is True
+
+
+def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausalLM) -> None:
+    batch = Batch.from_sequences([[40, 7, 99, 250, 7, 13], [5, 6]], [0, 3])
+    want = model.compute_logits(model(batch))
+    assert torch.allclose(mine.model.compute_logits(mine.model(batch)), want, atol=1e-4)
+    assert set(mine.parts.calls) == set(IN_01) and not mine.parts.own
+
+
+# -- the learner's are called --------------------------------------------------------------------
+
+
+def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
+    mine: OwnEngine,
+    tokenizer: Tokenizer,
+    greedy: Callable[[list[int], int], list[int]],
+    capsys: pytest.CaptureFixture[str],
+    model: Qwen3ForCausalLM,
+) -> None:
+    spies = {name: Spy(RIGHT[name]) for name in IN_01 if name != "layer"}
+    for name, spy in spies.items():
+        plugged = mine.use(spy, CHECKS[name])
+        assert repr(plugged).endswith(f"\nYour {name} runs in the model now."), plugged
+        spy.calls.clear()
+    said = told(mine, capsys, PROMPT)
+    c, steps = model.config, 24
+    ids = tokenizer.encode(PROMPT).ids
+    want = greedy(ids, steps)
+    assert tokenizer.decode([*ids, *want]) in said
+    assert said.endswith("✔ 24 of 24 tokens are those of the package's engine.\n")
+    per_layer = steps * c.num_hidden_layers
+    assert len(spies["project"].calls) == len(spies["window_mask"].calls) == per_layer
+    assert len(spies["rope"].calls) == 2 * per_layer
+    assert len(spies["attention"].calls) == c.num_attention_heads * per_layer
+    for name, spy in spies.items():
+        assert f"{name} ({len(spy.calls):,} calls)" in said
+    assert "; the package's: layer\n" in said
+    lengths = [len(call[0]) for call in spies["project"].calls[:: c.num_hidden_layers]]
+    assert lengths == [len(ids) + i for i in range(steps)], "everything runs again for each token"
+    weights = LayerWeights.of(model.model.layers[0])  # type: ignore[arg-type]
+    assert torch.equal(spies["project"].calls[0][1], weights.q), "the real weights"
+
+
+def test_learners_layer_runs_with_the_learners_other_functions_inside(
+    mine: OwnEngine,
+    tokenizer: Tokenizer,
+    greedy: Callable[[list[int], int], list[int]],
+    capsys: pytest.CaptureFixture[str],
+    model: Qwen3ForCausalLM,
+) -> None:
+    spies = {name: Spy(RIGHT[name]) for name in IN_01}
+    for name, spy in spies.items():
+        assert mine.use(spy, CHECKS[name]).verdict.ok is True
+        spy.calls.clear()
+    said = told(mine, capsys, PROMPT)
+    per_layer = 24 * model.config.num_hidden_layers
+    assert len(spies["layer"].calls) == per_layer
+    assert len(spies["attention"].calls) == model.config.num_attention_heads * per_layer
+    assert f"layer ({per_layer:,} calls)" in said
+    assert "rope (inside layer)" in said and "project (inside layer)" in said
+    assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
+    ids = tokenizer.encode(PROMPT).ids
+    assert [*mine.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+
+
+def test_all_of_the_learners_parts_run_with_a_cache(
+    cached: OwnEngine,
+    tokenizer: Tokenizer,
+    greedy: Callable[[list[int], int], list[int]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spies = {name: Spy(RIGHT[name]) for name in PARTS if name != "MyCache"}
+    for name, spy in spies.items():
+        assert cached.use(spy, CHECKS[name]).verdict.ok is True
+        spy.calls.clear()
+    assert cached.use(MyCache, check_cache).verdict.ok is True
+    MyCache.updates = 0
+    ids = tokenizer.encode(PROMPT).ids
+    said = told(cached, capsys, PROMPT)
+    assert [call[3] for call in spies["run_new"].calls] == [0, *range(len(ids), len(ids) + 23)]
+    lengths = [len(call[0]) for call in spies["layer"].calls[:: len(cached.model.layer_weights)]]
+    assert lengths == [len(ids)] + [1] * 23, "each token runs once"
+    assert MyCache.updates == 24 * len(cached.model.layer_weights)
+    assert f"MyCache ({MyCache.updates} calls)" in said and "why_finished (24 calls)" in said
+    assert len(spies["why_finished"].calls) == 24
+    assert not spies["keep_top_p"].calls and "keep_top_p" not in said, "greedy asks no filter"
+    assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
+    assert [*cached.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+
+
+def test_learners_top_p_and_the_packages_draw_the_same_tokens(
+    cached: OwnEngine,
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spy = Spy(keep_top_p)
+    cached.use(spy, check_top_p)
+    spy.calls.clear()
+    params = SamplingParams(temperature=1.2, top_p=0.9, seed=7, max_tokens=24)
+    want = generate(model, PROMPT, params, tokenizer=tokenizer)[0].outputs[0]
+    assert cached.generate(PROMPT, params).output_token_ids == want.token_ids
+    assert len(spy.calls) == 24
+    for probs, p in spy.calls:
+        assert p == 0.9 and probs.sum() == pytest.approx(1, abs=1e-4)
+    said = told(cached, capsys, PROMPT, params)
+    assert "keep_top_p (24 calls)" in said and want.text in said
+    cached.use(named("keep_top_p", lambda probs, p: probs >= probs.max()), passes)
+    best = cached.generate(PROMPT, params).output_token_ids
+    assert best == cached.generate(PROMPT).output_token_ids != want.token_ids, "it decides"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=24, stop=("kite.", "coat.")),
+        SamplingParams(max_tokens=24, stop="e t"),
+        SamplingParams(max_tokens=5),
+        SamplingParams(max_tokens=1),
+        SamplingParams(max_tokens=8, stop_token_ids=(300,)),
+        SamplingParams(max_tokens=60, ignore_eos=True),
+    ],
+)
+def test_learners_why_finished_ends_where_the_package_ends(
+    cached: OwnEngine, model: Qwen3ForCausalLM, tokenizer: Tokenizer, params: SamplingParams
+) -> None:
+    spy = Spy(why_finished)
+    cached.use(spy, check_why_finished)
+    spy.calls.clear()
+    request = cached.generate("Once upon a time Rado had an old", params)
+    want = generate(model, "Once upon a time Rado had an old", params, tokenizer=tokenizer)[
+        0
+    ].outputs[0]
+    assert request.output_token_ids == want.token_ids
+    assert request.checker.text == want.text
+    assert request.checker.finish is not None
+    assert request.checker.finish.reason == want.finish_reason
+    assert [len(call[0]) for call in spy.calls] == list(range(1, len(want.token_ids) + 1))
+
+
+def test_window_is_the_learners_mask_and_nothing_is_compared(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spy = Spy(window_mask)
+    mine.use(spy, check_window_mask)
+    whole = mine.generate(PROMPT).output_token_ids
+    spy.calls.clear()
+    said = told(mine, capsys, PROMPT, window=3)
+    assert {call[2] for call in spy.calls} == {3} and "✔" not in said and "✘" not in said
+    assert mine.generate(PROMPT, window=3).output_token_ids != whole
+    assert mine.generate(PROMPT, window=1000).output_token_ids == whole
+
+
+def test_learners_engine_is_a_row_of_the_ledger(
+    mine: OwnEngine, cached: OwnEngine, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    for engine in (mine, cached):
+        for name, part in RIGHT.items():
+            engine.use(part, CHECKS[name])
+    paths = {
+        "no cache": our_paths(model)["no cache"],
+        "yours, no cache": runner_path(lambda n: mine.runner()),
+        "yours, cached": runner_path(lambda n: cached.runner()),
+        "yours, together": runner_path(lambda n: cached.runner(), together=True),
+    }
+    prompts = [tokenizer.encode(text).ids for text in (PROMPT, "Ben had a blue ball.")]
+    rows = ledger(paths, prompts, num_tokens=8)
+    assert all(row.ok and row.steps == 16 for row in rows), rows
+    cached.use(named("layer", lambda x, w, a, attend: layer(x, w, 1.1 * a, attend)), passes)
+    assert not ledger(paths, prompts, num_tokens=8)[2].ok, "the row is the learner's"
+
+
+# -- unusual right parts -------------------------------------------------------------------------
+
+
+def in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    k /= math.sqrt(k.shape[-1])
+    scores = q @ k.T
+    mask.logical_not_()
+    scores[mask] = -1e9
+    return scores.softmax(-1) @ v
+
+
+def double_layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Any) -> Tensor:
+    doubles = LayerWeights(*(one.double() for one in w))
+    return layer(x.double(), doubles, angles, lambda q, k, v: attend(q, k, v).double())
+
+
+class Doubles(MyCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        return super().update(layer, k.double(), v.double(), batch)
+
+
+UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
+    ("attention", in_place),
+    ("attention", lambda q, k, v, mask: attention(q.double(), k.double(), v.double(), mask)),
+    ("rope", lambda x, angles: rope(x.double(), angles.double())),
+    ("project", lambda x, *w: [part.double() for part in project(x, *w)]),
+    ("layer", double_layer),
+    ("MyCache", Doubles),
+    ("run_new", lambda *args: run_new(*args).double()),
+    ("keep_top_p", lambda probs, p: keep_top_p(probs.mul_(1.0), p)),
+]
+
+
+@pytest.mark.parametrize(("name", "part"), UNUSUAL)
+def test_unusual_right_part_runs_in_the_model_too(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str, part: Callable[..., Any]
+) -> None:
+    part.__name__ = name
+    assert cached.use(part, CHECKS[name]).verdict.ok is True
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=8)
+    said = told(cached, capsys, PROMPT, params)
+    assert "✘" not in said and f"yours: {name} (" in said
+    assert said.endswith("✔ 8 of 8 tokens are those of the package's engine.\n")
+
+
+# -- what is wrong is told and replaced ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    class Untouched:
+        def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any: ...
+
+    class Wrong:
+        def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+            return [(k, v)]
+
+    untouched: Any = Untouched if name == "MyCache" else lambda *_: None
+    wrong: Any = Wrong if name == "MyCache" else lambda *args: args[0]
+    for part, mark in ((untouched, "☐ not done yet: "), (wrong, "✘ ")):
+        cached.use(RIGHT[name], CHECKS[name])  # was right, is changed for the worse
+        plugged = cached.use(named(name, part), CHECKS[name])
+        assert repr(plugged).startswith(mark)
+        assert repr(plugged).endswith(f"\nThe package's {name} runs in the model now.")
+        assert name not in cached.parts.own
+    said = told(cached, capsys, PROMPT, SamplingParams(max_tokens=4))
+    assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
+    assert "yours: none yet; the package's: " in said and "✘" not in said
+
+
+def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
+    with pytest.raises(ValueError, match="'my_rope' is no part of the engine; the parts are"):
+        mine.use(named("my_rope", lambda x, angles: x), check_rope)
+
+
+def raises_at(turn: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    spy = Spy(function)
+
+    def part(*args: Any) -> Any:
+        if len(spy.calls) == turn:
+            raise KeyError("moth")
+        return spy(*args)
+
+    return named(function.__name__, part)
+
+
+class RaisingCache(MyCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        if len(k) == 1:
+            raise KeyError("moth")
+        return super().update(layer, k, v, batch)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "among the learner's others"])
+def test_part_that_raises_in_the_model_is_told_and_taken_out(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str, others: bool
+) -> None:
+    if others:
+        for other, part in RIGHT.items():
+            if (other, name) not in (("layer", "rope"), ("layer", "project")):
+                cached.use(part, CHECKS[other])
+    broken = RaisingCache if name == "MyCache" else raises_at(1, RIGHT[name])
+    cached.use(named(name, broken), passes)
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=4)
+    said = told(cached, capsys, PROMPT, params)
+    assert said.startswith(f"✘ your {name} raised KeyError in the model: 'moth'\n")
+    assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
+    assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
+    assert name not in cached.parts.own and len(cached.parts.own) == (
+        0 if not others else 7 if name in ("rope", "project") else 8
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("window_mask", lambda q_len, kv_len, window: window_mask(q_len, kv_len, 2)),
+        ("attention", lambda q, k, v, mask: v[: len(q)]),
+        ("attention", lambda q, k, v, mask: attention(q, k, v, mask).squeeze()),
+        ("rope", lambda x, angles: x),
+        ("project", lambda *args: [project(*args)[i] for i in (0, 2, 1)]),
+        ("project", lambda *args: None),
+        ("layer", lambda x, w, angles, attend: x),
+        ("MyCache", None),
+        ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids, 0)[:7]),
+        ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids[:-1], 0) * 0),
+        ("keep_top_p", lambda probs, p: probs >= probs.max()),
+        ("keep_top_p", lambda probs, p: probs.nonzero()),
+        ("why_finished", lambda ids, *rest: "length" if len(ids) == 2 else None),
+        ("why_finished", lambda *state: None),
+        ("why_finished", lambda *state: "over"),
+    ],
+)
+def test_part_that_a_check_let_through_is_found_by_its_tokens(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str, part: Any
+) -> None:
+    class OnlyNew:
+        def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+            return [(k, v)]
+
+    cached.use(RIGHT["attention"], check_attention)
+    cached.use(RIGHT["run_new"], check_run_new)
+    cached.use(named(name, part or OnlyNew), passes)
+    params = SamplingParams(temperature=1.3, top_p=0.95, seed=1, max_tokens=6)
+    said = told(cached, capsys, "One day", params)
+    assert said.startswith("✘ ") and said.count("✘") == 1
+    assert f"  The package's {name} runs in its place.\n" in said
+    assert said.endswith("✔ 6 of 6 tokens are those of the package's engine.\n")
+    left = {"attention", "run_new"} - {name}
+    assert set(cached.parts.own) == left, "and only this one was taken out"
+
+
+def test_two_wrong_parts_are_both_taken_out(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine.use(named("rope", lambda x, angles: x), passes)
+    mine.use(named("attention", lambda q, k, v, mask: v[: len(q)]), passes)
+    said = told(mine, capsys, PROMPT)
+    assert said.startswith("✘ With your rope and attention the tokens are not the package's.\n")
+    assert not mine.parts.own
+    assert said.endswith("✔ 24 of 24 tokens are those of the package's engine.\n")
+
+
+def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -> None:
+    mine.use(rope, check_rope)
+    with pytest.raises(ValueError, match="tokens"):
+        mine.tell(PROMPT * 200)
+    assert mine.parts.own == {"rope": rope}
+
+
+def test_plugged_says_whose_part_runs() -> None:
+    assert repr(Plugged(Verdict(True, "fine"), "rope")) == (
+        "✔ fine\nYour rope runs in the model now."
+    )
+    assert own.PARTS["rope"] is own.rope

@@ -1,0 +1,388 @@
+"""Introduced in notebook 01. The model from inside: a layer, q, k, v, GQA, attention, heads.
+
+Every shape and number is read from the model, its config or the tensors that are handed in.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from matplotlib.axes import Axes
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.viz.charts import HATCH, label_bars, panels, rows_of_bars
+from tutorial_engine.viz.layer_plot import LayerSheet
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import look
+from tutorial_engine.viz.shapes import shape_walk
+from tutorial_engine.viz.style import (
+    BLUE,
+    INK,
+    MAGNITUDE,
+    PAPER,
+    QUIET,
+    RED,
+    RULE,
+    finish,
+    house_style,
+)
+from tutorial_engine.viz.tokens import cut_label, token_names
+from tutorial_engine.viz.words import counted, listed, numbered, percent
+
+CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
+Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
+
+
+# -- one layer ------------------------------------------------------------------------------------
+
+
+def block_picture(model: Qwen3ForCausalLM) -> Picture:
+    """One decoder layer as a dataflow; every arrow has the shape that a run of the model had.
+
+    The model may be on the meta device: only shapes are read.
+    """
+    config = model.config
+    sheet = LayerSheet(config, recorded_shapes(model))
+    return sheet.picture(
+        f"The residual stream, {sheet.shapes['stream']}, runs straight through the layer; "
+        f"attention ({config.num_attention_heads} query heads, {config.num_key_value_heads} K/V "
+        f"heads, {config.head_dim} numbers each) and the MLP ({config.intermediate_size} numbers "
+        f"wide) read it through a norm and add their result to it; after "
+        f"{counted(config.num_hidden_layers, 'such layer')} come {config.vocab_size} logits."
+    )
+
+
+def recorded_shapes(model: Qwen3ForCausalLM) -> dict[str, str]:
+    """The shape of each tensor of the dataflow, recorded in one run; T is the number of tokens."""
+    run = shape_walk(model, Batch.from_sequences([[0] * 3], device=model.device))
+    steps = {step.name.strip().split(",")[0]: step for step in run}
+
+    def went_in(name: str) -> str:
+        return "[T" + steps[name].inputs.removeprefix("[3")
+
+    def came_out(name: str) -> str:
+        return "[T" + steps[name].output.removeprefix("[3")
+
+    return {
+        "ids": went_in("embed_tokens"),
+        "stream": came_out("embed_tokens"),
+        "attention.norm": came_out("input_layernorm"),
+        "q": went_in("q_norm"),
+        "k": went_in("k_norm"),
+        "v": went_in("attention: k and v"),
+        "q.turned": went_in("attention: q"),
+        "k.turned": went_in("attention: k and v"),
+        "mixed": came_out("attention: q"),
+        "joined": went_in("o_proj"),
+        "attention.out": came_out("o_proj"),
+        "mlp.norm": came_out("post_attention_layernorm"),
+        "mlp.half": came_out("act_fn"),
+        "mlp.product": went_in("down_proj"),
+        "mlp.out": came_out("down_proj"),
+        "last": steps["lm_head"].inputs,
+        "logits": steps["lm_head"].output,
+    }
+
+
+# -- q, k and v of one token ----------------------------------------------------------------------
+
+
+class Projection(NamedTuple):
+    """What one layer's projection did: x [hidden], W [out, hidden] and y [out] of q, k and v."""
+
+    x: Tensor
+    weights: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+
+@torch.inference_mode()
+def recorded_projection(
+    model: Qwen3ForCausalLM, ids: Sequence[int], token: int, layer: int
+) -> Projection:
+    """Run the ids and keep what went into the layer's projection, and what came out, at one token.
+
+    The results are before q_norm, k_norm and RoPE. ValueError for a token or layer out of range.
+    """
+    layers = model.config.num_hidden_layers
+    if not 0 <= token < len(ids):
+        raise ValueError(f"token {token} is outside the {len(ids)} ids: choose 0 to {len(ids) - 1}")
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer {layer} is outside the {layers} layers: choose 0 to {layers - 1}")
+    kept: list[Tensor] = []
+
+    def keep(_module: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        kept.extend((inputs[0][token].float().cpu(), output[token].float().cpu()))
+
+    block = cast(Qwen3DecoderLayer, model.model.layers[layer]).self_attn
+    handle = block.qkv_proj.register_forward_hook(keep)
+    try:
+        model(Batch.from_sequences([list(ids)], device=model.device))
+    finally:
+        handle.remove()
+    sizes = (block.q_size, block.kv_size, block.kv_size)
+    weights = block.qkv_proj.plain_weight().float().cpu().split(sizes)
+    return Projection(kept[0], weights, kept[1].split(sizes))
+
+
+@house_style()
+def qkv_picture(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, ids: Sequence[int], token: int, layer: int = 0
+) -> Picture:
+    """One token's vector x, the three learned matrices, and its q, k and v cut into heads.
+
+    `token` is a place in `ids`. ValueError for a token or layer that is not there.
+    """
+    x, weights, results = recorded_projection(model, ids, token, layer)
+    dim = model.config.head_dim
+    label = cut_label(token_names(tokenizer, ids)[ids[token]], 14)
+    heads = [len(y) // dim for y in results]
+    ratios = [1.0, *(max(h, 1.6) for h in heads)]
+    figure, grid = panels(
+        9.4, 0.38 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
+    )
+    # the colours end where all but the largest hundredth of the weights lie
+    most = float(torch.cat(weights).abs().flatten().quantile(0.99))
+    far = float(torch.cat(results).abs().max())
+    title = f"x: token {token} “{label}” after the norm"
+    _strips(grid[0], x[None], float(x.abs().max()), title)
+    grid[1].axis("off")
+    words = "One row of a matrix, multiplied number by\nnumber with x and added up, gives one"
+    look: dict[str, Any] = {"transform": grid[1].transAxes, "va": "center", "fontsize": 10}
+    grid[1].text(0, 0.5, f"{words}\nnumber of the result at the right.", **look)
+    for i, (name, w, y, count) in enumerate(zip("qkv", weights, results, heads, strict=True)):
+        matrix, strips = grid[2 * i + 2], grid[2 * i + 3]
+        _strips(matrix, w, most, f"W_{name}: {len(w)} rows of {len(x)} learned numbers")
+        title = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
+        image = _strips(strips, y.view(count, dim), far, title)
+        for row in range(1, count):
+            matrix.axhline(row * dim - 0.5, color=PAPER, linewidth=1.5)
+            strips.axhline(row - 0.5, color=PAPER, linewidth=4)
+        middles = [dim * (row + 0.5) - 0.5 for row in range(count)]
+        matrix.set_yticks(middles, [f"head {row}" for row in range(count)], fontsize=9)
+        strips.set_yticks(range(count), [f"head {row}" for row in range(count)], fontsize=9)
+    bar = figure.colorbar(image, ax=grid, shrink=0.5, aspect=30)
+    bar.set_ticks([-far, 0, far], labels=["negative", "0", "positive"])
+    sizes = listed(
+        f"{len(y)} ({count} × {dim}) for {name}"
+        for name, y, count in zip("qkv", results, heads, strict=True)
+    )
+    return finish(
+        figure,
+        f"Layer {layer} multiplies the {len(x)} numbers of token {token} “{label}” by three "
+        f"learned matrices and gets {sizes}; the rows between two white lines make one head.",
+    )
+
+
+def _strips(ax: Axes, values: Tensor, most: float, title: str) -> Any:
+    """Numbers as colours, a row each: dark = negative, bright = positive."""
+    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most}
+    ax.set(xticks=[], yticks=[])
+    ax.set_title(title, fontsize=10)
+    ax.tick_params(left=False)
+    ax.spines[:].set_visible(False)
+    return ax.imshow(values.numpy(), aspect="auto", interpolation="nearest", **look)
+
+
+# -- which query head reads which K/V head --------------------------------------------------------
+
+
+def gqa_picture(config: ModelConfig) -> Picture:
+    """Which query heads read which K/V head, and for which of them h % H_kv would be wrong."""
+    heads, kv_heads, group = (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.group_size,
+    )
+    wrong = [h for h in range(heads) if h % kv_heads != h // group]
+    sheet = Sheet(960, 260 if wrong else 184)
+    sheet.heading(f"{counted(heads, 'query head')}, {counted(kv_heads, 'K/V head')}")
+    top, low, left = 56.0, 136.0, 200.0
+    pitch = min(92.0, (sheet.width - left - 10) / heads)
+    stride = math.ceil(20 / pitch)  # of very many heads not each has its number
+    for name, y, words in (("q", top, "query head h"), ("kv", low, "the K/V head that it reads")):
+        sheet.text(f"{name}.row", 10, y + 21, words, 12.5, **BOLD)
+    for g in range(kv_heads):
+        one, own = look(g), range(g * group, (g + 1) * group)
+        begin, room = left + own[0] * pitch, group * pitch - 6
+        box = (begin + max(0.0, room - 130) / 2, low, min(room, 130.0), 32.0)
+        for h in own:
+            place = (left + h * pitch, top, pitch - 6, 32.0)
+            ends: Style = {"x1": place[0] + place[2] / 2, "x2": box[0] + box[2] / 2}
+            line: Style = {"stroke": one.colour, "stroke_width": 2}
+            sheet.add(f"line{h}", "line", y1=top + 32, y2=low, **ends, **line)
+            sheet.rect(f"q{h}", place, one.light, rx=4, stroke=one.colour)
+            if h % stride == 0:
+                spot = place if pitch >= 20 else (place[0], top - 20, place[2], 16.0)
+                sheet.inside(f"q{h}.name", spot, str(h), 12.5 if pitch >= 20 else 10)
+        sheet.rect(f"kv{g}", box, one.dark, rx=4, stroke=one.colour)
+        sheet.inside(f"kv{g}.name", box, str(g), 13, **BOLD)
+    if wrong:
+        _formulas(sheet, config, left - 3, pitch)
+    reads = [
+        f"K/V head {g} is read by {numbered(range(g * group, (g + 1) * group), 'query head')}"
+        for g in sorted({0, kv_heads - 1})  # the first and the last
+    ]
+    caption = (
+        f"Query head h reads K/V head h // {group}: {listed(reads)}; so there are "
+        f"{counted(kv_heads, 'head')} of keys and values instead of {heads}"
+    )
+    if wrong:
+        caption += (
+            f"; h % {kv_heads} fits every shape too, but {len(wrong)} of {heads} query heads would "
+            "read the wrong K/V head"
+        )
+    return sheet.picture(caption + ".")
+
+
+def _formulas(sheet: Sheet, config: ModelConfig, left: float, pitch: float) -> None:
+    """Two formulas and what each gives for every query head; what is wrong is crossed."""
+    group, kv_heads = config.group_size, config.num_key_value_heads
+    y = 208.0
+    sheet.text("right", 10, y, f"h // {group}   (right)", 12.5)
+    sheet.text("modulo", 10, y + 32, f"h % {kv_heads}   (wrong where ✗)", 12.5)
+    roomy = pitch >= 34
+    size = 12.5 if roomy else 10
+    for h in range(0, config.num_attention_heads, math.ceil(20 / pitch)):
+        x, ours, theirs = left + (h + 0.5) * pitch, h // group, h % kv_heads
+        sheet.text(f"right{h}", x, y, str(ours), size, **CENTRE)
+        ink: Style = {"fill": QUIET} if ours == theirs else {"fill": RED, **BOLD}
+        cross = f"{theirs} ✗" if roomy else "✗"
+        words = str(theirs) if ours == theirs else cross
+        sheet.text(f"modulo{h}", x, y + 32, words, size, **CENTRE, **ink)
+
+
+# -- attention of three tokens --------------------------------------------------------------------
+
+
+def three_token_picture(q: Tensor, k: Tensor, v: Tensor) -> Picture:
+    """Attention of the last of three tokens by hand: scores, division by √2, softmax, mixing.
+
+    q, k and v are [3, 2]; ValueError for anything else.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.shape != (3, 2):
+            raise ValueError(
+                f"{name} must be [3, 2], three tokens of two numbers, got {list(tensor.shape)}"
+            )
+    scores = (q @ k.T).tolist()  # row = query, column = key
+    scaled = [score / math.sqrt(2) for score in scores[-1]]
+    shares = torch.tensor(scaled).softmax(0).tolist()
+    parts = [
+        [share * value for value in row] for share, row in zip(shares, v.tolist(), strict=True)
+    ]
+    out = [sum(column) for column in zip(*parts, strict=True)]
+    sheet = Sheet(960, 242)
+    top, tall, x1, x2, x3, x4 = 70.0, 40.0, 104.0, 372.0, 524.0, 694.0
+    titles = ((10, "1 · score = q · k"), (x2, "2 · divide by √2"), (x3, "3 · softmax"))
+    for i, (x, words) in enumerate((*titles, (x4, "4 · share times v, then the sum"))):
+        sheet.text(f"title{i}", x, 26, words, 13.5, **BOLD)
+    _scores(sheet, q, k, scores, Grid(x1, top, 80, tall, 3))
+    sheet.arrow("on", [(x1 + 242, top + 2.5 * tall), (x2 - 6, top + 2.5 * tall)], INK)
+    for j, share in enumerate(shares):
+        base = top + (j + 0.5) * tall + 4.5
+        divided = f"key {j}: {scores[-1][j]:.4g} / √2 = {scaled[j]:.2f}"
+        sheet.text(f"scaled{j}", x2, base, divided, 12.5)
+        sheet.bar(f"share{j}", (x3, base - 14, 90, 18), share, BLUE)
+        sheet.text(f"percent{j}", x3 + 98, base, f"{100 * share:.0f} %", 13, **BOLD)
+        mix = f"{share:.3f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
+        sheet.text(f"mix{j}", x4, base, mix, 13)
+    y = top + 3 * tall + 8
+    sheet.add("sum.line", "line", x1=x3, y1=y, x2=sheet.width - 10, y2=y, stroke=QUIET)
+    sheet.text("sum", x3 + 98, y + 24, f"{100 * sum(shares):.0f} %", 13, **BOLD)
+    sheet.text("out", x4, y + 24, f"output = {_vector(out, '.2f')}", 13.5, **BOLD)
+    percents = listed(f"{100 * share:.0f} %" for share in shares)
+    return sheet.picture(
+        f"The last query scores {listed(f'{score:.4g}' for score in scores[-1])}; divided by √2 "
+        f"and put through the softmax these become shares of {percents}, and the values v, mixed "
+        f"in these shares, give the output {_vector(out, '.2f')}."
+    )
+
+
+def _scores(sheet: Sheet, q: Tensor, k: Tensor, scores: list[list[float]], grid: Grid) -> None:
+    """The table of all scores, a row for each query; the last row is framed."""
+    for i in range(3):
+        x, y, w, h = grid.box(i)
+        sheet.note(f"k{i}", x + w / 2, y - 10, f"k{i} = {_vector(k[i].tolist())}", 12, **CENTRE)
+        _, y, _, _ = grid.box(3 * i)
+        look: Style = BOLD if i == 2 else FAINT
+        sheet.text(
+            f"q{i}",
+            grid.x - 8,
+            y + h / 2 + 4,
+            f"q{i} = {_vector(q[i].tolist())}",
+            12,
+            **RIGHT,
+            **look,
+        )
+        for j in range(3):
+            box = grid.box(3 * i + j)
+            sheet.rect(f"score{i}{j}", box, "#f4f6f8" if i < 2 else PAPER, stroke=RULE)
+            sheet.inside(f"score{i}{j}.value", box, f"{scores[i][j]:.4g}", 14, **look)
+    sheet.outline("last", grid.box(6, 3))
+
+
+def _vector(numbers: Sequence[float], digits: str = ".4g") -> str:
+    return "(" + ", ".join(f"{number:{digits}}" for number in numbers) + ")"
+
+
+# -- what happens without a head ------------------------------------------------------------------
+
+
+@house_style()
+def ablation_picture(rows: Sequence[Ablation]) -> Picture:
+    """A bar for each ablation: what is right with these heads silenced, as a part of `total`.
+
+    A name that begins with CONTROL is an ablation that ought to change little; these stand apart,
+    hatched, below the others. The first row is what the others are compared with. ValueError for no
+    rows and for a value outside 0 .. total.
+    """
+    for name, value, total in rows:
+        if not 0 <= value <= total or total <= 0:
+            raise ValueError(f"{name!r}: the value must be from 0 to {total}, got {value}")
+    tested = [row for row in rows if not row[0].startswith(CONTROL)]
+    controls = [(n.removeprefix(CONTROL), v, t) for n, v, t in rows if n.startswith(CONTROL)]
+    if not tested:
+        raise ValueError("the first row must be what the others are compared with")
+    names = [name for name, *_ in tested]
+    if controls:
+        names += ["controls", *(name for name, *_ in controls)]
+    figure, (ax,) = panels(8.6, 0.36 * len(names) + 1.5)
+    _ablations(ax, tested, 0, color=BLUE)
+    if controls:
+        _ablations(ax, controls, len(tested) + 1, edgecolor=QUIET, **HATCH)
+        ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
+    rows_of_bars(ax, names, 1.22)
+    if controls:
+        ax.get_yticklabels()[len(tested)].set_fontweight("bold")
+    _, first, total = tested[0]
+    ax.axvline(first / total, color=INK, linewidth=1, linestyle=":", zorder=0)
+    ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    ax.set_xlabel("probability" if total == 1 else "right predictions")
+    ax.spines[["left"]].set_visible(False)
+    said = _said(tested)
+    if controls:
+        said += f". Controls: {_said(controls)}"
+    return finish(figure, f"{said[0].upper()}{said[1:]}.")
+
+
+def _ablations(ax: Axes, rows: Sequence[Ablation], first: int, **look: Any) -> None:
+    """Bars with their numbers, from the first-th place on."""
+    places = range(first, first + len(rows))
+    bars = ax.barh(places, [value / total for _, value, total in rows], height=0.68, **look)
+    words = [_result(value, total) for _, value, total in rows]
+    label_bars(ax, bars, words, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
+
+
+def _said(rows: Sequence[Ablation]) -> str:
+    return "; ".join(f"{name}: {_result(value, total)}" for name, value, total in rows)
+
+
+def _result(value: float, total: float) -> str:
+    """A probability as per cents, hits as such."""
+    return percent(value) if total == 1 else f"{value:.0f} of {total:.0f}"
