@@ -1,6 +1,7 @@
 """Chat templates: rendered as by transformers, in a sandbox, with words for what is wrong."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from checkpoints import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from tutorial_engine.lab import chat
 from tutorial_engine.lab.chat import ChatTemplate, load_chat_template
 from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 
@@ -339,3 +341,45 @@ def test_template_cannot_reach_python(source: str) -> None:
         return
     assert "class" not in text and "globals" not in text and "root:" not in text
     assert text.strip() == ""
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (LOOPS.replace("BODY", ""), "runs for more than 0.2 seconds"),
+        (LOOPS.replace("BODY", "{% set c = a %}"), "runs for more than 0.2 seconds"),
+        ("{% macro m() %}" + LOOPS + "{% endmacro %}{{ m() }}", "runs for more than 0.2 seconds"),
+        ("{{ 10 ** (10 ** 8) }}", r"\*\* would make more than"),
+        ("{{ 'x'|center(10 ** 15) }}", "MemoryError"),
+        ("{% set n = 10 ** 8 %}{{ 10 ** n }}", r"\*\* would make more than"),
+        ("{{ 'x' * 10 ** 9 }}", r"\* would make more than"),
+        ("{{ 10 ** 9 * 'x' }}", r"\* would make more than"),
+        ("{{ [0] * 10 ** 9 }}", r"\* would make more than"),
+        ("{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "says more than 10,000,000"),
+        ("{{ 'x'.center(10 ** 15) }}", "MemoryError"),
+        ("{{ messages + 1 }}", "TypeError: can only concatenate"),
+    ],
+)
+def test_a_template_without_end_is_stopped(
+    source: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MOST_SECONDS", 0.2)
+    before = sys.gettrace()
+    with pytest.raises(ValueError, match=f"refuses these messages: .*{named}"):
+        ChatTemplate(source).render([{"role": "user", "content": "Hello"}])
+    assert sys.gettrace() is before
+
+
+def test_a_template_that_is_nested_too_deeply_is_damaged() -> None:
+    with pytest.raises(ValueError, match=r"template is damaged: RecursionError"):
+        ChatTemplate("{{ " + "(" * 5000)
+
+
+def test_what_real_templates_calculate_stays_possible() -> None:
+    sums = ("2 ** 10", "3 * 4", "'-' * 3", "2 * [0]", "2.5 * 2", "2 ** 0.5 > 1")
+    source = " ".join(f"{{{{ {one} }}}}" for one in sums)
+    said = ChatTemplate(source).render([{"role": "user", "content": "Hello"}])
+    assert said == "1024 12 --- [0, 0] 5.0 True"

@@ -1,6 +1,7 @@
 """Checkpoint files: every way to say the same loads the same, every damage is named."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from conftest import MakeCheckpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tutorial_engine.model import checkpoint as loader
 from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.layers import can_prepack
 
@@ -190,7 +192,9 @@ def test_truncated_file_is_named(make_checkpoint: MakeCheckpoint, keep: int) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
+    "text",
+    ["{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[" * 10**5],
+    ids=range(6),
 )
 def test_broken_index_is_named(make_checkpoint: MakeCheckpoint, text: str) -> None:
     folder = make_checkpoint(max_shard_size="20KB")
@@ -230,6 +234,43 @@ def test_config_that_does_not_fit_the_files_is_refused(
     folder = make_checkpoint()
     damage(folder)
     refuse(folder, named)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
+
+
+@pytest.mark.parametrize("name", [*SIZES, "num_hidden_layers"])
+def test_absurd_sizes_are_refused_before_a_model_is_built(
+    make_checkpoint: MakeCheckpoint, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With head_dim 10**9 or 10**4 layers building it, even without memory, takes a minute."""
+
+    def build(config: object) -> None:
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr(loader, "without_weights", build)
+    folder = edit_config(make_checkpoint(), **{name: 10**9})
+    refuse(folder, r"do not fit its config\.json.*00000000")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_weights_that_are_no_floats_are_named(
+    make_checkpoint: MakeCheckpoint, dtype: torch.dtype
+) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    folder = make_checkpoint()
+    edit_tensors(folder, lambda t: t.update({name: t[name].to(dtype)}))
+    refuse(folder, f"1 of no type of .*quantised.*: {name} is [IUB]")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hosts", "sub/a.safetensors"])
+def test_an_index_reads_its_own_folder_only(make_checkpoint: MakeCheckpoint, name: str) -> None:
+    folder = make_checkpoint(max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    raw = json.loads(index.read_text())
+    raw["weight_map"]["more"] = name
+    index.write_text(json.dumps(raw))
+    refuse(folder, "names files that are not in its folder")
 
 
 @pytest.mark.parametrize(
@@ -284,3 +325,33 @@ def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
         "assert torch.equal(before, torch.get_rng_state())"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+SILENT_HUB = """
+import os, socket, sys
+hub = socket.socket()
+hub.bind(("127.0.0.1", 0))
+hub.listen()  # it takes calls, and never answers
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
+os.environ["HF_HOME"], os.environ["HF_HUB_OFFLINE"] = sys.argv[1], "0"
+from tutorial_engine.model import checkpoint
+checkpoint.HUB_TIMEOUT = 0.3
+print(checkpoint.load_model("some/model").config.vocab_size)
+try:
+    checkpoint.load_model("nobody/has-this")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_hub_that_never_answers_does_not_hang(checkpoint: Path, tmp_path: Path) -> None:
+    """What is in its cache loads; what is not is refused with a clear word."""
+    commit = "0123456789" * 4
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(checkpoint, folder / "snapshots" / commit)
+    command = [sys.executable, "-c", SILENT_HUB, str(tmp_path)]
+    told = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
+    assert told.startswith("300\ncould not get 'nobody/has-this' from the hub (ReadTimeout")
+    assert "Use a local folder" in told

@@ -76,6 +76,8 @@ def test_absent_optional_keys_take_transformers_defaults(tmp_path: Path) -> None
     assert same_as_transformers(tmp_path).eos_token_ids == ()
 
 
+MORE_SIZES = ("head_dim", "max_position_embeddings")
+FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
@@ -100,6 +102,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ({"vocab_size": 1.5}, "vocab_size.*1.5"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps.*0.0"),
         ({"rope_theta": -1.0}, "rope_theta.*-1.0"),
+        *(({name: 10**30}, f"{name} {10**30} is more") for name in (*SIZES, *MORE_SIZES)),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number, got 1000"),
+        ({"rope_theta": float("inf")}, "rope_theta .*inf"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps .*nan"),
+        ({"rms_norm_eps": True}, "rms_norm_eps .*True"),
+        *(({name: 5}, f"{name} .* table, got 5") for name in ("rope_scaling", "rope_parameters")),
+        ({"rope_parameters": {"full_attention": YARN}}, r"their own for \['full_attention'\]"),
+        ({"layer_types": 5}, "layer_types .* list, got 5"),
+        *(({name: "false"}, f"{name} .* true or false, got 'false'") for name in FLAGS),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], named: str) -> None:
@@ -120,7 +131,13 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize(
-    ("text", "named"), [("{not json", "not valid JSON"), ("[1, 2]", "JSON object, got list")]
+    ("text", "named"),
+    [
+        ("{not json", "not valid JSON"),
+        ("[1, 2]", "JSON object, got list"),
+        ("[" * 10**5 + "]" * 10**5, "not valid JSON"),
+    ],
+    ids=["no JSON", "a list", "nested"],
 )
 def test_file_that_is_no_config_is_named(tmp_path: Path, file: str, text: str, named: str) -> None:
     (write(tmp_path, 7) / file).write_text(text)

@@ -187,10 +187,13 @@ def test_shipped_model_passes() -> None:
     assert PROMPT in told and f"{NEW_TOKENS} tokens in " in told and "logits agree" in told
 
 
-def test_missing_model_fails(tmp_path: Path) -> None:
+def test_missing_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = self_test(tmp_path / "nowhere")
     assert finding.mark == Mark.FAIL and "nowhere" in finding.what
-    assert "tutorial_engine.tiny.train" in finding.fix
+    assert "give --checkpoint a folder with config.json" in finding.fix
+    monkeypatch.setattr("tutorial_engine.model.checkpoint.TINY", tmp_path / "nowhere")
+    (finding,) = self_test(tmp_path / "nowhere")
+    assert finding.mark == Mark.FAIL and "tutorial_engine.tiny.train" in finding.fix
 
 
 def test_model_without_tokenizer_fails(make_checkpoint: MakeCheckpoint) -> None:
@@ -234,8 +237,9 @@ def test_report_names_the_fix_and_exits_with_one(
 ) -> None:
     assert doctor.main(["--checkpoint", str(tmp_path / "nowhere")]) == 1
     lines = capsys.readouterr().out.splitlines()
-    failed = next(i for i, line in enumerate(lines) if line.startswith("FAIL  the tiny model"))
-    assert lines[failed + 1].strip().startswith("to fix: ")
+    failed = next(i for i, line in enumerate(lines) if line.startswith("FAIL  the model in"))
+    assert lines[failed + 1].strip().startswith("to fix: give --checkpoint a folder with config")
+    assert "install the package again" not in lines[failed + 1]
     assert lines[-1].endswith("1 failures")
 
 

@@ -249,3 +249,17 @@ def test_a_replay_equals_the_live_scheduler_at_every_step(work: dict[str, Any]) 
     }
     tail = trace.events[sum(len(one.events) for one in history(trace)) :]
     assert (*chain(*(one.events for one in history(trace))), *tail) == trace.events
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Preempted(0, 0.0, "a"),  # it never ran
+        Scheduled(0, 0.0, "a", 10**15, (3,)),
+        Admitted(0, 0.0, "a", 4),
+        RowTaken(0, 0.0, "never added", 1),
+    ],
+)
+def test_events_that_cannot_follow_each_other_are_named(event: Event) -> None:
+    with pytest.raises(ValueError, match=rf"{type(event).__name__}\(.*cannot follow the events"):
+        list(history(Trace({}, (A, B, event))))

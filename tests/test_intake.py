@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from engines import random_model
 from tokenizers import Tokenizer
 
@@ -79,6 +80,21 @@ def test_it_ends_where_the_model_or_the_memory_does() -> None:
     assert request.append(SampledToken(1), 0.0) is None
     assert request.append(SampledToken(1), 0.0) == Finish("length")
     assert request.num_tokens == MAX_LEN
+
+
+@pytest.mark.parametrize("bad", [5, "warm", {"max_tokens": 5}, [None, 5], (5, 5)])
+def test_params_of_another_kind_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be SamplingParams.* got"):
+        params_for_each(bad, 2)
+    with pytest.raises(ValueError, match="params must be SamplingParams"):
+        intake().make("a", [1], bad)
+    assert params_for_each([None, SamplingParams(n=1)], 2) == [SamplingParams()] * 2
+
+
+@pytest.mark.parametrize("bad", [None, 1.5, 7, b"ab", {1}, {1: 2}, iter([1]), torch.tensor(1)])
+def test_one_prompt_of_another_kind_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"prompt 0 (must be|is the number)"):
+        make(bad)
 
 
 @pytest.mark.parametrize("bad", ["", 7, ("a",)])
@@ -171,6 +187,25 @@ def test_texts_and_ids_may_be_mixed_and_are_copied(tokenizer: Tokenizer) -> None
         ([[1], ""], "prompt 1 is empty"),
         ([[1], ()], "prompt 1 is empty"),
         ([7, 8], r"prompt 0 is the number 7: pass a list of token id"),
+        (7, r"prompts are a text, or a list .* got 7 \(int\)"),
+        (1.5, r"got 1.5 \(float\)"),
+        (b"One day", r"got b'One day' \(bytes\)"),
+        (iter(["One day"]), "iterator"),
+        ((text for text in ["One day"]), "generator"),
+        ({"One day"}, r"got {'One day'} \(set\)"),
+        ({"One day": 1}, r"\(dict\)"),
+        (torch.tensor(3), r"got tensor\(3\) \(Tensor\); of a tensor: .tolist"),
+        (torch.tensor([3, 4]), r"of a tensor: .tolist"),
+        ([None], r"prompt 0 must be a text or a list of ids, got None"),
+        ([[1], 1.5], r"prompt 1 must be .* got 1.5 \(float\)"),
+        ([b"One day"], r"prompt 0 must be .* \(bytes\)"),
+        ([bytearray(b"One day")], r"\(bytearray\)"),
+        ([{1, 2}], r"got {1, 2} \(set\)"),
+        ([{1: 2}], r"\(dict\)"),
+        ([iter([1, 2])], "iterator"),
+        ([torch.tensor(3)], r"got tensor\(3\) .*tolist"),
+        ([torch.tensor([3, 4])], r"of a tensor: .tolist"),
+        (["One day", "a\ud800b"], r"prompt 1 holds '.ud800' at character 1.*half of a character"),
     ],
 )
 def test_what_is_no_prompt_is_refused_by_its_number(

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faults
@@ -430,28 +429,33 @@ def test_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> N
             run_ranks(2, Job(device="cuda"))
 
 
-def told(folder: Path, codes: Sequence[int], **errors: str) -> Exception:
+def told(folder: Path, codes: Sequence[int | None], **errors: str) -> Exception:
     """What is made of exit codes, and of what ranks wrote."""
     for rank, text in errors.items():
         (folder / f"error.{rank[1:]}").write_text(text)
-    processes = [SimpleNamespace(exitcode=code) for code in codes]
-    return ranks._what_went_wrong(folder, SimpleNamespace(processes=processes))  # type: ignore
+    return ranks._what_went_wrong(folder, codes)
 
 
 def test_what_the_user_got_wrong_stays_a_value_error(tmp_path: Path) -> None:
-    error = told(tmp_path, [1, -signal.SIGTERM], r0="ValueError: too long")
+    error = told(tmp_path, [1, None], r0="ValueError: too long")
     assert type(error) is ValueError and str(error) == "too long"
 
 
 def test_a_killed_rank_comes_first_in_the_error(tmp_path: Path) -> None:
-    codes = [1, -signal.SIGKILL, -signal.SIGTERM]
+    codes = [1, -signal.SIGKILL, None]
     error = told(tmp_path, codes, r0="ValueError: waited in vain")
     assert isinstance(error, ParallelError)
-    assert str(error) == "rank 1 was killed (SIGKILL)\nrank 0 says: ValueError: waited in vain"
+    assert str(error).splitlines() == [
+        "rank 1 was killed (SIGKILL)",
+        "rank 0 says: ValueError: waited in vain",
+        "rank 2 said nothing within 2 s of that, and was ended",
+    ]
 
 
 def test_a_rank_that_said_nothing_is_shown_by_its_last_lines(tmp_path: Path) -> None:
     assert "if __name__ ==" in str(told(tmp_path, [1, 0])), "it did not even begin"
+    (tmp_path / "output.1").touch()
+    assert str(told(tmp_path, [0, 3])) == "rank 1 ended with exit code 3. It wrote nothing."
     (tmp_path / "output.1").write_text("\n".join(f"line {i}." for i in range(40)))
     error = str(told(tmp_path, [0, 3]))
     assert error.startswith("rank 1 ended with exit code 3.") and "line 27." not in error
@@ -586,6 +590,7 @@ def test_a_rank_that_waits_for_one_that_hangs_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ranks, "rank_process", faults.rank_1_hangs)
     with pytest.raises(ParallelError, match=r"rank 0 says: .* could not finish all-reduce 20") as e:
         run_ranks(2, Job(timeout_s=2), LONG_S)
+    assert "rank 1 said nothing" in str(e.value) and "was killed" not in str(e.value)
     waited = re.search(r"after ([\d.]+) s, at most 2\)", str(e.value))
     assert waited and 1.5 <= float(waited[1]) <= 6
 
@@ -600,8 +605,31 @@ def test_ranks_that_take_too_long_are_ended(
         run_ranks(2, Job(timeout_s=100), timeout_s=3)
 
 
-def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """It cannot end them itself: they must see that it is gone."""
+@pytest.mark.parametrize("json_path", ["no/such/folder/a.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    json_path: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutorial_engine.parallel.__main__.run_ranks", None)
+    with pytest.raises(SystemExit):
+        main(["--json", json_path])
+    assert f"--json {json_path}: this file cannot be written" in capfd.readouterr().err
+
+
+def test_the_summary_can_be_printed_where_only_ascii_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = in_threads(Job(params=SamplingParams(max_tokens=3)))[0]
+    monkeypatch.setattr("tutorial_engine.parallel.__main__.run_ranks", lambda *_: report)
+    with (tmp_path / "out").open("w", encoding="ascii") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main(["--json", str(tmp_path / "report.json")]) == 0
+    assert "2 ranks" in (tmp_path / "out").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["tp_size"] == 2
+
+
+@pytest.mark.parametrize("stopped", [False, sys.platform == "linux"])
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
+    """It cannot end them itself: they must see that it is gone; if they cannot, the system does."""
     script = "import faults; from tutorial_engine.parallel import ranks\n"
     script += "ranks.rank_process = faults.all_hang; ranks.run_ranks()"
     env = {**os.environ, "PIDS": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
@@ -609,6 +637,8 @@ def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         start = time.monotonic()
         while len(pids := os.listdir(tmp_path)) < 2 and time.monotonic() - start < LONG_S:
             time.sleep(0.1)
+        for pid in pids if stopped else ():
+            os.kill(int(pid), signal.SIGSTOP)
         parent.kill()
     assert len(pids) == 2
     start = time.monotonic()

@@ -53,6 +53,7 @@ class TokenPool:
 
     trace: Recorder | None = None
     settings: Mapping[str, Setting] = {}
+    user: object = None
 
     def __init__(
         self, num_slots: int, whole: bool = False, hits: Mapping[str, int] | None = None
@@ -65,6 +66,10 @@ class TokenPool:
     @property
     def storage(self) -> KVStorage:
         raise AssertionError("a scheduler does not look at the storage")
+
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        return tuple(self.slots)
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int

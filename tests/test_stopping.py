@@ -359,3 +359,19 @@ def test_bytes_of_a_byte_fallback_vocabulary_become_a_character() -> None:
     detokenizer = Detokenizer(made)
     said = [detokenizer.push(i) for i in [0, 1, 2, 3, 1, 2, 3, 0]]
     assert said == ["A", "", "", "€", "", "", "€", "A"]
+
+
+BABBLE = [b"\xff", b"\x80", b"\xf0\x9f", b"\xe2\x82", b"A\xff", b"\xc3", "🪁".encode(), b"\xa9"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bytes_that_are_no_character_are_told_as_they_come(tokenizer: Tokenizer, seed: int) -> None:
+    """As `decode(all ids)` has them, and at a cost that does not grow with what was said."""
+    rng = random.Random(seed)
+    some = rng.sample(BABBLE, rng.randint(1, len(BABBLE)))
+    data = b"One day" + b"".join(rng.choices(some, k=120)) + b" at last"
+    ids, watched = spell(tokenizer, data, rng), Watched(tokenizer)
+    detokenizer = Detokenizer(watched)  # type: ignore[arg-type]
+    told = [detokenizer.push(token_id) for token_id in ids]
+    assert "".join(told) + detokenizer.flush() == tokenizer.decode(ids)
+    assert max(watched.sizes) <= 24 and sum(watched.sizes) < 20 * len(ids)

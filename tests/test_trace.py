@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from tutorial_engine.trace import events as trace
 from tutorial_engine.trace.events import EVENTS, Event, Recorder, RequestEvent, Trace
 
 IDS = st.text(max_size=8) | st.sampled_from(["r0", "Änne", "请求", "a\nb", '"', "\\", "\x00", "🪁"])
-TIMES = st.floats(allow_nan=False, allow_infinity=False)
-WHOLE = st.integers(-(2**70), 2**70)
+TIMES = st.floats(-trace.MOST, trace.MOST, exclude_min=True, exclude_max=True)
+WHOLE = st.integers(0, trace.MOST - 1)
 ROWS = st.integers(0, 10_000)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "step": st.integers(0, 10**9),
@@ -42,7 +43,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "hash": st.text("0123456789abcdef", min_size=12, max_size=12),
 }
 SETTINGS = st.dictionaries(
-    st.text(max_size=6), st.none() | st.booleans() | WHOLE | TIMES | st.text(max_size=6), max_size=4
+    st.text(max_size=6),
+    st.none() | st.booleans() | WHOLE | WHOLE.map(lambda n: -n) | TIMES | st.text(max_size=6),
+    max_size=4,
 )
 
 
@@ -178,6 +181,50 @@ def test_an_entry_that_is_no_event_is_named(entry: Any) -> None:
     assert str(error.value).startswith(f"event 2 of the trace, {entry!r}, is none: ")
 
 
+def of(name: str, **values: Any) -> list[Any]:
+    """An entry of the file with some values exchanged."""
+    (event,) = [event for event in ONE_OF_EACH if type(event).__name__ == name]
+    return [name, {**dataclasses.asdict(event), **values}]
+
+
+BAD_VALUES = [
+    *(of("StepEnded", time=bad) for bad in ("soon", None, True, [], {}, 1e308, math.inf, math.nan)),
+    *(of("StepEnded", step=bad) for bad in (-1, 0.5, "0", True, None, 10**30)),
+    *(of("Scheduled", slots=bad) for bad in (7, None, "ab", [0.5], ["a"], [[1]], [-1], [10**30])),
+    *(of("Scheduled", request_id=bad) for bad in (7, None, ["a"], "\ud800")),
+    *(of("Added", arrival=bad) for bad in ("soon", None, -math.inf)),
+    *(of("Added", place=bad) for bad in (-1, 0.5, "0")),
+    *(of("BlockTaken", evicted=bad) for bad in (0, None, "false")),
+    *(of("Finished", detail=bad) for bad in (0.5, [], True)),
+]
+
+
+@pytest.mark.parametrize("entry", BAD_VALUES, ids=str)
+def test_a_value_of_the_wrong_kind_or_beyond_all_bounds_is_named(entry: Any) -> None:
+    text = json.dumps([{"format": 3, "settings": {}}, GOOD, entry])
+    with pytest.raises(ValueError, match=r"^event 1 of the trace, .* within bounds$"):
+        Trace.from_json(text)
+
+
+BAD_SETTINGS: list[tuple[str, Any]] = [
+    *((name, bad) for name in trace.SIZES for bad in (10**30, 0, -1, 1.5, "8", None, True)),
+    *(("mine", bad) for bad in ([], {}, 10**30, -(10**30), math.inf, math.nan, "\ud800")),
+]
+
+
+@pytest.mark.parametrize(("name", "bad"), BAD_SETTINGS)
+def test_a_setting_beyond_all_bounds_is_named(name: str, bad: Any) -> None:
+    text = json.dumps([{"format": 3, "settings": {name: bad}}, GOOD])
+    with pytest.raises(ValueError, match=f"its setting {name} is .*, not a "):
+        Trace.from_json(text)
+
+
+@pytest.mark.parametrize("deep", ["[" * 10**5, "[" * 10**5 + "]" * 10**5])
+def test_a_file_that_is_nested_too_deeply_is_no_trace(deep: str) -> None:
+    with pytest.raises(ValueError, match="this is no trace"):
+        Trace.from_json(deep)
+
+
 # -- the recorder ---------------------------------------------------------------------------------
 
 
@@ -209,7 +256,7 @@ def test_a_recorder_serves_one_engine() -> None:
 
 def test_nothing_is_recorded_before_there_is_a_clock() -> None:
     recorder = Recorder()
-    with pytest.raises(AssertionError, match="bound by its engine"):
+    with pytest.raises(ValueError, match="no clock yet"):
         recorder.record(trace.StepBegan)
     assert list(recorder.events) == []
 

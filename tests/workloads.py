@@ -221,6 +221,11 @@ class SharedRows:
         self.storage, self.trace, self.settings = rows.storage, rows.trace, rows.settings
         self.commit, self.fork, self.describe = rows.commit, rows.fork, rows.describe
         self.max_len = min(rows.max_len, capacity or rows.max_len)
+        self.user: object = None
+
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        return self.rows.seq_ids
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int

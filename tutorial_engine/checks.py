@@ -1,7 +1,20 @@
-"""Introduced in notebook 01. A check of sizes that every room needs, with one wording."""
+"""Introduced in notebook 01. Checks of sizes and texts that every room needs, with one wording."""
 
 
 def at_least_one(name: str, value: object) -> None:
     """ValueError, naming the value, unless it is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_text(name: str, value: object) -> None:
+    """ValueError, naming the place, for a text with half of a character (a lone surrogate)."""
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds {value[error.start]!r} at character {error.start}, which is half of a "
+            "character and no text: read the file with the encoding that it was written in"
+        ) from None

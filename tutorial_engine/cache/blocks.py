@@ -105,7 +105,11 @@ class BlockManager:
         All or nothing. Found blocks are pinned before new ones are taken: they may be free, and
         would be first in the queue.
         """
-        assert seq_id not in self.tables, f"sequence {seq_id} has a table already"
+        if seq_id in self.tables:
+            raise ValueError(
+                f"sequence {seq_id} has a table already: extend it, or free it before it is "
+                "admitted again"
+            )
         chain = self.find(token_ids)
         hits = [self.cached[key] for key in chain]
         num_new = self.num_blocks_for(len(token_ids)) - len(hits)
@@ -124,7 +128,9 @@ class BlockManager:
         → the index of the first table entry that is another now (the table's old length, if there
         is none), or None, and nothing changed, when there are too few blocks.
         """
-        table = self.tables[seq_id]
+        table = self.tables.get(seq_id)
+        if table is None:
+            raise _unknown(seq_id)
         changed = len(table)
         first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
         copies = first < changed and not self._is_own(table[first])
@@ -145,7 +151,9 @@ class BlockManager:
         Where an equal block is cached already, that one stays the one to be found: tables do not
         change.
         """
-        size, chain = self.block_size, self._chains[seq_id]
+        size, chain = self.block_size, self._chains.get(seq_id)
+        if chain is None:
+            raise _unknown(seq_id)
         if not self.prefix_caching or num_tokens // size == len(chain):
             return
         for index in range(len(chain), num_tokens // size):
@@ -267,3 +275,7 @@ class BlockManager:
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"
             assert len(self._chains[name]) <= len(table), f"sequence {name}: chain beyond table"
+
+
+def _unknown(seq_id: str) -> ValueError:
+    return ValueError(f"sequence {seq_id} has no table: admit it first")

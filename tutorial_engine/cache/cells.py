@@ -43,6 +43,7 @@ class CellKVCache:
                 f"rope turns heads of {rope.head_dim}, the storage has {storage.spec.k_head_dim}"
             )
         self.storage, self.rope, self.trace = storage, rope, trace
+        self.user: object = None
         self.table = CellTable(storage.num_slots)
         self.max_len = storage.num_slots
         self._numbers: dict[SeqId, SlotNumbers] = {}  # seq_id -> its cells as slots
@@ -70,6 +71,11 @@ class CellKVCache:
     def settings(self) -> dict[str, Setting]:
         """What a trace should know of these cells."""
         return {"num_cells": self.table.num_cells}
+
+    @property
+    def seq_ids(self) -> tuple[SeqId, ...]:
+        """As KVCacheManager.seq_ids."""
+        return self.table.seq_ids
 
     # ---- what a scheduler asks
 

@@ -23,7 +23,13 @@ class SequenceMemory(NamedTuple):
 
 
 class KVCacheManager(Protocol):
-    """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout."""
+    """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout.
+
+    `user` is the engine that its requests belong to. Two engines give their requests the same
+    names, so a memory serves one at a time.
+    """
+
+    user: object
 
     @property
     def storage(self) -> KVCache:
@@ -43,6 +49,11 @@ class KVCacheManager(Protocol):
     @property
     def settings(self) -> Mapping[str, Setting]:
         """What a trace should know of this memory: its sizes."""
+        ...
+
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        """The sequences that hold something here, or are promised something (forks)."""
         ...
 
     def allocate(

@@ -56,6 +56,7 @@ class PagedKVCache:
         if rest or not num_blocks:
             raise ValueError(f"{storage.num_slots} slots do not make blocks of {block_size}")
         self.storage, self.block_size, self.trace = storage, block_size, trace
+        self.user: object = None
         self.max_len = min(storage.num_slots, max_len or storage.num_slots)
         self.blocks = BlockManager(
             num_blocks,
@@ -112,6 +113,11 @@ class PagedKVCache:
         """What a trace should know of this pool."""
         size = {"num_blocks": self.blocks.num_blocks, "block_size": self.block_size}
         return {**size, "prefix_caching": self.blocks.prefix_caching}
+
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        """As KVCacheManager.seq_ids."""
+        return tuple(self._found)
 
     def pages(self) -> tuple[Tensor, Tensor]:
         """K and V in the classic five axes, as views: [layers, blocks, H_kv, block_size, D]."""

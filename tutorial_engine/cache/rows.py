@@ -36,6 +36,7 @@ class StaticKVCache:
                 f"{storage.num_slots}"
             )
         self.storage, self.num_rows, self.max_len, self.trace = storage, num_rows, max_len, trace
+        self.user: object = None
         self._free = list(reversed(range(num_rows)))  # the last one is taken first
         self._rows: dict[str, int] = {}  # seq_id -> row
 
@@ -64,6 +65,11 @@ class StaticKVCache:
         """As KVCacheManager.settings."""
         return {"num_rows": self.num_rows, "row_len": self.max_len}
 
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        """As KVCacheManager.seq_ids."""
+        return tuple(self._rows)
+
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
@@ -80,10 +86,7 @@ class StaticKVCache:
         row = self._rows.get(seq_id)
         if row is None:
             if num_computed:
-                raise ValueError(
-                    f"sequence {seq_id} says that {num_computed} of its tokens are computed, and "
-                    "has no row here: set num_computed_tokens to 0, and they are run again"
-                )
+                raise _not_here(seq_id, num_computed)
             if not self._free:
                 return None
             row = self._rows[seq_id] = self._free.pop()
@@ -141,6 +144,7 @@ class GrowingKVCache:
 
     def __init__(self) -> None:
         self._kv: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # (layer, seq_id) -> (k, v)
+        self.user: object = None
         self.bytes_copied = 0
 
     @property
@@ -148,10 +152,17 @@ class GrowingKVCache:
         """What attention asks for keys and values: itself."""
         return self
 
+    @property
+    def seq_ids(self) -> tuple[int | str, ...]:
+        """As KVCacheManager.seq_ids."""
+        return tuple(dict.fromkeys(seq_id for _, seq_id in self._kv))
+
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation:
         """As KVCacheManager.allocate; the slots are mere positions."""
+        if num_computed and (0, seq_id) not in self._kv:
+            raise _not_here(seq_id, num_computed)
         end = min(num_computed + num_new, len(token_ids))
         return Allocation(num_computed, range(num_computed, end), slice(0, end))
 
@@ -202,3 +213,10 @@ class GrowingKVCache:
             raise ValueError(f"sequences of {[len(k) for k, _ in pairs]} tokens cannot be stacked")
         k, v = (torch.stack(parts).transpose(1, 2) for parts in zip(*pairs, strict=True))
         return k, v
+
+
+def _not_here(seq_id: str, num_computed: int) -> ValueError:
+    return ValueError(
+        f"sequence {seq_id} says that {num_computed} of its tokens are computed, and holds nothing "
+        "here: set num_computed_tokens to 0, and they are run again"
+    )

@@ -5,7 +5,9 @@ no queue, no cache and no model.
 """
 
 import signal
+import sys
 import threading
+from _thread import interrupt_main
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,11 @@ from tutorial_engine.sampling.sampler import SampledToken
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none."""
+    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none.
+
+    Where a stream that somebody dropped is closed, Python ignores what is raised: there it takes
+    effect a moment later.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,7 +37,9 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-        if came:
+        if came and isinstance(sys.exception(), GeneratorExit):
+            threading.Timer(0.01, interrupt_main).start()
+        elif came:
             previous(*came[0])
 
 

@@ -4,6 +4,7 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -70,8 +71,9 @@ class LLMEngine:
     """Serves many requests, each as if it were alone. For one thread.
 
     What a step brings is delivered once: by `step()`, or by the `generate` or `stream` that the
-    request came with. Scheduler, memory, clock and runner can be exchanged. A Recorder gets the
-    trace: `trace` for the rows that the engine makes; a memory of your own is made with its own.
+    request came with. Scheduler, memory, clock and runner can be exchanged; a memory serves one
+    engine at a time. A Recorder gets the trace: `trace` for the rows that the engine makes; a
+    memory of your own is made with its own. ValueError for what does not fit together.
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class LLMEngine:
         )
         self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
-        self._in_step = False
+        self._in_step, self._thread = False, 0  # who runs the step that is under way
+        self._take_memory()
         self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
@@ -176,10 +179,31 @@ class LLMEngine:
         samples = {sample.request_id: sample for sample in group.samples}
         if here := sorted(samples.keys() & self.requests.keys()):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
+        if self.memory.user is not self:
+            self._take_memory()
         for sample in group.samples:
             sample.arrival = arrival
         self.scheduler.add(group.samples[0])
         self.requests |= samples
+
+    def _take_memory(self) -> None:
+        """From now on it is this engine's. ValueError while it serves another one, or holds things.
+
+        Requests of two engines have the same names: each would write over the other's.
+        """
+        user, held = self.memory.user, self.memory.seq_ids
+        if isinstance(user, LLMEngine) and user.scheduler.has_unfinished:
+            raise ValueError(
+                f"this memory serves another engine (memory.user), whose requests "
+                f"{sorted(user.requests)} are not over: let it finish or abort them, or give each "
+                "engine a memory of its own"
+            )
+        if held:
+            raise ValueError(
+                f"this memory holds the sequences {list(held)}, which are not this engine's: free "
+                "them (memory.free(name)), or give the engine a memory of its own"
+            )
+        self.memory.user = self
 
     def abort(self, request_id: str) -> None:
         """End a request in any state, now, with all its samples. The end comes like a token."""
@@ -204,8 +228,13 @@ class LLMEngine:
     def _step(self) -> None:
         """What an engine does: schedule, one forward for all, sample, update, deliver."""
         if self._in_step:
+            if self._thread != threading.get_ident():
+                raise RuntimeError(
+                    "another thread runs a step of this engine: an engine is for one thread; let "
+                    "the threads take turns (a lock), or give each an engine and a memory"
+                )
             raise RuntimeError("a step is under way: a callback cannot run another one")
-        self._in_step = True
+        self._in_step, self._thread = True, threading.get_ident()
         try:
             scheduled = self._schedule()
             if scheduled:
@@ -227,7 +256,8 @@ class LLMEngine:
             if self.trace is not None:
                 self.trace.record(StepBegan)
             scheduled = self.scheduler.schedule()
-            assert scheduled, "a step without tokens: the scheduler is stuck"
+            if not scheduled:
+                raise RuntimeError(self.scheduler.why_nothing_runs())
             if self.trace is not None:
                 self.trace.record(Planned)
         return scheduled

@@ -58,7 +58,8 @@ def stream(
     """As `generate`, token by token; the requests are "0", "1", ... in the order of the prompts.
 
     The texts of a request, joined, are its output's text. Errors come at once. Streams of one
-    Runner use the same cache: finish one before you begin the next.
+    Runner use the same cache: where a second one has begun, going on with the first is a
+    ValueError.
     """
     runner, requests = _prepare(model, prompts, params, tokenizer, use_cache, max_len, chunk_size)
     return serve(runner, requests, chunk_size)

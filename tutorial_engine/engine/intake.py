@@ -6,15 +6,18 @@ queue.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 
 from tokenizers import Tokenizer
 
+from tutorial_engine.checks import check_text
 from tutorial_engine.engine.request import Request, SampleGroup, TokenCallback
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 
 Prompt = str | Sequence[int]  # text needs a tokenizer
+BYTES = (bytes, bytearray, memoryview)  # sequences of numbers, and no token ids
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,12 @@ class Intake:
             raise ValueError(f"a request_id is a text that is not empty, got {request_id!r}")
         if not isinstance(params, SamplingParams | None):
             raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
-        if not isinstance(prompt, str | int) and any(isinstance(part, str) for part in prompt):
+        if isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt):
             raise ValueError("this takes one prompt: call it once for each text, or use generate")
+        if on_token is not None and (not callable(on_token) or iscoroutinefunction(on_token)):
+            raise ValueError(
+                f"on_token is a plain function of one StepOutput (no coroutine), got {on_token!r}"
+            )
         params = SamplingParams() if params is None else params
         name = name or f"the prompt of request {request_id}"
         (token_ids,) = prompt_token_ids([prompt], self.tokenizer)
@@ -86,33 +93,51 @@ def params_for_each(
         raise ValueError(f"params must be SamplingParams, or a list of them, got {params!r}")
     if len(params) != num_prompts:
         raise ValueError(f"{num_prompts} prompts but {len(params)} SamplingParams")
-    return list(params)
+    for i, one in enumerate(params):
+        if not isinstance(one, SamplingParams | None):
+            raise ValueError(f"params of prompt {i} must be SamplingParams, got {one!r}")
+    return [one or SamplingParams() for one in params]
 
 
 def prompt_token_ids(
     prompts: str | Sequence[Prompt], tokenizer: Tokenizer | None
 ) -> list[list[int]]:
-    """Every prompt as token ids. ValueError for none, an empty one, or text without a tokenizer."""
+    """Every prompt as token ids. ValueError, with its number, for what is no prompt."""
     if isinstance(prompts, str):
         prompts = [prompts]
-    if isinstance(prompts, int):
-        raise ValueError(f"a prompt is a text or token ids, got the number {prompts}")
-    if prompts is None or len(prompts) == 0:
+    if prompts is None or (isinstance(prompts, Sequence) and len(prompts) == 0):
         raise ValueError("no prompt given: pass a text, or a list of texts or token id lists")
-    sequences = []
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
+        raise ValueError(
+            f"prompts are a text, or a list of texts or token id lists, got {_told(prompts)}"
+        )
+    sequences: list[list[int]] = []
     for i, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
-            prompt = tokenizer.encode(prompt).ids
-        elif isinstance(prompt, int):
+        if isinstance(prompt, int):
             raise ValueError(
                 f"prompt {i} is the number {prompt}: pass a list of token id lists, [[1, 2, 3]]"
             )
-        if len(prompt) == 0:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, BYTES):
+            raise ValueError(f"prompt {i} must be a text or a list of ids, got {_told(prompt)}")
+        if not isinstance(prompt, str):
+            ids = list(prompt)
+        elif tokenizer is None:
+            raise ValueError(f"prompt {i} is text: pass tokenizer=load_tokenizer(...) as well")
+        else:
+            check_text(f"prompt {i}", prompt)
+            ids = tokenizer.encode(prompt).ids
+        if not ids:
             raise ValueError(f"prompt {i} is empty: a prompt needs at least one token")
-        sequences.append(list(prompt))
+        sequences.append(ids)
     return sequences
+
+
+def _told(value: object) -> str:
+    """A value as an error says it, with its type, cut where it is long."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+    hint = "; of a tensor: .tolist()" if hasattr(value, "tolist") else ""
+    return f"{shown} ({type(value).__name__}){hint}"
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -184,8 +184,9 @@ class Request:
         self.finish, self.finished, self.error = finish, now, error
 
     def completion(self) -> CompletionOutput:
-        """What became of it, once it is over."""
-        assert self.finish is not None, f"request {self.request_id} is not over"
+        """What became of it. ValueError before it is over."""
+        if self.finish is None:
+            raise ValueError(f"request {self.request_id} is {self.status.value}: run it to its end")
         known = [token.logprob for token in self.tokens if token.logprob is not None]
         return CompletionOutput(
             index=self.group.samples.index(self),

@@ -5,7 +5,7 @@ KVCacheManager; knows no queue, no budget, no sampling and no text.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -140,7 +140,10 @@ def decode(
 
 
 class Runner(Protocol):
-    """Something that runs requests: our model, or anybody's (lab.hf.TransformersRunner)."""
+    """Something that runs requests: our model, or anybody's (lab.hf.TransformersRunner).
+
+    With a cache it is for one loop at a time: two give their requests the same names.
+    """
 
     vocab_size: int
     max_len: int  # tokens that a sequence can have, prompt and output
@@ -152,8 +155,22 @@ class Runner(Protocol):
         ...
 
 
+def check_known(known: Mapping[str, Request], requests: Sequence[Request]) -> None:
+    """ValueError for a request that goes on where another one of its name has begun since.
+
+    `known`: by name, the requests whose computed tokens a runner holds.
+    """
+    for request in requests:
+        if request.num_computed_tokens and known.get(request.request_id) is not request:
+            raise ValueError(
+                f"request {request.request_id} is no longer in the cache of this runner, because "
+                "another generate or stream has begun on it: finish one before you begin the next, "
+                "or make a runner for each"
+            )
+
+
 class CachedRunner:
-    """Our model with a cache: each token is run once."""
+    """Our model with a cache: each token is run once. For one generate or stream at a time."""
 
     def __init__(self, model: Qwen3ForCausalLM, cache: KVCacheManager) -> None:
         self.model, self.cache = model, cache
@@ -161,12 +178,18 @@ class CachedRunner:
         self.vocab_size, self.can_chunk = model.config.vocab_size, True
         self.max_len = min(model.config.max_position_embeddings, cache.max_len)
         self.eos_token_ids = model.config.eos_token_ids
+        self._known: dict[str, Request] = {}  # request_id -> whose K and V the cache has
 
     def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """As Runner.run; what the cache held under the id of a new request is forgotten."""
+        """As Runner.run; what the cache held under the id of a new request is forgotten.
+
+        ValueError for a request whose id another one has taken since.
+        """
+        check_known(self._known, requests)
         for request in requests:
             if request.num_computed_tokens == 0:
                 self.cache.free(request.request_id)
+                self._known[request.request_id] = request
         return prefill(self.model, self.cache, requests, chunk_size, self.attention)
 
 

@@ -148,7 +148,8 @@ class Scheduler:
             if plan.preempted and request in plan.preempted:
                 break  # and all after it
             num_tokens = self.num_tokens_to_run(request, plan)
-            if num_tokens == 0:
+            if type(num_tokens) is not int or num_tokens <= 0:
+                self._check_share(request, num_tokens)
                 continue
             ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
             while (allocation := self.memory.allocate(*ask)) is None:
@@ -175,8 +176,14 @@ class Scheduler:
 
     def admit(self, plan: StepPlan, request: Request) -> bool:
         """Let a waiting request run, if budget and memory allow it."""
+        if request not in self.waiting:
+            raise ValueError(
+                f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
+                "requests in self.waiting"
+            )
         num_tokens = self.num_tokens_to_run(request, plan)
-        if num_tokens == 0:
+        if type(num_tokens) is not int or num_tokens <= 0:
+            self._check_share(request, num_tokens)
             return False
         ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
         allocation = self.memory.allocate(*ask)
@@ -204,6 +211,24 @@ class Scheduler:
         if not self.can_chunk and wanted <= self.config.max_num_batched_tokens:
             return wanted if wanted <= plan.budget else 0
         return min(wanted, plan.budget, cap or wanted)
+
+    def why_nothing_runs(self) -> str:
+        """For an error: what can have gone wrong where a step has nothing to run."""
+        left = [request.request_id for request in (*self.running, *self.waiting)]
+        return (
+            f"{type(self).__name__}.schedule planned nothing, and {left} are not over: either one "
+            "of its methods refuses all of them (is a `return` missing?), or the memory has no "
+            "room for one of them alone; abort them, or mend it"
+        )
+
+    def _check_share(self, request: Request, num_tokens: object) -> None:
+        """ValueError for what a policy may not say; 0 is: none of it in this step."""
+        if num_tokens != 0 or isinstance(num_tokens, bool):
+            hint = " (is a `return` missing?)" if num_tokens is None else ""
+            raise ValueError(
+                f"{type(self).__name__}.num_tokens_to_run gave {num_tokens!r} for request "
+                f"{request.request_id}{hint}: it must return a whole number, 0 for none"
+            )
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""

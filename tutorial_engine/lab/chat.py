@@ -4,20 +4,27 @@ Knows templates (Jinja, sandboxed); knows no tokenizer and no model.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tutorial_engine.model.checkpoint import resolve_checkpoint
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+MOST_SECONDS = 5.0  # for a template; one of a real model takes milliseconds
+MOST_CHARACTERS = 10_000_000
 
 
 class _Generation(Extension):
@@ -30,24 +37,59 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Where a template cannot reach Python, nor make numbers and texts without bound."""
+
+    intercepted_binops = frozenset({"*", "**"})  # these are not worked out while it is read, either
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """As the parent's; TemplateError for a result that is too large."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            size = bits * right if operator == "**" else bits + right.bit_length()
+        else:  # a text so many times; numbers with a point have a bound of their own
+            text, times = (left, right) if isinstance(right, int) else (right, left)
+            size = len(text) * times if isinstance(text, str | list | tuple) else 0
+        if size > MOST_CHARACTERS:
+            raise TemplateError(f"{operator} would make more than {MOST_CHARACTERS:,} characters")
+        return super().call_binop(context, operator, left, right)
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """TemplateError for what runs longer than MOST_SECONDS: each line of Python is watched."""
+    ends, before = time.monotonic() + MOST_SECONDS, sys.gettrace()
+
+    def watch(frame: FrameType, event: str, value: object) -> Any:
+        if time.monotonic() > ends:
+            raise TemplateError(f"it runs for more than {MOST_SECONDS:g} seconds")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 class ChatTemplate:
     """A checkpoint's chat template: `render(messages)` → the text to tokenize.
 
-    ValueError for a template that is damaged. Untrusted templates cannot reach Python.
+    ValueError for a template that is damaged. An untrusted template cannot reach Python, and is
+    stopped when it takes too long or says too much.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.special_tokens = dict(special_tokens or {})
-        env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-        )
+        env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         env.filters["tojson"] = _to_json
         env.globals["raise_exception"] = _refuse
         env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            self._template = env.from_string(source)
-        except TemplateError as error:
-            raise ValueError(f"the chat template is damaged: {error}") from error
+            with _in_time():
+                self._template = env.from_string(source)
+        except Exception as error:  # constants are worked out here, which can fail in any way
+            raise ValueError(f"the chat template is damaged: {_told(error)}") from error
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
@@ -62,14 +104,19 @@ class ChatTemplate:
                 f"messages must be a list like [{{'role': 'user', 'content': 'Hello'}}], got "
                 f"{messages!r}"
             )
+        variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        pieces, size = [], 0
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **{"tools": None, "documents": None, **self.special_tokens, **variables},
-            )
+            with _in_time():
+                for piece in self._template.generate(variables):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > MOST_CHARACTERS:
+                        raise TemplateError(f"it says more than {MOST_CHARACTERS:,} characters")
+                return "".join(pieces)
         except Exception as error:  # a template is a program: it can fail in any way
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+            raise ValueError(f"the chat template refuses these messages: {_told(error)}") from error
 
 
 def load_chat_template(path_or_id: str | Path) -> ChatTemplate | None:
@@ -84,7 +131,7 @@ def load_chat_template(path_or_id: str | Path) -> ChatTemplate | None:
         try:
             settings = json.loads(settings_file.read_text(encoding="utf-8"))
             source, special = _default_template(settings), _special_tokens(settings)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{settings_file} is damaged: {error!r}") from error
     if own_file.is_file():
         source = own_file.read_text(encoding="utf-8")
@@ -122,6 +169,11 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _told(error: Exception) -> str:
+    """What it says; of errors of Python its name, too: a MemoryError says nothing."""
+    return str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
 
 
 def _refuse(message: str) -> NoReturn:

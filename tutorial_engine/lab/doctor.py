@@ -26,6 +26,7 @@ PROMPT = "Once upon a time Anna had a red kite."
 NEW_TOKENS = 12
 INSTALL = "make setup, or: python -m pip install -e '.[notebooks]'"
 REINSTALL = "install the package again, or: python -m tutorial_engine.tiny.train (15 minutes)"
+GIVE_A_FOLDER = "give --checkpoint a folder with config.json, tokenizer.json, model.safetensors"
 
 
 class Mark(StrEnum):
@@ -198,14 +199,16 @@ def self_test(folder: Path) -> Iterator[Finding]:
     import torch
 
     from tutorial_engine.model.batch import Batch
-    from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+    from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 
+    ours = folder == TINY
+    name, fix = ("tiny model", REINSTALL) if ours else (f"model in {folder}", GIVE_A_FOLDER)
     began = time.perf_counter()
     try:
         tokenizer, model = load_tokenizer(folder), load_model(folder, prepack=True)
         plain = load_model(folder, prepack=False)
     except (ValueError, OSError) as error:
-        yield Finding(Mark.FAIL, f"the tiny model does not load: {error}", REINSTALL)
+        yield Finding(Mark.FAIL, f"the {name} does not load: {error}", fix)
         return
     loaded = time.perf_counter()
     prompt = ids = tokenizer.encode(PROMPT).ids
@@ -217,14 +220,14 @@ def self_test(folder: Path) -> Iterator[Finding]:
         batch = Batch.from_sequences([ids])
         logits, expected = (m.compute_logits(m(batch)) for m in (model, plain))
     if not bool(logits.isfinite().all()):
-        yield Finding(Mark.FAIL, "the tiny model's logits are not finite", REINSTALL)
+        yield Finding(Mark.FAIL, f"the logits of the {name} are not finite", fix)
         return
     took = f"loaded in {loaded - began:.2f} s, {NEW_TOKENS} tokens in {done - loaded:.2f} s"
     new = ids[len(prompt) :]
     if None in (tokenizer.id_to_token(i) for i in new):
-        yield Finding(Mark.FAIL, f"the tokenizer knows not all of the ids {new}", REINSTALL)
+        yield Finding(Mark.FAIL, f"the tokenizer knows not all of the ids {new}", fix)
         return
-    yield Finding(Mark.OK, f"tiny model: {took}; {PROMPT!r} goes on {tokenizer.decode(new)!r}")
+    yield Finding(Mark.OK, f"{name}: {took}; {PROMPT!r} goes on {tokenizer.decode(new)!r}")
     off = (logits - expected).abs().max().item()
     if off <= 1e-4 * max(1.0, expected.abs().max().item()):
         yield Finding(Mark.OK, f"prepacked and plain logits agree, at most {off:.0e} apart")

@@ -16,6 +16,7 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.intake import check_token_ids
 from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import check_known
 
 MakeCache = Callable[[], Any]  # a fresh `past_key_values`
 
@@ -37,6 +38,7 @@ class TransformersRunner:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
         self._pasts: dict[str, Any] = {}  # request_id -> its `past_key_values`
+        self._known: dict[str, Request] = {}  # request_id -> whose past that is
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
@@ -50,6 +52,7 @@ class TransformersRunner:
             if not new:
                 raise ValueError(f"request {request.request_id} has no token to run")
             check_token_ids(f"request {request.request_id}", new, self.vocab_size)
+        check_known(self._known, requests if self.use_cache else ())
         return torch.stack([self._run_alone(request, chunk_size) for request in requests])
 
     def _run_alone(self, request: Request, chunk_size: int | None) -> Tensor:
@@ -59,6 +62,7 @@ class TransformersRunner:
             return self._forward(request.token_ids, None)[0]
         if request.num_computed_tokens == 0:
             self._pasts[name] = self.make_cache() if self.make_cache else None
+            self._known[name] = request
         while request.num_new_tokens:
             start = request.num_computed_tokens
             new = request.token_ids[start : start + (chunk_size or request.num_new_tokens)]

@@ -5,6 +5,7 @@ missing, left over or of another shape raises. No pickle and no remote code is e
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 TINY = Path(__file__).parent.parent / "tiny" / "checkpoint"  # trained by us, ships with the package
 
+HUB_TIMEOUT = 10.0  # seconds for the hub to answer
+
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # "Where did q_proj go?": name in the file -> (name in our model, which part of its rows).
@@ -32,12 +35,24 @@ MERGED = {
 }
 
 
+# What is in a file as safetensors calls it; anything else is no weight, or needs a scale with it.
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class _Stored(NamedTuple):
+    """What the header of a file says of one of its tensors."""
+
+    shape: list[int]
+    dtype: str
+
+
 class _Target(NamedTuple):
-    """Rows [start, stop) of one of our parameters: where a tensor of the file goes."""
+    """Where a tensor of the file goes: rows [start, stop) of one of our parameters."""
 
     parameter: str
     start: int
     stop: int
+    shape: list[int]
 
 
 def load_model(
@@ -63,9 +78,9 @@ def load_model(
         )
     folder = resolve_checkpoint(path_or_id)
     config = ModelConfig.from_pretrained(folder)
-    model = without_weights(config)
     files = tensor_files(folder)
-    targets = _match(model, tensor_shapes(files), folder)
+    targets = _match(config, _stored(files), folder)
+    model = without_weights(config)  # its sizes are those of files that are there
     state = _read(model, files, targets, device, dtype)
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
@@ -105,49 +120,72 @@ def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
         raise ValueError(f"{file} is damaged or no tokenizer: {error}") from error
 
 
-def _expected(model: Qwen3ForCausalLM) -> dict[str, _Target]:
-    """Every tensor name that the file must have -> the rows of ours that it fills."""
-    expected: dict[str, _Target] = {}
-    parts = {ours: [k for k, (o, _) in MERGED.items() if o == ours] for ours, _ in MERGED.values()}
-    config = model.config
-    q_rows, kv_rows = (
-        heads * config.head_dim
-        for heads in (config.num_attention_heads, config.num_key_value_heads)
-    )
-    part_rows = {
-        "qkv_proj": (q_rows, kv_rows, kv_rows),
-        "gate_up_proj": (config.intermediate_size, config.intermediate_size),
+def _expected(config: ModelConfig) -> dict[str, _Target]:
+    """Every tensor name that the file must have -> its shape, and the rows of ours that it fills.
+
+    From the config alone, before a model is built: no size in it is trusted yet.
+    """
+    hidden, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_rows, kv_rows = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    layer = {
+        "input_layernorm": [hidden],
+        "self_attn.q_proj": [q_rows, hidden],
+        "self_attn.k_proj": [kv_rows, hidden],
+        "self_attn.v_proj": [kv_rows, hidden],
+        "self_attn.q_norm": [head_dim],
+        "self_attn.k_norm": [head_dim],
+        "self_attn.o_proj": [hidden, q_rows],
+        "post_attention_layernorm": [hidden],
+        "mlp.gate_proj": [mlp, hidden],
+        "mlp.up_proj": [mlp, hidden],
+        "mlp.down_proj": [hidden, mlp],
     }
-    for name, parameter in model.named_parameters():  # a tied head is not listed twice
-        module = name.split(".")[-2] if "." in name else name
-        if module not in parts:
-            expected[name] = _Target(name, 0, parameter.shape[0])
-            continue
-        start = 0
-        for part, rows in zip(parts[module], part_rows[module], strict=True):
-            expected[name.replace(module, part)] = _Target(name, start, start + rows)
-            start += rows
+    shapes = {"model.embed_tokens.weight": [config.vocab_size, hidden]}
+    for number in range(config.num_hidden_layers):
+        for module, shape in layer.items():
+            name = f"model.layers.{number}.{module}"
+            shapes[f"{name}.weight"] = shape
+            if config.attention_bias and "self_attn" in module and len(shape) == 2:
+                shapes[f"{name}.bias"] = shape[:1]
+    shapes["model.norm.weight"] = [hidden]
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = [config.vocab_size, hidden]
+    expected: dict[str, _Target] = {}
+    filled = Counter[str]()  # rows of our parameters
+    for name, shape in shapes.items():
+        module = name.split(".")[-2]
+        parameter = name.replace(module, MERGED[module][0]) if module in MERGED else name
+        start = filled[parameter]
+        filled[parameter] += shape[0]
+        expected[name] = _Target(parameter, start, start + shape[0], shape)
     return expected
 
 
-def _match(
-    model: Qwen3ForCausalLM, shapes: dict[str, list[int]], folder: Path
-) -> dict[str, _Target]:
+def _match(config: ModelConfig, stored: dict[str, _Stored], folder: Path) -> dict[str, _Target]:
     """Pair the file's tensors with ours, or raise with every name that does not fit."""
-    expected = _expected(model)
-    parameters = dict(model.named_parameters())
-    tied_copy = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    missing = sorted(expected.keys() - shapes.keys())
-    extra = sorted(shapes.keys() - expected.keys() - tied_copy)
-    wrong = []
-    for name in sorted(expected.keys() & shapes.keys()):
-        target = expected[name]
-        want = [target.stop - target.start, *parameters[target.parameter].shape[1:]]
-        if shapes[name] != want:
-            wrong.append(f"{name} is {shapes[name]}, config.json asks for {want}")
+    if config.num_hidden_layers > len(stored):
+        raise ValueError(
+            f"the tensors in {str(folder)!r} do not fit its config.json: it has num_hidden_layers "
+            f"{config.num_hidden_layers}, and there are {len(stored)} tensors in all"
+        )
+    expected = _expected(config)
+    tied_copy = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    missing = sorted(expected.keys() - stored.keys())
+    extra = sorted(stored.keys() - expected.keys() - tied_copy)
+    wrong = [
+        f"{name} is {stored[name].shape}, config.json asks for {expected[name].shape}"
+        for name in sorted(expected.keys() & stored.keys())
+        if stored[name].shape != expected[name].shape
+    ]
+    no_floats = [f"{n} is {x.dtype}" for n, x in sorted(stored.items()) if x.dtype not in FLOATS]
     problems = [
         f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        for what, names in (("missing", missing), ("not known", extra), ("mis-shaped", wrong))
+        for what, names in (
+            ("missing", missing),
+            ("not known", extra),
+            ("mis-shaped", wrong),
+            (f"of no type of {FLOATS} (quantised? use the fp32 or bf16 checkpoint)", no_floats),
+        )
         if names
     ]
     if problems:
@@ -204,19 +242,35 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
         raise ValueError(
             f"no folder {name!r}, and hub ids look like owner/name, as in 'Qwen/Qwen3-0.6B'"
         )
-    from huggingface_hub import snapshot_download  # 0.3 s, and only hub ids need it
+    return _from_hub(name)
 
+
+def _from_hub(name: str) -> Path:
+    """The folder of a hub id: downloaded, or as it is in the cache when the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download  # 0.3 s, and only hub ids need it
+
+    problem = None
+    try:
+        # snapshot_download waits for ever for a hub that takes the call and does not answer
+        HfApi().repo_info(name, timeout=HUB_TIMEOUT)
+    except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
+        problem = error
     try:
         return Path(
             snapshot_download(
-                name, allow_patterns=["*.json", "*.jinja", "*.safetensors"], ignore_patterns=["*/*"]
+                name,
+                allow_patterns=["*.json", "*.jinja", "*.safetensors"],
+                ignore_patterns=["*/*"],
+                local_files_only=problem is not None,
             )
         )
-    except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
+    except Exception as error:
+        problem = problem or error
         raise ValueError(
-            f"could not get {name!r} from the hub ({type(error).__name__}: {error}). Offline? Use "
-            "a local folder, or checkpoint.TINY, which ships with the package"
-        ) from error
+            f"could not get {name!r} from the hub ({type(problem).__name__}: {problem}), and the "
+            "cache has it not. Offline? Use a local folder, or checkpoint.TINY, which ships with "
+            "the package"
+        ) from problem
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -250,8 +304,11 @@ def _weight_map(index: Path) -> dict[str, str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not all(isinstance(name, str) for name in weight_map.values()):
             raise TypeError("weight_map must map names to file names")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a safetensors index ({error!r})") from None
+    outside = sorted({name for name in weight_map.values() if Path(name).name != name})
+    if outside:
+        raise ValueError(f"{index} names files that are not in its folder: {outside}")
     return weight_map
 
 
@@ -265,11 +322,12 @@ def open_tensors(file: Path) -> Iterator:
         raise ValueError(f"{str(file)!r} is damaged or no safetensors file: {error}") from error
 
 
-def tensor_shapes(files: dict[str, Path]) -> dict[str, list[int]]:
-    """Shape of every tensor, from the headers alone."""
-    shapes: dict[str, list[int]] = {}
+def _stored(files: dict[str, Path]) -> dict[str, _Stored]:
+    """Shape and type of every tensor, from the headers alone."""
+    found: dict[str, _Stored] = {}
     for file in sorted(set(files.values())):
         with open_tensors(file) as tensors:
             for name in tensors.keys():
-                shapes[name] = tensors.get_slice(name).get_shape()
-    return shapes
+                tensor = tensors.get_slice(name)
+                found[name] = _Stored(tensor.get_shape(), tensor.get_dtype())
+    return found

@@ -12,6 +12,8 @@ from typing import Any
 SUPPORTED_MODEL_TYPES = ("qwen3",)
 _NO_KEY = "config.json has no {!r}; every Qwen3 checkpoint states it"
 _ABSENT = object()
+_LARGEST_FLOAT = 3e38  # of fp32
+_LARGEST = 2**31 - 1  # of any size: beyond it no file could hold the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,12 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value > _LARGEST:
+                raise ValueError(f"{name} {value} is more than any model has ({_LARGEST} at most)")
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < _LARGEST_FLOAT:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -108,8 +113,8 @@ class ModelConfig:
             max_position_embeddings=raw.get("max_position_embeddings", 32768),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope_theta=_rope_theta(raw),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
+            attention_bias=_flag(raw, "attention_bias"),
             eos_token_ids=_eos_ids(raw),
         )
 
@@ -117,7 +122,7 @@ class ModelConfig:
 def _json_object(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(raw).__name__}")
@@ -128,6 +133,22 @@ def _required(raw: Mapping[str, Any], key: str) -> Any:
     if raw.get(key) is None:
         raise ValueError(_NO_KEY.format(key))
     return raw[key]
+
+
+def _flag(raw: Mapping[str, Any], key: str) -> bool:
+    """true, or false where it is absent; "false" is a text, which Python would take for true."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} in config.json must be true or false, got {value!r}")
+    return bool(value)
+
+
+def _table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of the file, or an empty one where it is absent."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{key} in config.json must be a table, got {value!r}")
+    return value or {}
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
@@ -150,8 +171,11 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             "quantised checkpoints are not supported (config.json has quantization_config); "
             "use the fp32 or bf16 checkpoint"
         )
-    sliding = [kind for kind in raw.get("layer_types") or [] if kind != "full_attention"]
-    if raw.get("use_sliding_window") or sliding:
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types in config.json must be a list, got {kinds!r}")
+    sliding = [kind for kind in kinds if kind != "full_attention"]
+    if _flag(raw, "use_sliding_window") or sliding:
         raise ValueError(
             "sliding-window layers are not supported (use_sliding_window="
             f"{raw.get('use_sliding_window')!r}, layer_types other than full_attention: "
@@ -161,7 +185,12 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     """RoPE's base. transformers 5 nests it in rope_parameters; 4 has rope_theta + rope_scaling."""
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope = {**_table(raw, "rope_scaling"), **_table(raw, "rope_parameters")}
+    if tables := sorted(str(key) for key, value in rope.items() if isinstance(value, Mapping)):
+        raise ValueError(
+            f"rope parameters of their own for {tables} are not implemented: state rope_type and "
+            "rope_theta once, for all layers"
+        )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(

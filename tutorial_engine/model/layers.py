@@ -6,7 +6,7 @@ Each can be called by hand on flat tokens [T, ...]; none knows attention, positi
 import functools
 import math
 import time
-from typing import overload
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,20 @@ class Linear(nn.Module):
                 "dtype you want, or with prepack=False"
             )
         return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_packed:  # whoever saves the model gets its weights, not a file without them
+            destination[f"{prefix}weight"] = self.plain_weight()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy.deepcopy. ValueError when packed: oneDNN's layout has no copy."""
+        if self.is_packed:
+            raise ValueError(
+                "a prepacked model can be neither pickled nor copied: load it again, or use "
+                "load_model(..., prepack=False)"
+            )
+        return self.__dict__
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., out]."""

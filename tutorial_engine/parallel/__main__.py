@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from tutorial_engine.model.checkpoint import TINY
@@ -19,7 +20,12 @@ from tutorial_engine.sampling.params import SamplingParams
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one that torchrun has started. 0 if all is well and all are equal."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.json is not None and not _can_write(options.json):
+        parser.error(f"--json {options.json}: this file cannot be written")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no check mark
     rank = int(os.environ.get("RANK", "0"))
     try:
         job = Job(
@@ -47,6 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json is not None:
             options.json.write_text(report.to_json(), encoding="utf-8")
     return 0 if report.ok else 1
+
+
+def _can_write(path: Path) -> bool:
+    """Asked before the work. A file that is there is not touched, a new one is not left."""
+    try:
+        is_new = not path.exists()
+        path.open("a", encoding="utf-8").close()
+        if is_new:
+            path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

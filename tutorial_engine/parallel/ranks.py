@@ -13,11 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing import ProcessContext, ProcessExitedException, start_processes
+from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import _prctl_pr_set_pdeathsig
 
 from tutorial_engine.lab.ledger import LedgerPath
 from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
@@ -82,13 +85,14 @@ def _run(tp_size: int, job: Job, timeout_s: float = 120) -> tuple[ParallelReport
             rank_process, (tp_size, job, folder), tp_size, join=False, daemon=True
         )
         try:
-            while not context.join(max(0.0, ends - time.monotonic()), GRACE_S):
-                if time.monotonic() >= ends:
-                    raise ParallelError(
-                        f"{tp_size} ranks were not done after {timeout_s:g} s and were ended"
-                    )
-        except ProcessExitedException:
-            raise _what_went_wrong(folder, context) from None
+            _wait(context.processes, ends)
+            codes = [process.exitcode for process in context.processes]
+            if any(codes):
+                raise _what_went_wrong(folder, codes)
+            if None in codes:
+                raise ParallelError(
+                    f"{tp_size} ranks were not done after {timeout_s:g} s and were ended"
+                )
         finally:
             for process in context.processes:
                 process.kill()
@@ -98,8 +102,21 @@ def _run(tp_size: int, job: Job, timeout_s: float = 120) -> tuple[ParallelReport
         return pickle.loads((folder / RESULT).read_bytes())
 
 
+def _wait(processes: Sequence[Any], ends: float) -> None:
+    """Until all are done, or it is too late; after one failed the others have GRACE_S left."""
+    while running := [process for process in processes if process.exitcode is None]:
+        left = ends - time.monotonic()
+        if left <= 0:
+            return
+        connection.wait([process.sentinel for process in running], left)
+        if any(process.exitcode for process in processes):
+            ends = min(ends, time.monotonic() + GRACE_S)
+
+
 def rank_process(rank: int, size: int, job: Job, folder: Path) -> None:
     """The process of one rank: rank 0's results, and every rank's error, go into the folder."""
+    if sys.platform == "linux":  # the system ends it with its parent, even while it is stopped
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
     threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
     with (folder / f"output.{rank}").open("wb") as output:
         for stream in (1, 2):  # the libraries' own words, too: they are shown if the rank dies
@@ -135,18 +152,20 @@ def _end_with_the_parent(folder: Path) -> None:
     os._exit(1)
 
 
-def _what_went_wrong(folder: Path, context: ProcessContext) -> Exception:
-    """From how the ranks ended, and what they wrote before.
+def _what_went_wrong(folder: Path, codes: Sequence[int | None]) -> Exception:
+    """From how the ranks ended (exit codes; None: still running), and what they wrote before.
 
     A ValueError if that is what every rank raised: then the job is at fault, not a rank.
     """
     killed, said, errors = [], [], []
-    for rank, process in enumerate(context.processes):
-        error, code = folder / f"error.{rank}", process.exitcode
+    for rank, code in enumerate(codes):
+        error = folder / f"error.{rank}"
         if error.exists():
             errors.append(error.read_text(encoding="utf-8"))
             said.append(f"rank {rank} says: {errors[-1]}")
-        elif code < 0 and code != -signal.SIGTERM:  # by which the others are ended
+        elif code is None:
+            said.append(f"rank {rank} said nothing within {GRACE_S:g} s of that, and was ended")
+        elif code < 0:
             killed.append(f"rank {rank} was killed ({signal.Signals(-code).name})")
         elif code > 0:
             said.append(f"rank {rank} ended with exit code {code}. {_last_lines(folder, rank)}")
@@ -160,4 +179,6 @@ def _last_lines(folder: Path, rank: int, count: int = 12) -> str:
     if not file.exists():
         return 'It did not begin: in a script, call this under `if __name__ == "__main__":`'
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines:
+        return "It wrote nothing."
     return "\n".join(["The last lines of its output:", *lines[-count:]])

@@ -77,6 +77,14 @@ class SamplingParams:
         return replace(self, n=1, seed=seed)
 
 
+def check_params(params: object) -> None:
+    """ValueError for anything but SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise ValueError(
+            f"params must be SamplingParams(temperature=..., max_tokens=..., ...), got {params!r}"
+        )
+
+
 def _check_range(name: str, value: object, range_: Range, default: object) -> None:
     """ValueError unless the value is a number of this range, or None where that is the default."""
     if value is None and default is None:

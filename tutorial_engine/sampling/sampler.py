@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.params import SamplingParams, check_params
 
 # fp32 logits give probabilities to about 1e-7: closer to a limit than this counts as on it, or
 # 0.5 + 0.3 would reach 0.8 on some machines only.
@@ -71,10 +71,21 @@ FILTERS: tuple[Filter, ...] = (top_k, top_p, min_p)
 def filter_logits(
     logits: Tensor, params: SamplingParams, filters: Sequence[Filter] = FILTERS
 ) -> Tensor:
-    """Temperature, then each of the filters: fp32 [..., V], dropped entries −inf."""
+    """Temperature, then each of the filters: fp32 [..., V], dropped entries −inf.
+
+    ValueError, naming the filter, for one that gives anything but as many scores.
+    """
     logits = apply_temperature(logits.float(), params.temperature)
+    shape = logits.shape
     for keep_some in filters:
         logits = keep_some(logits, getattr(params, keep_some.__name__))
+        if not isinstance(logits, Tensor) or logits.shape != shape:
+            got = list(logits.shape) if isinstance(logits, Tensor) else logits
+            hint = ": is a `return` missing?" if logits is None else ""
+            raise ValueError(
+                f"the filter {keep_some.__name__} gave {got!r}, logits {list(shape)} are wanted"
+                f"{hint}"
+            )
     return logits
 
 
@@ -100,6 +111,7 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
+        check_params(params)
         self.params = params
         self.num_sampled = 0
         self.filters = FILTERS
@@ -189,10 +201,24 @@ def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToke
                 sampler.num_sampled += 1
                 results.append(SampledToken(int(token_ids[row])))
             else:
-                results.append(sampler.sample(logits[row]))
+                results.append(_checked(sampler.sample(logits[row]), sampler, logits.shape[1]))
         except Exception as fault:
             results.append(fault)
     return results
+
+
+def _checked(token: object, sampler: Sampler, vocab_size: int) -> SampledToken:
+    """What a sampler gave, if it is a token of the vocabulary; ValueError says what else it is."""
+    if not isinstance(token, SampledToken):
+        hint = ": is a `return` missing?" if token is None else ""
+        wanted = f"a SampledToken is wanted{hint}"
+    elif not isinstance(token.token_id, int) or isinstance(token.token_id, bool):
+        wanted = "its token_id must be an int; int() makes it one"
+    elif not 0 <= token.token_id < vocab_size:
+        wanted = f"token ids run from 0 to {vocab_size - 1}"
+    else:
+        return token
+    raise ValueError(f"{type(sampler).__name__}.sample gave {token!r}; {wanted}")
 
 
 def _no_scores(largest: float) -> ValueError:

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.params import SamplingParams, check_params
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MOST_BYTES = 4  # of a character in UTF-8
 REPLACEMENT = "\ufffd"  # what decoders show for bytes that are no character, or not yet one
 
 
@@ -38,6 +39,7 @@ class Detokenizer:
         self._window: list[int] = []  # the ids decoded together: known ones, then new ones
         self._known = 0  # how many ids of the window ended on a whole character
         self._told = 0  # how many characters of the window's text were handed out
+        self._held = ""  # U+FFFD of ids before the window, to be handed out with what follows
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes, often none; special tokens have no text."""
@@ -46,15 +48,33 @@ class Detokenizer:
         whole = text.rstrip(REPLACEMENT)
         new = whole[self._told :]
         self._told += len(new)
+        if new:
+            new, self._held = self._held + new, ""
         if len(whole) == len(text):  # nothing is open: what comes later cannot change this text
             self._window = self._window[self._known :]
             self._known = len(self._window)
             self._told = len(self._tokenizer.decode(self._window))
+        elif len(self._window) - self._known > 2 * MOST_BYTES:
+            self._shorten(text)
         return new
 
     def flush(self) -> str:
         """What is left when no token follows: a U+FFFD for each incomplete character."""
-        return self._tokenizer.decode(self._window)[self._told :]
+        return self._held + self._tokenizer.decode(self._window)[self._told :]
+
+    def _shorten(self, text: str) -> None:
+        """Keep only the last ids of a long window: a model may babble bytes that are no character.
+
+        Only the last few can still become one. The cut must lie between two characters: there, and
+        only there, both parts say together what the window says, `text`.
+        """
+        for cut in range(len(self._window) - MOST_BYTES, self._known, -1):
+            head, tail = map(self._tokenizer.decode, (self._window[:cut], self._window[cut:]))
+            if head + tail == text:
+                self._held += head[self._told :]  # nothing but U+FFFD
+                self._told = max(0, self._told - len(head))
+                self._window, self._known = self._window[cut:], 0
+                return
 
 
 class StopChecker:
@@ -73,6 +93,7 @@ class StopChecker:
         tokenizer: Tokenizer | None = None,
         max_new_tokens: int | None = None,
     ) -> None:
+        check_params(params)
         if params.stop and tokenizer is None:
             raise ValueError(f"stop strings {params.stop} need a tokenizer; or use stop_token_ids")
         if max_new_tokens is not None and max_new_tokens < 1:

@@ -40,8 +40,14 @@ class Replay:
         return EngineState(tuple(self._waiting), tuple(self._running), dict(self._requests))
 
     def apply(self, event: Event) -> None:
-        """One event more. ValueError for a request that was never added."""
+        """One event more. ValueError for one that cannot follow what was before it."""
         self.step = event.step
+        try:
+            self._any(event)
+        except (ValueError, KeyError, IndexError) as error:
+            raise ValueError(f"{event} cannot follow the events before it: {error}") from error
+
+    def _any(self, event: Event) -> None:
         match event:
             case events.StepBegan():
                 self.scheduled.clear()  # of a step that was broken off
@@ -54,7 +60,7 @@ class Replay:
                 self._waiting.insert(place, request_id)
             case RequestEvent():
                 if event.request_id not in self._requests:
-                    raise ValueError(f"{event} is about a request that was never added")
+                    raise ValueError("this request was never added")
                 self._apply(event)
 
     def _apply(self, event: RequestEvent) -> None:
@@ -62,10 +68,12 @@ class Replay:
         request = self._requests[request_id]
         match event:
             case events.Admitted(num_cached=found, cached_slots=slots):
+                self._check_known(request, found)
                 self._waiting.remove(request_id)
                 self._running.append(request_id)
                 request = request._replace(status="running", num_computed_tokens=found, slots=slots)
             case events.Scheduled():
+                self._check_known(request, event.first_position + len(event.slots))
                 self.scheduled[request_id] = event
             case events.Preempted():
                 self._running.remove(request_id)
@@ -101,6 +109,10 @@ class Replay:
             case events.BlockCached(block=block, hash=hash_):
                 self.hashes[block] = hash_
         self._requests[request_id] = request
+
+    def _check_known(self, request: RequestState, num_tokens: int) -> None:
+        if num_tokens > len(request.token_ids):
+            raise ValueError(f"{num_tokens} tokens of a request that has {len(request.token_ids)}")
 
     def _copied(self, event: events.BlockCopied, request: RequestState) -> RequestState:
         self._hold(event.block, True)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import ipywidgets as widgets
 
+from tutorial_engine.checks import check_text
 from tutorial_engine.viz.picture import WIDGET_VIEW, Picture, bundle
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
@@ -147,6 +148,8 @@ class Explorer:
             return
         self._changing = True
         try:
+            for name, parameter in self.parameters.items():
+                check_text(name, parameter.value)
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)

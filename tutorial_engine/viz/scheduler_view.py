@@ -31,6 +31,7 @@ LEFT, END = 44.0, 104.0  # where rows begin; right of the last step, for "finish
 TOP, ROW, BOX = 66.0, 32.0, 26.0  # where the timeline begins, a row of it, a box in a row
 NARROWEST, WIDEST, WORDY = 19.0, 66.0, 49.0  # a step; from WORDY on, boxes have words
 MAX_CELLS = 128  # of the budget
+MAX_ROWS, MAX_LEN = 64, 10_000  # of the cache: more would be drawn for minutes, and not be seen
 BUDGET, CACHE = 536.0, 392.0  # widths of the budget and of the cache's rows
 ROWS_X, QUEUES_X, QUEUE = 78.0, 600.0, 27.0  # cache rows, queues, the height of a queue's line
 LINE, SIZE = 24.0, 10.5  # a line of tokens, their letters
@@ -61,9 +62,17 @@ class Chip(NamedTuple):
 
 
 class SchedulerView:
-    """Draws the steps of one run. What is the same at every step is laid out once."""
+    """Draws the steps of one run. What is the same at every step is laid out once.
+
+    ValueError, saying what fits, for more rows or longer ones than can be drawn.
+    """
 
     def __init__(self, run: SchedulerRun) -> None:
+        if run.max_num_seqs > MAX_ROWS or run.max_len > MAX_LEN:
+            raise ValueError(
+                f"{run.max_num_seqs} rows of {run.max_len} slots: this picture has room for "
+                f"{MAX_ROWS} rows of {MAX_LEN}"
+            )
         self.run = run
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.lives)}
         self.chips = {name: self._chips(name) for name in run.tokens}

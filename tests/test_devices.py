@@ -1,0 +1,196 @@
+"""No operation sees two devices: what runs on a GPU is proved free of mixing on any machine.
+
+The model and its memory are on PyTorch's meta device, which has shapes and no numbers. PyTorch
+itself lets some operations mix it with the CPU without a word; `OneDevice` does not. A GPU would
+refuse, or wait for a copy.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import BASE, random_sequences
+from engines import VOCAB, one_thread
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner, decode, prefill
+from tutorial_engine.model.attention import BlockedAttention, SdpaAttention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import without_weights
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.parallel.tensor_parallel import shard
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import (
+    BlockCopied,
+    BlockShared,
+    CellsShared,
+    Forked,
+    Preempted,
+    Recorder,
+)
+
+META = torch.device("meta")
+# these are there to carry numbers from one device to another
+TRANSFERS = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+
+
+class MixedDevices(Exception):
+    """An operation was given tensors of two devices."""
+
+
+class OneDevice(TorchDispatchMode):
+    """Inside, an operation on two devices raises; scalars (0-d tensors) are free to go anywhere."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim]
+        devices = {str(x.device) for x in given}
+        if len(devices) > 1 and func not in TRANSFERS:
+            raise MixedDevices(f"{func} sees {sorted(devices)}")
+        return func(*args, **(kwargs or {}))
+
+
+class GuessingRunner(ModelRunner):
+    """Runs the forward on the meta device, and makes up the logits that it cannot give."""
+
+    def run(self, scheduled: Any) -> ModelOutput:
+        output = self.run_once(scheduled)  # what goes wrong is raised, not told of a request
+        assert not output.ready or output.logits.device == META
+        return output._replace(logits=torch.randn(len(output.ready), VOCAB))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def model_on_meta(**changes: Any) -> Qwen3ForCausalLM:
+    sizes = {**BASE, "max_position_embeddings": 64, "num_hidden_layers": 2, **changes}
+    config = ModelConfig(**sizes)
+    return without_weights(config).to(META).requires_grad_(False).eval()
+
+
+MODEL = model_on_meta()
+Make = Callable[[ModelConfig, Recorder], KVCacheManager]
+MEMORIES: dict[str, Make] = {
+    "rows": lambda config, trace: StaticKVCache.from_config(
+        config, CacheConfig(max_seqs=4, max_len=40, device=META), trace
+    ),
+    "pages of 1": lambda config, trace: PagedKVCache.from_config(
+        config, num_blocks=48, block_size=1, device=META, trace=trace
+    ),
+    "pages of 4": lambda config, trace: PagedKVCache.from_config(
+        config, num_blocks=12, block_size=4, device=META, trace=trace, slots_first=False
+    ),
+    "cells": lambda config, trace: CellKVCache.from_config(config, 48, device=META, trace=trace),
+}
+
+DOES: dict[str, set[type]] = {
+    "rows": set(),
+    "pages of 1": {BlockShared, Preempted},
+    "pages of 4": {BlockCopied, Preempted},
+    "cells": {CellsShared, Preempted},
+}
+
+
+def serve(model: Qwen3ForCausalLM, make: Make) -> set[type]:
+    """Prompts in chunks, decodes beside them, forks, and less memory than they need."""
+    trace = Recorder()
+    memory = make(model.config, trace)
+    engine = LLMEngine(
+        model,
+        config=EngineConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40),
+        memory=memory,
+        runner=GuessingRunner(model, memory.storage),
+    )
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=12, ignore_eos=True, n=2, temperature=1.0, seed=1)
+    prompts = random_sequences([13, 6, 3, 9], VOCAB)
+    with OneDevice():
+        outputs = engine.generate([*prompts, prompts[0]], [params, drawn, params, drawn, params])
+    engine.check_integrity()
+    assert [len(one.token_ids) for output in outputs for one in output.outputs] == [12] * 7
+    return {type(event) for event in trace.events}
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_the_engine_mixes_no_devices(kind: str) -> None:
+    happened = serve(model_on_meta(attention_bias=True), MEMORIES[kind])
+    assert {Forked, *DOES[kind]} <= happened
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_neither_share_of_two_ranks_mixes_devices(kind: str, rank: int) -> None:
+    def all_reduce(x: Tensor) -> Tensor:
+        return x + x
+
+    serve(shard(MODEL, rank, 2, all_reduce, prepack=False), MEMORIES[kind])
+
+
+@pytest.mark.parametrize("kind", [*MEMORIES, "by cat"])
+@pytest.mark.parametrize("backend", [SdpaAttention, BlockedAttention])
+def test_a_loop_by_hand_mixes_no_devices(kind: str, backend: type[SdpaAttention]) -> None:
+    memory = GrowingKVCache() if kind == "by cat" else MEMORIES[kind](MODEL.config, unbound())
+    attention = backend(memory.storage)
+    requests = [Request(str(i), ids) for i, ids in enumerate(random_sequences([7, 3], VOCAB))]
+    with OneDevice():
+        assert prefill(MODEL, memory, requests, 4, attention).device == META
+        for request in requests:
+            request.token_ids.append(5)
+        assert decode(MODEL, memory, requests, attention).device == META
+
+
+def unbound() -> Recorder:
+    recorder = Recorder()
+    recorder.bind(lambda: 0.0, {})
+    return recorder
+
+
+def test_a_context_shift_mixes_no_devices() -> None:
+    memory = CellKVCache.from_config(MODEL.config, 24, device=META)
+    request = Request("a", random_sequences([9], VOCAB)[0])
+    with OneDevice():
+        prefill(MODEL, memory, [request])
+        memory.seq_rm("a", 2, 4)
+        memory.seq_add("a", 4, -1, -2)
+        memory.seq_cp("a", "b", 0, 3)
+        assert memory.seq_unshare("b", 0, 2)
+        assert memory.apply_shifts() == 5
+
+
+def test_without_a_cache_no_devices_are_mixed() -> None:
+    batch = Batch.from_sequences(random_sequences([5, 5, 2], VOCAB), device=META)
+    with OneDevice():
+        assert MODEL.compute_logits(MODEL(batch)).device == META
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x: x[torch.tensor([0])],
+        lambda x: x.index_select(0, torch.tensor([0])),
+        lambda x: torch.nn.functional.linear(x, torch.ones(2, 3)),
+        lambda x: x + torch.ones(3),
+    ],
+)
+def test_what_mixes_devices_is_caught_by_name(mixed: Callable[[Tensor], Tensor]) -> None:
+    with OneDevice(), pytest.raises(MixedDevices, match=r"aten\..* sees \['cpu', 'meta'\]"):
+        mixed(torch.empty(2, 3, device=META))
+
+
+def test_scalars_and_transfers_are_free() -> None:
+    with OneDevice():
+        x = torch.empty(2, 3, device=META) * torch.tensor(2.0)
+        assert torch.ones(2, 3).to(META).device == x.device
