@@ -293,6 +293,37 @@ def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator
     assert cache.locator("svg.te-scene b").count() == 0
 
 
+def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Page]) -> None:
+    view = explorer(ran(CACHE), "Sampling explorer")
+    fill(view, "prompt", "One day")
+    expect(view.locator('[id="prompt"]')).to_contain_text("One·day")
+    caption, temperature = view.locator(".te-caption"), view.get_by_role("slider").first
+    temperature.focus()
+    temperature.press("Home")
+    expect(view.locator('[id="stage1.name"]')).to_have_text("temperature 0: greedy")
+    press(view, "clear")
+    expect(caption).to_contain_text("nothing is drawn")
+    press(view, "draw 10")
+    expect(caption).to_contain_text("10 draws with seed")
+    press(view, "◀")
+    expect(caption).to_contain_text("top-p is skipped")
+
+
+def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
+    ran: Callable[[str], Page],
+) -> None:
+    view = explorer(ran(CACHE), "Memory and speed calculator")
+    press(view, "Llama-2-7B")
+    expect(view.locator('[id="sum1"]')).to_contain_text("= 524,288 bytes = 512 KiB")
+    area = view.locator("textarea")
+    area.fill('{"model_type": "gpt2"}')
+    area.press("Tab")
+    expect(view.locator(".te-error")).to_contain_text("model_type is 'gpt2'")
+    press(view, "Qwen3-0.6B")
+    expect(view.locator(".te-error")).to_have_count(0)
+    expect(view.locator('[id="sum1"]')).to_contain_text("(with MHA 224 KiB)")
+
+
 # -- notebook 03: requests share steps -------------------------------------------------------------
 
 
