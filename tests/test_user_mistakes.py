@@ -103,7 +103,7 @@ def test_what_a_dropped_engine_left_in_a_memory_is_named(kind: str) -> None:
     dropped.add_request(PROMPTS[0], FIVE)
     dropped.step()
     del dropped
-    with pytest.raises(ValueError, match=r"\['r0'\] are not over.*memory of its own"):
+    with pytest.raises(ValueError, match=r"\['r0'\] are not over.*make a new memory"):
         LLMEngine(MODEL, memory=memory)
     memory.user.abort("r0")  # type: ignore[attr-defined]
     assert said(LLMEngine(MODEL, memory=memory), PROMPTS) == right(PROMPTS)

@@ -195,13 +195,12 @@ class LLMEngine:
         if isinstance(user, LLMEngine) and user.scheduler.has_unfinished:
             raise ValueError(
                 f"this memory serves another engine (memory.user), whose requests "
-                f"{sorted(user.requests)} are not over: let it finish or abort them, or give each "
-                "engine a memory of its own"
+                f"{sorted(user.requests)} are not over: finish or abort them, or make a new memory"
             )
         if held:
             raise ValueError(
                 f"this memory holds the sequences {list(held)}, which are not this engine's: free "
-                "them (memory.free(name)), or give the engine a memory of its own"
+                "them (memory.free(name)), or make a new memory"
             )
         self.memory.user = self
 
@@ -228,12 +227,7 @@ class LLMEngine:
     def _step(self) -> None:
         """What an engine does: schedule, one forward for all, sample, update, deliver."""
         if self._in_step:
-            if self._thread != threading.get_ident():
-                raise RuntimeError(
-                    "another thread runs a step of this engine: an engine is for one thread; let "
-                    "the threads take turns (a lock), or give each an engine and a memory"
-                )
-            raise RuntimeError("a step is under way: a callback cannot run another one")
+            raise RuntimeError(self._why_not_now())
         self._in_step, self._thread = True, threading.get_ident()
         try:
             scheduled = self._schedule()
@@ -247,6 +241,11 @@ class LLMEngine:
             self._in_step = False
             if self._to_sweep:
                 self._sweep()
+
+    def _why_not_now(self) -> str:
+        if self._thread == threading.get_ident():
+            return "a step is under way: a callback cannot run another one"
+        return "another thread runs a step of this engine: take turns, or use an engine each"
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""

@@ -80,13 +80,14 @@ def filter_logits(
     for keep_some in filters:
         logits = keep_some(logits, getattr(params, keep_some.__name__))
         if not isinstance(logits, Tensor) or logits.shape != shape:
-            got = list(logits.shape) if isinstance(logits, Tensor) else logits
-            hint = ": is a `return` missing?" if logits is None else ""
-            raise ValueError(
-                f"the filter {keep_some.__name__} gave {got!r}, logits {list(shape)} are wanted"
-                f"{hint}"
-            )
+            raise _no_logits(keep_some.__name__, logits, list(shape))
     return logits
+
+
+def _no_logits(name: str, got: object, wanted: list[int]) -> ValueError:
+    got = list(got.shape) if isinstance(got, Tensor) else got
+    hint = ": is a `return` missing?" if got is None else ""
+    return ValueError(f"the filter {name} gave {got!r}, logits {wanted} are wanted{hint}")
 
 
 class SampledToken(NamedTuple):
