@@ -79,20 +79,27 @@ def execute(notebook: NotebookNode, solved: bool = False) -> None:
     ).execute(env=os.environ | {REVEAL: "1" if solved else "0"})
 
 
-def answers(solved: NotebookNode) -> dict[str, NotebookNode]:
+def answers(solved: NotebookNode, shown: NotebookNode) -> dict[str, NotebookNode]:
     """Name of a question → its answer, folded, as an output: what the solved notebook's cell says.
 
-    A reader who runs nothing opens it below the question. It goes when the question is run.
+    A reader who runs nothing opens it below the question. It goes when the question is run. A
+    picture that `shown`, the learner's notebook, shows anyway is left out.
     """
     found = {}
+    seen = {_picture(output) for cell in shown.cells for output in cell.get("outputs", [])}
     for cell in solved.cells:
         for kind, name in QUESTION.findall(cell.source):
             if kind == "reveal":
-                inside = "".join(_as_html(output) for output in cell.outputs)
+                hidden = [one for one in cell.outputs if _picture(one) not in seen - {None}]
+                inside = "".join(map(_as_html, hidden))
                 folded = f"<details><summary>Answer</summary>{inside}</details>"
                 data = {"text/plain": "The answer is folded.", "text/html": folded}
                 found[name] = nbformat.v4.new_output("display_data", data)
     return found
+
+
+def _picture(output: NotebookNode) -> str | None:
+    return output.get("data", {}).get("image/png")
 
 
 def _as_html(output: NotebookNode) -> str:
@@ -109,7 +116,7 @@ def fold_answers(notebook: NotebookNode, solved: NotebookNode) -> None:
 
     ValueError for a question that the solved notebook does not answer.
     """
-    found = answers(solved)
+    found = answers(solved, notebook)
     for cell in notebook.cells:
         for kind, name in QUESTION.findall(cell.source):
             if kind == "ask":
