@@ -115,6 +115,13 @@ def press(view: Locator, name: str) -> None:
     view.get_by_role("button", name=name, exact=True).click()
 
 
+def press_by_keyboard(view: Locator, name: str) -> None:
+    """Reach the button with the focus, as Tab does, and press Enter."""
+    button = view.get_by_role("button", name=name, exact=True)
+    button.focus()
+    button.press("Enter")
+
+
 def fill(view: Locator, label: str, value: object) -> None:
     knob = view.get_by_label(label, exact=True)
     knob.fill(str(value))
@@ -252,6 +259,9 @@ def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
     said = "moving both on by 1 turns all hands, but the distance"
     expect(view.locator(".te-caption")).to_contain_text(said)
     assert scene.inner_html() != before
+    once = view.locator(".te-caption").inner_text()
+    press_by_keyboard(view, "▶")
+    expect(view.locator(".te-caption")).not_to_have_text(once)
 
 
 # -- notebook 02: the cache fills ------------------------------------------------------------------
@@ -271,7 +281,7 @@ def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
     assert scene.inner_html() != before
     press(cache, "◀")
     expect(caption).to_contain_text("Step 1 of 4, prefill: 20 tokens (10 of A")
-    press(cache, "◀")
+    press_by_keyboard(cache, "◀")
     expect(caption).to_contain_text("Step 0 of 4")
 
 
@@ -313,7 +323,7 @@ def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
     ran: Callable[[str], Page],
 ) -> None:
     view = explorer(ran(CACHE), "Memory and speed calculator")
-    press(view, "Llama-2-7B")
+    press_by_keyboard(view, "Llama-2-7B")
     expect(view.locator('[id="sum1"]')).to_contain_text("= 524,288 bytes = 512 KiB")
     area = view.locator("textarea")
     area.fill('{"model_type": "gpt2"}')
