@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
@@ -145,6 +147,19 @@ def test_a_loop_by_hand_mixes_no_devices(kind: str, backend: type[SdpaAttention]
     memory = GrowingKVCache() if kind == "by cat" else MEMORIES[kind](MODEL.config, unbound())
     attention = backend(memory.storage)
     requests = [Request(str(i), ids) for i, ids in enumerate(random_sequences([7, 3], VOCAB))]
+    with OneDevice():
+        assert prefill(MODEL, memory, requests, 4, attention).device == META
+        for request in requests:
+            request.token_ids.append(5)
+        assert decode(MODEL, memory, requests, attention).device == META
+
+
+@pytest.mark.parametrize("backend", [NaivePagedAttention, PagedAttention])
+@pytest.mark.parametrize("kind", ["pages of 1", "pages of 4"])
+def test_paged_attention_in_place_mixes_no_devices(kind: str, backend: Any) -> None:
+    memory = MEMORIES[kind](MODEL.config, unbound())
+    requests = [Request(str(i), ids) for i, ids in enumerate(random_sequences([7, 3], VOCAB))]
+    attention = backend(memory)
     with OneDevice():
         assert prefill(MODEL, memory, requests, 4, attention).device == META
         for request in requests:
