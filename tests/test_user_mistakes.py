@@ -8,9 +8,7 @@ import asyncio
 import copy
 import pickle
 import re
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -395,20 +393,3 @@ def test_a_prepacked_model_says_why_it_cannot_be_copied(copied: Any, checkpoint:
 def test_the_weights_of_a_prepacked_model_can_be_saved(checkpoint: Path) -> None:
     got, want = packed(checkpoint).state_dict(), load_model(checkpoint, prepack=False).state_dict()
     assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
-
-
-def test_an_interrupt_while_a_dropped_stream_is_closed_is_not_swallowed() -> None:
-    engine = LLMEngine(MODEL)
-    dropped = engine.stream(PROMPTS[:1], FIVE)
-    next(dropped)
-    abort = engine.abort
-
-    def interrupted(request_id: str) -> None:
-        abort(request_id)
-        signal.raise_signal(signal.SIGINT)
-
-    engine.abort = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        del dropped  # Python ignores what is raised in here
-        time.sleep(20)
-    assert engine.memory.seq_ids == () and not engine.requests

@@ -5,9 +5,7 @@ no queue, no cache and no model.
 """
 
 import signal
-import sys
 import threading
-from _thread import interrupt_main
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,11 +17,7 @@ from tutorial_engine.sampling.sampler import SampledToken
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none.
-
-    Where a stream that somebody dropped is closed, Python ignores what is raised: there it takes
-    effect a moment later.
-    """
+    """A Ctrl-C that comes inside takes effect at the end. In other threads there is none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -37,9 +31,7 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-        if came and isinstance(sys.exception(), GeneratorExit):
-            threading.Timer(0.01, interrupt_main).start()
-        elif came:
+        if came:
             previous(*came[0])
 
 
