@@ -242,7 +242,7 @@ mine.tell(PROMPT + " Ben had a blue ball.")
 # %% [markdown]
 # Your function runs once for each head, layer and new token. The package's version below does all heads in
 # one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add". `repeat_interleave` will make sense in section 6.
+# multiply along d and add", so it is `q @ k.T` for each head. `repeat_interleave` will make sense in section 6.
 
 # %%
 show_source(naive_attention)
@@ -262,8 +262,9 @@ STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=3, head=3)
 
 # %% [markdown]
-# No query sees a later token: it could not, because when a story is written the later tokens do not exist
-# yet. This is the *causal* rule: `key_pos <= query_pos`.
+# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is
+# the training: at every token at once, the model learns to predict the next one. Without the mask it could
+# simply look it up. This is the *causal* rule: `key_pos <= query_pos`.
 #
 # Often all tokens run at once, and there are as many queries as keys. If only the newest tokens run, as in
 # the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
@@ -349,13 +350,19 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     mine.tell(TWO, window=8)
     two_labels = token_labels(tokenizer, tokenizer.encode(TWO).ids)
     away = [len(two_labels) - two_labels.index(piece) for piece in ("·R", "·Mi")]
-    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token.")
+    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token,")
+    print("and the query that predicts it sees the 8 tokens before it. Over all layers: up to")
+    print(
+        f"{c.num_hidden_layers} layers · 7 = {c.num_hidden_layers * 7} tokens back from that query."
+    )
 
 # %% [markdown]
 # The sentences are still well formed, because grammar needs only a few tokens back. But the model has
-# forgotten who the story is about. When it needs a name, both names are farther away than the window
-# reaches, so it invents new ones. What the mask hides does not exist for that query. (This model was trained
-# without a window.)
+# lost the names: with each new token the window moves on, and when a name is needed, both lie outside it.
+#
+# The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
+# back themselves, in the layer before. So layers pass things on, and 4 layers reach 28 tokens back. Models
+# that are trained with a window use this detour. Ours was trained without a window, and never learned it.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -412,8 +419,9 @@ variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
 # A score is a sum of D products, and the variances of independent products add up. So the standard
-# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. This is what it does to
-# the softmax over 8 keys:
+# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. Why does it matter? With
+# one share near 1, attention can only pick one key. And in training hardly any gradient reaches the other
+# keys, so the head cannot learn to look elsewhere. This is what it does to the softmax over 8 keys:
 
 # %%
 many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
@@ -526,9 +534,13 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. The reason is that turning a query by the angle
-# of *m* and a key by the angle of *n* changes their dot product exactly as turning one of them by the angle
-# of *m − n* would. Here are a random query and key, put at three places.
+# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle
+# of position *m*. R_mᵀ turns it back by the same angle, and two turns add up to one:
+#
+# (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
+#
+# On the right only the distance is left. In the picture of the clock: if both hands turn on by the same
+# angle, the angle between them stays. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz.attention_plots import distance_picture
@@ -624,7 +636,7 @@ show_source(Qwen3Attention.forward)
 # **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
 # embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
 # and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
-# whatever the earlier layers have added, and nothing is lost unless a later layer subtracts it. Find it in
+# whatever the earlier layers have added: it stays there, unless a later layer removes it. Find it in
 # the map of section 2: it is the green line, and each layer has two places where something is added.
 
 # %% [markdown]
@@ -642,9 +654,9 @@ normed = rms_norm(vectors, w.input_norm)
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
-# **SwiGLU** is the MLP of a layer, the part that works on each token alone. It widens the vector twice.
-# One result, the *gate*, goes through SiLU, the function x · sigmoid(x). It multiplies the other result,
-# *up*. A third matrix, *down*, brings the product back to the hidden size.
+# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
+# the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
+# by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -855,8 +867,12 @@ for head, row in enumerate(story_weights[3, :, -1]):
 
 # %% [markdown]
 # Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: on each token it looks at what came after the same token before, and passes
-# that on as what comes next. Here is the whole map of one of them; you saw it in the explorer of section 5.
+# called an *induction head*: it finds the same token earlier in the text, looks at the token after it, and
+# suggests that one. Here is the whole map of one of them; you saw it in the explorer of section 5.
+#
+# What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
+# somewhere. Most rows here rest on `·time` or `·a`. The row of `·day` looks at `·R`, although `·day` is new:
+# perhaps because `·R` came after `·time`, a similar word.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz.attention_plots import attention_picture
@@ -866,14 +882,8 @@ attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
 # away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`?
-
-# %%
-predictions.ask(
-    "ablation",
-    "Heads 3, 4 and 5 of layer 3 are silenced. The probability of “a” after “·R” is then ...",
-    ["nearly 1, as before", "about 1/4", "0"],
-)
+# to the probability of `a`? (The softmax turns the logits into probabilities, as it turns scores into
+# shares.) To compare, we also need a text without an earlier name.
 
 
 # %%
@@ -896,14 +906,26 @@ def chance(text, piece, heads):
     return float(logits[-1].softmax(-1)[tokenizer.token_to_id(piece)])
 
 
-# %% tags=["figure-ablation"]
+# %% tags=["figure-no-name"]
 from tutorial_engine.viz.model_plots import ablation_picture
 
+bars = [("all heads", chance(STORY, "a", {}), 1.0)]
+bars += [("all heads, but no earlier name", chance("Once upon a time R", "a", {}), 1.0)]
+ablation_picture(bars)
+
+# %%
+predictions.ask(
+    "ablation",
+    "Heads 3, 4 and 5 of layer 3 are silenced, in the story with Rado. The bar of “a” is then ...",
+    ["as high as the first", "near the second", "at 0"],
+)
+
+# %% tags=["figure-ablation"]
 COPIERS = {3: (3, 4, 5)}
-runs = [("all heads", STORY, {}), ("L3 H3, H4, H5 silenced", STORY, COPIERS)]
-runs += [("no earlier name in the text", "Once upon a time R", {})]
-bars = [(name, chance(text, "a", heads), 1.0) for name, text, heads in runs]
-answered = predictions.reveal("ablation", 1 if 0.15 < bars[1][1] < 0.35 else 0)
+silenced = chance(STORY, "a", COPIERS)
+nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
+answered = predictions.reveal("ablation", nearest)
+bars.insert(1, ("L3 H3, H4, H5 silenced", silenced, 1.0))
 ablation_picture(bars) if answered else None
 
 # %% [markdown]
@@ -983,14 +1005,15 @@ weights = attention_weights(model, noise[0])
 heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. It must find a token *whose predecessor* is the current token, but at
-# first a token's vector says nothing about its predecessor. An earlier layer must first copy each token's
-# predecessor into its vector. Which heads look back by one token, and which by two?
+# An induction head cannot work alone. It must find a place where the token before is the same as the
+# current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
+# vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
+# it. Which heads look back by one token, which by two, and which at the token itself?
 
 # %%
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
-for back in (1, 2):
+for back in (0, 1, 2):
     mean = weights.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
@@ -1008,6 +1031,9 @@ ablations = {
     "L3 H3, H4, H5 (induction)": COPIERS,
     "L3 H3 alone": {3: (3,)},
     "L1 H3, H5 (one back)": {1: (3, 5)},
+    "L1 H3 (one back) alone": {1: (3,)},
+    "L1 H5 (one back) alone": {1: (5,)},
+    "L1 H4 (two back) alone": {1: (4,)},
     "control: L3 H0, H1, H2": {3: (0, 1, 2)},
     "control: L2 H0, H1, H2": {2: (0, 1, 2)},
     "control: L1 H0, H1, H2": {1: (0, 1, 2)},
@@ -1022,19 +1048,40 @@ ablation_picture(counts)
 # %% [markdown]
 # Read it with care.
 #
-# - Four of the five controls change little. So copying does not stop because of just any three heads.
-# - Without the three induction heads no copying is left. But the same is true for the last control, three
-#   heads of layer 0 that are no induction heads, and nearly true for the two heads that look one token
-#   back. An ablation shows that a part is *needed*. It does not show that the part does the work alone.
+# - Four of the five controls change little. So it matters which three heads we silence.
+# - Without the three induction heads no copying is left. The same is nearly true without the two heads that
+#   look one back. The head that looks two back alone costs as much as either of them.
 # - The best single induction head can nearly be spared: the other two are enough.
+# - One control fails: no copying is left, though these heads of layer 0 are no induction heads. To see why,
+#   we silence each head of the model alone.
+
+# %% tags=["figure-each-head"]
+places = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
+alone = {(i, j): hits({i: (j,)}) for i, j in places}
+for i in range(c.num_hidden_layers):
+    print(f"layer {i}, heads 0 to 5:", [alone[i, j] for j in range(c.num_attention_heads)])
+worst = min(places, key=alone.get)
+itself = weights.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # attention of a token to itself
+print(
+    f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
+)
+rows = [(f"L0 H{j} alone", alone[0, j], total) for j in range(c.num_attention_heads)]
+ablation_picture([("nothing silenced", right, total), *rows])
+
+# %% [markdown]
+# One head does it all: L0 H4, the head that looks at the token itself. It can only pass on which token
+# stands there, and the later layers seem to need exactly this to compare tokens. The other five heads of
+# layer 0 can be spared. So an ablation shows that a part is *needed*. It does not show that the part does
+# the copying.
 
 # %% [markdown]
 # ### How they came about
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
-# model gave to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
-# stays for hundreds of steps where plain guessing leaves it. Then it falls steeply, and in the same steps
-# the induction score of the best head rises. The loss on stories hardly notices.
+# model gave to the token that came; lower is better. On stories it falls from the first steps on. On
+# repeated random tokens it stays near the loss of pure guessing for hundreds of steps. Then it falls
+# steeply, and in the same steps the induction score of the best head rises. The loss on stories hardly
+# changes there.
 
 # %% tags=["figure-training"]
 import json
@@ -1043,7 +1090,7 @@ from math import log
 from tutorial_engine.viz.attention_plots import training_picture
 
 print(f"guessing among {c.vocab_size} tokens: loss {log(c.vocab_size):.2f}")
-training_picture(json.loads((TINY.parent / "curve.json").read_text()))
+training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
 # %% [markdown]
 # ## 13 · Text, the slow way
@@ -1094,7 +1141,7 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens before it. If we kept these
+# For a new token we need its own query, and the keys and values of all tokens up to and including it. If we kept these
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
 # ### Exercise 6: what would it cost? (5 minutes)

@@ -35,6 +35,7 @@ from tutorial_engine.viz.style import (
 from tutorial_engine.viz.tokens import cut_label, token_names
 from tutorial_engine.viz.words import counted, listed, numbered, percent
 
+HARMLESS, HARDLY_ANY = 0.9, 0.15  # the part of the first row that an ablation leaves
 CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
 Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
 
@@ -339,8 +340,8 @@ def ablation_picture(rows: Sequence[Ablation]) -> Picture:
     """A bar for each ablation: what is right with these heads silenced, as a part of `total`.
 
     A name that begins with CONTROL is an ablation that ought to change little; these stand apart,
-    hatched, below the others. The first row is what the others are compared with. ValueError for no
-    rows and for a value outside 0 .. total.
+    hatched, below the others, and one that changes much is marked. The first row is what the others
+    are compared with. ValueError for no rows and for a value outside 0 .. total.
     """
     for name, value, total in rows:
         if not 0 <= value <= total or total <= 0:
@@ -353,34 +354,50 @@ def ablation_picture(rows: Sequence[Ablation]) -> Picture:
     if controls:
         names += ["controls", *(name for name, *_ in controls)]
     figure, (ax,) = panels(8.6, 0.36 * len(names) + 1.5)
+    first, most, total = tested[0]
     _ablations(ax, tested, 0, color=BLUE)
     if controls:
-        _ablations(ax, controls, len(tested) + 1, edgecolor=QUIET, **HATCH)
+        _ablations(ax, controls, len(tested) + 1, most, edgecolor=QUIET, **HATCH)
         ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
-    rows_of_bars(ax, names, 1.22)
+    rows_of_bars(ax, names, 1.3)
     if controls:
         ax.get_yticklabels()[len(tested)].set_fontweight("bold")
-    _, first, total = tested[0]
-    ax.axvline(first / total, color=INK, linewidth=1, linestyle=":", zorder=0)
+    ax.axvline(most / total, color=INK, linewidth=1, linestyle=":", zorder=0, label=first)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     ax.set_xlabel("probability" if total == 1 else "right predictions")
     ax.spines[["left"]].set_visible(False)
-    said = _said(tested)
+    said = [f"{first}: {_result(most, total)}", *_said(tested[1:], most)]
+    if total == 1 and tested[1:] and all(value < HARMLESS * most for _, value, _ in tested[1:]):
+        to = listed(f"to {_result(value, 1)} ({name})" for name, value, _ in tested[1:])
+        said = [f"the probability falls from {_result(most, 1)} ({first}) {to}"]
     if controls:
-        said += f". Controls: {_said(controls)}"
-    return finish(figure, f"{said[0].upper()}{said[1:]}.")
+        said.append(f"controls: {', but '.join(_said(controls, most))}")
+    return finish(figure, ". ".join(f"{one[0].upper()}{one[1:]}" for one in said) + ".")
 
 
-def _ablations(ax: Axes, rows: Sequence[Ablation], first: int, **look: Any) -> None:
-    """Bars with their numbers, from the first-th place on."""
-    places = range(first, first + len(rows))
-    bars = ax.barh(places, [value / total for _, value, total in rows], height=0.68, **look)
-    words = [_result(value, total) for _, value, total in rows]
-    label_bars(ax, bars, words, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
+def _ablations(
+    ax: Axes, rows: Sequence[Ablation], first: int, most: float = 0.0, **look: Any
+) -> None:
+    """Bars with their numbers, from the first-th place on; one far below `most` has a red ✗."""
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+    for place, (_, value, total) in enumerate(rows, start=first):
+        fails = value < HARMLESS * most
+        words = _result(value, total) + "  ✗ not harmless" * fails
+        ink = {"color": RED, "fontweight": "bold"} if fails else {}
+        bar = ax.barh([place], [value / total], height=0.68, **look)
+        label_bars(ax, bar, [words], bbox=box, **ink)
 
 
-def _said(rows: Sequence[Ablation]) -> str:
-    return "; ".join(f"{name}: {_result(value, total)}" for name, value, total in rows)
+def _said(rows: Sequence[Ablation], most: float) -> list[str]:
+    """The rows in sentences, by what is left of `most`: almost all of it, a part, or hardly any."""
+    kinds: dict[str, list[str]] = {"little changes": [], "a part is left": [], "hardly any": []}
+    for name, value, total in rows:
+        left = value / most if most else 1.0
+        kind = list(kinds)[0 if left >= HARMLESS else 1 if left >= HARDLY_ANY else 2]
+        kinds[kind].append(f"{name} ({_result(value, total)})")
+    words = {"hardly any": "hardly anything is left"}
+    return [f"{words.get(kind, kind)} with {listed(who)}" for kind, who in kinds.items() if who]
 
 
 def _result(value: float, total: float) -> str:
