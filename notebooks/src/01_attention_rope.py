@@ -141,7 +141,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # the package's own function stays there, and the cell says so. Then a story is told, either way.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
-# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D].
+# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
+# finds the number of heads by itself (the −1).
 # Do the same for k and v, and return the three as a tuple.</details>
 
 
@@ -310,7 +311,8 @@ for corner, mask in corners.items():
 #
 # <details><summary>Hint</summary>Make a column of query positions with <code>torch.arange(...)[:, None]</code>
 # and a row of key positions with <code>[None, :]</code>. Their difference has a number for each pair. The
-# first query stands at position <code>kv_len - q_len</code>.</details>
+# first query stands at position <code>kv_len - q_len</code>. Join two conditions with <code>&</code>, each in
+# its own brackets: <code>(...) & (...)</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -501,8 +503,8 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
 #
-# <details><summary>Hint</summary><code>x.chunk(2, dim=-1)</code> gives all a and all b, each
-# [T, heads, D / 2]. The angles have no axis for the heads; <code>angles[:, None, :]</code> adds one.
+# <details><summary>Hint</summary><code>a, b = x.chunk(2, dim=-1)</code> cuts the last axis in
+# halves: all a and all b, each [T, heads, D / 2]. The angles have no axis for the heads; <code>angles[:, None, :]</code> adds one.
 # <code>torch.cat(..., dim=-1)</code> joins the halves again.</details>
 
 
