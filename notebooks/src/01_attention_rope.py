@@ -14,7 +14,8 @@
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
-# Qwen3, a family of open models.
+# Qwen3, a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
+# course, and its *engine* is the part that runs models to write text.
 
 # %%
 import torch
@@ -135,7 +136,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
-# shape of the matrix and `head_dim`.
+# shape of the matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, H_kv of key
+# and value heads, and hidden is the hidden size.
 #
 # The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
 # the package's own function stays there, and the cell says so. Then a story is told, either way.
@@ -183,8 +185,10 @@ print("scores of the last query:", scores[2].int().tolist())
 # %% [markdown]
 # Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
 # shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
-# positive and add up to one. (They are also called *attention weights*.) The output is the sum of the
-# values, each times its share.
+# positive and add up to one. The output is the sum of the values, each times its share.
+#
+# Shares are also called *attention weights*. Do not confuse them with the *weights* of the model, the learned
+# numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
 
 # %%
 predictions.ask(
@@ -204,7 +208,9 @@ answered = predictions.reveal("share", f"about {100 * shares[0]:.0f} %")
 three_token_picture(q, k, v) if answered else None
 
 # %% [markdown]
-# Now the whole sum, and the same from the package:
+# Now the whole sum, and the same from the package. `check_close` compares them number by number. max |Δ| is
+# the largest difference, and it must stay within the *tolerance*: computers round, so sums in another order
+# may differ in their last digits.
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
@@ -224,7 +230,8 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% tags=["exercise"]
 def attention(q, k, v, mask):
-    """One head: q [q, D], k and v [kv, D], mask [q, kv] (True = may attend) -> [q, D]."""
+    """One head: q [q_len, D], k and v [kv_len, D], mask [q_len, kv_len] (True = may attend)
+    -> [q_len, D]."""
     ### BEGIN SOLUTION
     scores = q @ k.T / k.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -371,11 +378,13 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
 # concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
-# value for each token. That saves memory, as section 13 will show. Query head *h* reads K/V head `h // group`.
+# value for each token. That saves memory, as section 13 will show. The `group` is the number of query heads
+# divided by the number of K/V heads. Query head *h* reads K/V head `h // group`.
 
 # %% tags=["figure-gqa"]
 from tutorial_engine.viz.model_plots import gqa_picture
 
+print(f"group = {c.num_attention_heads} // {c.num_key_value_heads} = {c.group_size}")
 gqa_picture(c)
 
 # %% [markdown]
@@ -398,7 +407,8 @@ print("same output:         ", same)
 # ## 7 · Why divide by √D?
 #
 # **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the
-# variance of their scores.
+# variance of their scores. (The *variance* is the mean of the squared distances from the mean. Its square
+# root is the *standard deviation*, the usual distance from the mean.)
 
 # %%
 predictions.ask(
@@ -608,8 +618,8 @@ dtype_picture(positions, errors)
 # ### The attention block in full
 #
 # One step is still missing. Qwen3 normalises each head's query and key before it turns them (`q_norm` and
-# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the norm of a
-# vector, but it mixes the two numbers of a pair, and `q_norm` has a different weight for each number.
+# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the *norm* of
+# a vector in the sense of its length, but it mixes the two numbers of a pair, and `q_norm` has a different weight for each number.
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -753,7 +763,8 @@ for number, block in enumerate(model.model.layers):
 #
 # **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
 # is no axis for the batch and no padding, here and in all later notebooks. The indented lines are the
-# first layer; the other layers have the same shapes.
+# first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the logits, is the
+# embedding table once more: it has a row for each token, and the logit is the dot product with that row.
 
 # %%
 from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
@@ -884,8 +895,7 @@ attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
 # away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`? (The softmax turns the logits into probabilities, as it turns scores into
-# shares.) To compare, we also need a text without an earlier name.
+# to the probability of `a`? To compare, we also need a text without an earlier name.
 
 
 # %%
@@ -980,8 +990,10 @@ if predictions.reveal("induction", 2 if right > 0.9 * total else 1 if right > 0.
 # %% [markdown]
 # This is no miracle: the model was trained for it. Part of its training rows were random tokens that
 # repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
-# trained on ordinary text only: Olsson et al., 2022.) This is the mix of one training step, from the code
-# that trained our model:
+# trained on ordinary text only: Olsson et al., 2022.)
+#
+# A *row* is one text of a training step, and the *target* of a token is the token that should be predicted
+# there. This is the mix of one training step, from the code that trained our model:
 
 # %%
 from tutorial_engine.tiny.train import IGNORE, RANDOM_SHARE, ROWS, batches, random_row
@@ -1209,6 +1221,10 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 # The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
 # and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
 # a row of its own. The ledger comes back in every notebook.
+#
+# The last line says the tolerance: a ten-thousandth of the largest logit. It also says how close the choice of
+# a token ever was: `top1 − top2` is the largest logit minus the second largest. Where this is small, even
+# rounding could change the token.
 
 # %%
 from tutorial_engine.engine.runner import RecomputeRunner
