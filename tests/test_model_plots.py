@@ -134,6 +134,11 @@ def test_picture_of_q_k_and_v_names_the_token_literally_and_every_head(
     assert picture.caption.startswith("Layer 3 multiplies the 192 numbers of token")
     assert "192 (6 × 32) for q, 64 (2 × 32) for k and 64 (2 × 32) for v" in picture.caption
     assert picture.png != qkv_picture(model, tokenizer, ids, place - 1, layer=3).png
+    number = float(recorded_projection(model, ids, place, 3).results[0][32 + 4])
+    framed = f"{number:.2f}".replace("-", "−")
+    assert f"one number of q: {framed} (framed)." in said
+    assert f"the framed row 36 of W_q times x is {framed}, number 4 of head 1" in picture.caption
+    assert "the mean of 4 × 4 numbers" in picture.caption and len(picture.svg) < 200_000
 
 
 # -- which query head reads which K/V head --------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.patches import ConnectionPatch, Rectangle
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -137,7 +138,9 @@ def qkv_picture(
 ) -> Picture:
     """One token's vector x, the three learned matrices, and its q, k and v cut into heads.
 
-    `token` is a place in `ids`. ValueError for a token or layer that is not there.
+    One row of W_q is framed, with x and the number that the two give. To keep the file light, small
+    squares of the matrices are drawn as their mean. `token` is a place in `ids`. ValueError for a
+    token or layer that is not there.
     """
     x, weights, results = recorded_projection(model, ids, token, layer)
     dim = model.config.head_dim
@@ -147,26 +150,32 @@ def qkv_picture(
     figure, grid = panels(
         9.4, 0.38 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
     )
+    side = math.gcd(4, dim, len(x))
+    small = [_pooled(w, side) for w in weights]
     # the colours end where all but the largest hundredth of the weights lie
-    most = float(torch.cat(weights).abs().flatten().quantile(0.99))
+    most = float(torch.cat(small).abs().flatten().quantile(0.99))
     far = float(torch.cat(results).abs().max())
     title = f"x: token {token} “{label}” after the norm"
     _strips(grid[0], x[None], float(x.abs().max()), title)
     grid[1].axis("off")
-    words = "One row of a matrix, multiplied number by\nnumber with x and added up, gives one"
+    row = dim * (heads[0] > 1) + dim // 8  # the framed one
+    number = f"{float(results[0][row]):.2f}".replace("-", "−")
+    words = f"Row {row} of W_q, multiplied number by\nnumber with x and added up, gives\none number"
     look: dict[str, Any] = {"transform": grid[1].transAxes, "va": "center", "fontsize": 10}
-    grid[1].text(0, 0.5, f"{words}\nnumber of the result at the right.", **look)
-    for i, (name, w, y, count) in enumerate(zip("qkv", weights, results, heads, strict=True)):
+    grid[1].text(0, 0.5, f"{words} of q: {number} (framed).", **look)
+    for i, (name, w, y, count) in enumerate(zip("qkv", small, results, heads, strict=True)):
         matrix, strips = grid[2 * i + 2], grid[2 * i + 3]
-        _strips(matrix, w, most, f"W_{name}: {len(w)} rows of {len(x)} learned numbers")
+        title = f"W_{name}: {len(y)} rows of {len(x)} learned numbers"
+        _strips(matrix, w, most, title, (0, len(x), len(y), 0))
         title = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
         image = _strips(strips, y.view(count, dim), far, title)
-        for row in range(1, count):
-            matrix.axhline(row * dim - 0.5, color=PAPER, linewidth=1.5)
-            strips.axhline(row - 0.5, color=PAPER, linewidth=4)
-        middles = [dim * (row + 0.5) - 0.5 for row in range(count)]
-        matrix.set_yticks(middles, [f"head {row}" for row in range(count)], fontsize=9)
-        strips.set_yticks(range(count), [f"head {row}" for row in range(count)], fontsize=9)
+        for head in range(1, count):
+            matrix.axhline(head * dim, color=PAPER, linewidth=1.5)
+            strips.axhline(head - 0.5, color=PAPER, linewidth=4)
+        names = [f"head {head}" for head in range(count)]
+        matrix.set_yticks([dim * (head + 0.5) for head in range(count)], names, fontsize=9)
+        strips.set_yticks(range(count), names, fontsize=9)
+    _framed_product(grid, row, len(x), dim)
     bar = figure.colorbar(image, ax=grid, shrink=0.5, aspect=30)
     bar.set_ticks([-far, 0, far], labels=["negative", "0", "positive"])
     sizes = listed(
@@ -176,13 +185,39 @@ def qkv_picture(
     return finish(
         figure,
         f"Layer {layer} multiplies the {len(x)} numbers of token {token} “{label}” by three "
-        f"learned matrices and gets {sizes}; the rows between two white lines make one head.",
+        f"learned matrices and gets {sizes}; the framed row {row} of W_q times x is {number}, "
+        f"number {row % dim} of head {row // dim}. The rows between two white lines make one "
+        f"head; a square of a matrix is the mean of {side} × {side} numbers.",
     )
 
 
-def _strips(ax: Axes, values: Tensor, most: float, title: str) -> Any:
+def _pooled(w: Tensor, side: int) -> Tensor:
+    """The means of the squares of side × side numbers of a matrix."""
+    return w.unflatten(1, (-1, side)).unflatten(0, (-1, side)).mean((1, 3))
+
+
+def _framed_product(grid: Sequence[Axes], row: int, wide: int, dim: int) -> None:
+    """Frame x, a row of W_q and the number that they give, and draw the arrow to this number."""
+    x, matrix, q = grid[0], grid[2], grid[3]
+    frame: dict[str, Any] = {"fill": False, "ec": RED, "linewidth": 1.8, "clip_on": False}
+    head, column = divmod(row, dim)
+    x.add_patch(Rectangle((-0.5, -0.5), wide, 1, **frame))
+    matrix.add_patch(Rectangle((0, row - 1.5), wide, 4, **frame))
+    q.add_patch(Rectangle((column - 0.5, head - 0.5), 1, 1, zorder=3, **frame))
+    ends: dict[str, Any] = {"xyA": (wide, row + 0.5), "xyB": (column - 0.6, head - 0.4)}
+    look: dict[str, Any] = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.5, "zorder": 5}
+    q.add_artist(ConnectionPatch(coordsA=matrix.transData, coordsB=q.transData, **ends, **look))
+
+
+def _strips(
+    ax: Axes,
+    values: Tensor,
+    most: float,
+    title: str,
+    extent: tuple[float, float, float, float] | None = None,
+) -> Any:
     """Numbers as colours, a row each: dark = negative, bright = positive."""
-    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most}
+    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most, "extent": extent}
     ax.set(xticks=[], yticks=[])
     ax.set_title(title, fontsize=10)
     ax.tick_params(left=False)
