@@ -17,6 +17,7 @@ from tutorial_engine.learn.checks_01 import (
     LAYER_SLIPS,
     _slipped,
     check_attention,
+    check_induction_score,
     check_kv_bytes,
     check_layer,
     check_project,
@@ -87,6 +88,15 @@ def right_rope(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+def right_score(weights: Tensor, period: int) -> Tensor:
+    return weights.diagonal(offset=1 - period)[1:].mean()
+
+
+def looped_score(weights: Tensor, period: int) -> float:
+    shares = [float(weights[i, i - period + 1]) for i in range(period, 2 * period)]
+    return sum(shares) / len(shares)
+
+
 def right_bytes(c: ModelConfig, itemsize: int) -> int:
     return sum(
         2 * c.num_key_value_heads * c.head_dim * itemsize for _ in range(c.num_hidden_layers)
@@ -113,6 +123,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Verdict], Callable[..., Any]]] = {
     "rope": (check_rope, right_rope),
     "project": (check_project, right_project),
     "layer": (check_layer, right_layer),
+    "induction_score": (check_induction_score, right_score),
     "kv_bytes, 6/2 heads": (lambda f: check_kv_bytes(f, SIX_TWO), right_bytes),
     "kv_bytes, Qwen3-0.6B": (lambda f: check_kv_bytes(f, QWEN3_06B), right_bytes),
 }
@@ -195,6 +206,7 @@ UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
     ("project", head_by_head),
     ("project", lambda x, *w: [one.double() for one in right_project(x, *w)]),
     ("layer", double_layer),
+    ("induction_score", looped_score),
     ("kv_bytes, 6/2 heads", lambda c, size: np.int64(right_bytes(c, size))),
     ("kv_bytes, 6/2 heads", lambda c, size: float(right_bytes(c, size))),
     ("kv_bytes, Qwen3-0.6B", lambda c, size: torch.tensor(right_bytes(c, size))),
@@ -458,6 +470,13 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("project", lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
     ("project", lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32), "Take the number of heads from"),
     ("project", typed_heads, "take the number of heads from the matrix"),
+    ("induction_score", lambda w, p: w[p:, 1 : p + 1].diagonal().sum(), "take their mean"),
+    ("induction_score", lambda w, p: w[p:, 1 : p + 1].diagonal(), "one number, got shape [5]"),
+    ("induction_score", lambda w, p: w[p:, :p].diagonal().mean(), "the earlier place of the same"),
+    ("induction_score", lambda w, p: w.diagonal()[p:].mean(), "gives to itself"),
+    ("induction_score", lambda w, p: w.diagonal(-1)[p - 1 :].mean(), "to the one before it"),
+    ("induction_score", lambda w, p: right_score(w.T, p), "row and column are swapped"),
+    ("induction_score", lambda w, p: right_score(w, p) + 1, "only the queries of the second"),
     ("layer", lambda x, w, angles, attend: x * math.nan, "NaN"),
     ("layer", lambda x, w, angles, attend: 2 * x, "other numbers; are project and rope ✔"),
     ("layer", lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),

@@ -371,7 +371,7 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 #
 # The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
 # back themselves, in the layer before. So layers pass things on, and 4 layers reach 28 tokens back. Models
-# that are trained with a window use this detour. Ours was trained without a window, and never learned it.
+# that are trained with a window can learn to use this detour. Ours was trained without a window.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -937,8 +937,8 @@ COPIERS = {3: (3, 4, 5)}
 silenced = chance(STORY, "a", COPIERS)
 nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
 answered = predictions.reveal("ablation", nearest)
-bars.insert(1, ("L3 H3, H4, H5 silenced", silenced, 1.0))
-ablation_picture(bars) if answered else None
+three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
+ablation_picture(three) if answered else None
 
 # %% [markdown]
 # Without these heads the model still guesses `a`, but hardly more often than when the text has no earlier
@@ -1008,9 +1008,34 @@ print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.n
 show_source(random_row)
 
 # %% [markdown]
+# ### Exercise 6: the induction score (5 minutes)
+#
 # Which heads do it? The *induction score* of a head is the attention that it gives, on average over the
-# second round, to the right place. It stands above each map. The bright diagonal in the lower half of a
-# map is the pattern.
+# queries of the second round, to the right place: the token *after* the earlier place of the same token.
+# `weights` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
+#
+# <details><summary>Hint</summary>The queries of the second round are <code>torch.arange(period, 2 * period)</code>.
+# The same token stood <code>period</code> places earlier. Two tensors of positions pick one share for each
+# query: <code>weights[queries, keys]</code>.</details>
+
+
+# %% tags=["exercise"]
+def induction_score(weights, period):
+    """weights [2·period, 2·period] of one head -> the mean share that goes to the right place."""
+    ### BEGIN SOLUTION
+    queries = torch.arange(period, 2 * period)
+    return weights[queries, queries - period + 1].mean()
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_induction_score
+
+check_induction_score(induction_score)
+
+# %% [markdown]
+# Here are all heads, on one of the random texts. The score above each map is the mean over several longer
+# texts. The bright diagonal in the lower half of a map is the pattern.
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_plots import heads_picture
@@ -1064,7 +1089,8 @@ ablation_picture(counts)
 #
 # - Four of the five controls change little. So it matters which three heads we silence.
 # - Without the three induction heads no copying is left. The same is nearly true without the two heads that
-#   look one back. The head that looks two back alone costs as much as either of them.
+#   look one back. Either of them alone costs much less, and L1 H4, which looks two back, costs as much as
+#   they do.
 # - The best single induction head can nearly be spared: the other two are enough.
 # - One control fails: no copying is left, though these heads of layer 0 are no induction heads. To see why,
 #   we silence each head of the model alone.
@@ -1083,8 +1109,8 @@ rows = [(f"L0 H{j} alone", alone[0, j], total) for j in range(c.num_attention_he
 ablation_picture([("nothing silenced", right, total), *rows])
 
 # %% [markdown]
-# One head does it all: L0 H4, the head that looks at the token itself. It can only pass on which token
-# stands there, and the later layers seem to need exactly this to compare tokens. The other five heads of
+# One head does nearly all of it: L0 H4, the head that looks at the token itself. It can only pass on which
+# token stands there, and the later layers seem to need exactly this to compare tokens. The other five heads of
 # layer 0 can be spared. So an ablation shows that a part is *needed*. It does not show that the part does
 # the copying.
 
@@ -1158,7 +1184,7 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 # For a new token we need its own query, and the keys and values of all tokens up to and including it. If we kept these
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
-# ### Exercise 6: what would it cost? (5 minutes)
+# ### Exercise 7: what would it cost? (5 minutes)
 #
 # Count the bytes that the keys and values of one token need, in all layers of the model together.
 #

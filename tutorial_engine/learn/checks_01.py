@@ -573,6 +573,62 @@ def _slipped_heads(slip: str, h: Tensor, w: LayerWeights, angles: Tensor, attend
     return (mixed.mT if slip == "D before heads" else mixed).flatten(1)
 
 
+# -- induction ------------------------------------------------------------------------------------
+
+
+def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
+    """Check a learner's function(weights [2·period, 2·period], period) → mean share, 0..1."""
+
+    def run() -> Verdict:
+        for period in (5, 3):
+            n = 2 * period
+            scores = _random(n, n).masked_fill(~causal_mask(n, n), -math.inf)
+            bad = _wrong_score(function, scores.softmax(-1), period)
+            if bad is not None:
+                return bad
+        return Verdict(True, "induction_score: right for 5 and for 3 tokens that are said twice")
+
+    return guarded("induction_score", run, function)
+
+
+def _wrong_score(
+    function: Callable[[Tensor, int], Tensor | float], weights: Tensor, period: int
+) -> Verdict | None:
+    got = function(weights.clone(), period)
+    bad = not_done("induction_score", got, function)
+    if bad is not None:
+        return bad
+    if isinstance(got, Tensor) and got.numel() != 1:
+        return Verdict(
+            False,
+            f"induction_score must return one number, got shape {list(got.shape)}; pick one share "
+            "for each query, weights[queries, keys], and take their mean",
+        )
+    second = torch.arange(period, 2 * period)
+    right = weights[second, second - period + 1]
+    if close(torch.tensor(float(got)), right.mean(), 1e-5):
+        return None
+    named = (
+        (right.sum(), "the sum of the shares; take their mean"),
+        (
+            weights[second, second - period].mean(),
+            "the earlier place of the same token; the right place is the token after it",
+        ),
+        (weights[second, second - period - 1].mean(), "the token before it; take the token after"),
+        (weights[second, second].mean(), "what each token gives to itself"),
+        (weights[second, second - 1].mean(), "what each token gives to the one before it"),
+        (weights[second - period + 1, second].mean(), "row and column are swapped; row = query"),
+    )
+    for wrong, why in named:
+        if close(torch.tensor(float(got)), wrong, 1e-5):
+            return Verdict(False, f"induction_score: {why}")
+    return Verdict(
+        False,
+        f"induction_score: {float(got):.3f} instead of {float(right.mean()):.3f}; only the queries "
+        "of the second round count, and their keys are period − 1 places earlier",
+    )
+
+
 # -- bytes ----------------------------------------------------------------------------------------
 
 
