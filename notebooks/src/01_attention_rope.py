@@ -514,7 +514,8 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # pairs.
 #
 # <details><summary>Hint</summary><code>a, b = x.chunk(2, dim=-1)</code> cuts the last axis in
-# halves: all a and all b, each [T, heads, D / 2]. The angles have no axis for the heads; <code>angles[:, None, :]</code> adds one.
+# halves: all a and all b, each [T, heads, D / 2]. The angles have no axis for the heads;
+# <code>angles[:, None, :]</code> adds one.
 # <code>torch.cat(..., dim=-1)</code> joins the halves again.</details>
 
 
@@ -619,7 +620,8 @@ dtype_picture(positions, errors)
 #
 # One step is still missing. Qwen3 normalises each head's query and key before it turns them (`q_norm` and
 # `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the *norm* of
-# a vector in the sense of its length, but it mixes the two numbers of a pair, and `q_norm` has a different weight for each number.
+# a vector in the sense of its length, but it mixes the two numbers of a pair, and `q_norm` has a different
+# weight for each number.
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -682,7 +684,7 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads, with the mask.
+# your `attention` for all heads. It has the mask already: call `attend(q, k, v)`.
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -1181,7 +1183,8 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens up to and including it. If we kept these
+# For a new token we need its own query, and the keys and values of all tokens up to and
+# including it. If we kept these
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
 # ### Exercise 7: what would it cost? (5 minutes)
