@@ -17,6 +17,7 @@ from tutorial_engine.learn.checks_01 import (
     LAYER_SLIPS,
     _slipped,
     check_attention,
+    check_induction_score,
     check_kv_bytes,
     check_layer,
     check_project,
@@ -87,6 +88,15 @@ def right_rope(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+def right_score(weights: Tensor, period: int) -> Tensor:
+    return weights.diagonal(offset=1 - period)[1:].mean()
+
+
+def looped_score(weights: Tensor, period: int) -> float:
+    shares = [float(weights[i, i - period + 1]) for i in range(period, 2 * period)]
+    return sum(shares) / len(shares)
+
+
 def right_bytes(c: ModelConfig, itemsize: int) -> int:
     return sum(
         2 * c.num_key_value_heads * c.head_dim * itemsize for _ in range(c.num_hidden_layers)
@@ -113,6 +123,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Verdict], Callable[..., Any]]] = {
     "rope": (check_rope, right_rope),
     "project": (check_project, right_project),
     "layer": (check_layer, right_layer),
+    "induction_score": (check_induction_score, right_score),
     "kv_bytes, 6/2 heads": (lambda f: check_kv_bytes(f, SIX_TWO), right_bytes),
     "kv_bytes, Qwen3-0.6B": (lambda f: check_kv_bytes(f, QWEN3_06B), right_bytes),
 }
@@ -195,6 +206,7 @@ UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
     ("project", head_by_head),
     ("project", lambda x, *w: [one.double() for one in right_project(x, *w)]),
     ("layer", double_layer),
+    ("induction_score", looped_score),
     ("kv_bytes, 6/2 heads", lambda c, size: np.int64(right_bytes(c, size))),
     ("kv_bytes, 6/2 heads", lambda c, size: float(right_bytes(c, size))),
     ("kv_bytes, Qwen3-0.6B", lambda c, size: torch.tensor(right_bytes(c, size))),
@@ -325,6 +337,17 @@ def neighbours(x: Tensor, angles: Tensor) -> Tensor:
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
+def neighbours_joined(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x[..., 0::2], x[..., 1::2]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def joined_by_and(q_len: int, kv_len: int, window: int) -> Tensor:
+    back = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)
+    return back >= 0 and back < window  # type: ignore[return-value]
+
+
 def upper_left(q_len: int, kv_len: int, window: int) -> Tensor:
     back = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
     return (back >= 0) & (back < window)
@@ -389,6 +412,12 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("window_mask", lambda q, k, w: right_window(q, k, k), "sees up to 4 keys; 2 expected"),
     ("window_mask", window_off(+1), "sees up to 3 keys; 2 expected"),
     ("window_mask", window_off(-1), "sees up to 1 keys; 2 expected"),
+    ("window_mask", joined_by_and, "Join two conditions with &, each in its own brackets"),
+    (
+        "window_mask",
+        lambda q, k, w: torch.arange(q) - torch.arange(k)[:, None] + torch.arange(k + 2),
+        "a column of queries and a row of keys",
+    ),
     ("window_mask", upper_left, "(q=1, k=5, window=3): lined up at the upper left"),
     ("window_mask", lambda q, k, w: ~right_window(q, k, w), "the mask is inverted"),
     (
@@ -412,7 +441,10 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("rope", lambda x, angles: half_signs(x, angles, 1, 1), "first half: it is a cos φ MINUS"),
     ("rope", lambda x, angles: half_signs(x, angles, -1, -1), "second half: it is b cos φ PLUS"),
     ("rope", lambda x, angles: halves(x, angles).roll(x.shape[-1] // 2, -1), "in the other order"),
-    ("rope", lambda x, angles: x * angles.cos(), "angles[:, None, :]"),
+    ("rope", lambda x, angles: x[..., :4] * angles.cos(), "angles[:, None, :]"),
+    ("rope", lambda x, angles: x.chunk(2)[0] * angles.cos()[:, None], "x.chunk(2, dim=-1)"),
+    ("rope", neighbours_joined, "0::2 and 1::2 pair neighbours"),
+    ("rope", lambda x, angles: halves(x, math.pi / 2 - angles), "cos and sin are swapped"),
     ("project", project_but(lambda q, k, v: (q, v, k)), "k and v are swapped"),
     ("project", project_but(lambda q, k, v: (q, k)), "three tensors (q, k, v), got 2 things"),
     ("project", project_but(lambda q, k, v: torch.cat((q, k, v), 1)), "got one tensor [5, 8, 8]"),
@@ -435,11 +467,21 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ),
     ("project", project_but(lambda q, k, v: (q, k, k)), "v was made with w_k"),
     ("project", project_but(lambda q, k, v: (q, 2 * k, v)), "k is not x @ w_k.T"),
-    ("project", lambda x, w_q, *_: x @ w_q, "The weights are [out, in]: x @ w_q.T"),
-    ("project", typed_heads, "take the sizes from the arguments"),
+    ("project", lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
+    ("project", lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32), "Take the number of heads from"),
+    ("project", typed_heads, "take the number of heads from the matrix"),
+    ("induction_score", lambda w, p: w[p:, 1 : p + 1].diagonal().sum(), "take their mean"),
+    ("induction_score", lambda w, p: w[p:, 1 : p + 1].diagonal(), "one number, got shape [5]"),
+    ("induction_score", lambda w, p: w[p:, :p].diagonal().mean(), "the earlier place of the same"),
+    ("induction_score", lambda w, p: w.diagonal()[p:].mean(), "gives to itself"),
+    ("induction_score", lambda w, p: w.diagonal(-1)[p - 1 :].mean(), "to the one before it"),
+    ("induction_score", lambda w, p: right_score(w.T, p), "row and column are swapped"),
+    ("induction_score", lambda w, p: right_score(w, p) + 1, "only the queries of the second"),
     ("layer", lambda x, w, angles, attend: x * math.nan, "NaN"),
     ("layer", lambda x, w, angles, attend: 2 * x, "other numbers; are project and rope ✔"),
-    ("layer", lambda x, w, angles, attend: x @ w.gate, "The weights are [out, in]"),
+    ("layer", lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
+    ("layer", lambda x, w, angles, attend: x @ w.k, "multiply by w.k.T or w.v.T"),
+    ("layer", lambda x, w, a, attend: x + x.unflatten(1, (-1, 32)), "Join the heads first"),
     *(
         ("layer", lambda x, w, a, attend, slip=slip: _slipped(slip, x, w, a, attend), why)
         for slip, why in LAYER_SLIPS.items()
@@ -452,6 +494,11 @@ for kv in ("kv_bytes, 6/2 heads", "kv_bytes, Qwen3-0.6B"):
         (kv, lambda c, size: right_bytes(c, size) * c.group_size, "not query heads"),
         (kv, lambda c, size: right_bytes(c, 4), "use the argument"),
         (kv, lambda c, size: 17 * size, "34; count K and V, layers, K/V heads"),
+        (
+            kv,
+            lambda c, size: right_bytes(QWEN3_06B, size) // 7,
+            "it reads QWEN3_06B, use the argument config",
+        ),
         (kv, lambda c, size: [17], "[17] for 2 and for 4 bytes a number"),
         (kv, lambda c, size: 8 * right_bytes(c, size), "bytes, not bits"),
         (kv, lambda c, size: right_bytes(c, size) / 1024, "bytes, not KiB"),
@@ -516,7 +563,14 @@ def learners_layer(old: str, new: str) -> Callable[..., Tensor]:
             "h = rms_norm(x + mixed, w.mlp_norm)",
             "the MLP is added to the normed sum",
         ),
-        ("attend(q, k, v).flatten(1)", "attend(q, k, v)", "The weights are [out, in]"),
+        ("attend(q, k, v).flatten(1)", "attend(q, k, v)", "Join the heads first with .flatten(1)"),
+        ("attend(q, k, v)", "attend(q, k, v, None)", "call attend(q, k, v) without a mask"),
+        ("w.o.T", "w.o", "the weights are [out, in]: multiply by w.o.T"),
+        ("(h @ w.up.T)) @ w.down.T", "(h @ w.up.T)) @ w.down", "multiply by w.down.T"),
+        ("        h = rms_norm(y, w.mlp_norm)\n", "", "the MLP reads the first norm again"),
+        ("rms_norm(y, w.mlp_norm)", "x", "the MLP reads x; it must"),
+        (".flatten(1)", ".mT.flatten(1)", "joined number by number"),
+        (".flatten(1)", ".transpose(0, 1).reshape(len(x), -1)", "tokens are mixed"),
         ("w.q, w.k, w.v, ", "w.q, w.v, w.k, ", "w.k and w.v are swapped"),
     ],
 )

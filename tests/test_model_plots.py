@@ -134,6 +134,11 @@ def test_picture_of_q_k_and_v_names_the_token_literally_and_every_head(
     assert picture.caption.startswith("Layer 3 multiplies the 192 numbers of token")
     assert "192 (6 × 32) for q, 64 (2 × 32) for k and 64 (2 × 32) for v" in picture.caption
     assert picture.png != qkv_picture(model, tokenizer, ids, place - 1, layer=3).png
+    number = float(recorded_projection(model, ids, place, 3).results[0][32 + 4])
+    framed = f"{number:.2f}".replace("-", "−")
+    assert f"one number of q: {framed} (framed)." in said
+    assert f"the framed row 36 of W_q times x is {framed}, number 4 of head 1" in picture.caption
+    assert "the mean of 4 × 4 numbers" in picture.caption and len(picture.svg) < 200_000
 
 
 # -- which query head reads which K/V head --------------------------------------------------------
@@ -192,17 +197,22 @@ HITS = [
     ("L3 <b>H3</b>", 2, 320),
     ("$L1$", 318, 320),
     (f"{CONTROL}L3 H0–2", 309, 320),
+    (f"{CONTROL}L0 H3–5", 1, 320),
 ]
 
 
 def test_controls_stand_apart_below_the_others() -> None:
     picture = check_plot(lambda: ablation_picture(HITS))
-    names = ["nothing silenced", "L3 <b>H3</b>", "$L1$", "controls", "L3 H0–2"]
-    assert [word for word in plot_words(picture) if word in names] == names
+    names = ["nothing silenced", "L3 <b>H3</b>", "$L1$", "controls", "L3 H0–2", "L0 H3–5"]
+    said = plot_words(picture)
+    places = [said.index(name) for name in names]
+    assert places == sorted(places) and said.count(names[0]) == 2, "the dotted line has its name"
     assert picture.caption == (
-        "Nothing silenced: 310 of 320; L3 <b>H3</b>: 2 of 320; $L1$: 318 of 320. "
-        "Controls: L3 H0–2: 309 of 320."
+        "Nothing silenced: 310 of 320. Little changes with $L1$ (318 of 320). Hardly anything is "
+        "left with L3 <b>H3</b> (2 of 320). Controls: little changes with L3 H0–2 (309 of 320), "
+        "but hardly anything is left with L0 H3–5 (1 of 320)."
     )
+    assert [word for word in said if "not harmless" in word] == ["1 of 320  ✗ not harmless"]
     assert "<pattern" in picture.svg  # hatched
 
 
@@ -210,7 +220,7 @@ def test_probabilities_are_per_cents_and_need_no_controls() -> None:
     picture = check_plot(
         lambda: ablation_picture([("nothing silenced", 0.99, 1), ("one", 0.24, 1)])
     )
-    assert picture.caption == "Nothing silenced: 99 %; one: 24 %."
+    assert picture.caption == "The probability falls from 99 % (nothing silenced) to 24 % (one)."
     assert "probability" in plot_words(picture) and "controls" not in plot_words(picture)
     assert "<pattern" not in picture.svg
 

@@ -117,7 +117,7 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
         lambda: attention_plots.dtype_picture(
             [1, 81, 161], {"a": [1e-7, 1e-6, 2e-5], "x": [1, 2, 3]}
         ),
-        ["at position 161", "a 2e-05", "x 3"],
+        ["at position 161", "a 2e-05", "x 3; an error of π means"],
     ),
     "dtype_picture 2": (  # a narrow range of errors has plain numbers, too
         lambda: attention_plots.dtype_picture([1, 2], {"a": [1.2, 1.4], "b": [2.0, 3.5]}),
@@ -305,7 +305,9 @@ def test_axis_marks_are_plain_numbers() -> None:
 @pytest.mark.parametrize("points", [1, 2, 3])
 def test_curves_that_ship_do_not_jump_or_are_short_can_be_drawn(points: int) -> None:
     shipped = json.loads((TINY.parent / "curve.json").read_text())
-    caption = attention_plots.training_picture(shipped).caption
+    picture = attention_plots.training_picture(shipped, vocab_size=100)
+    assert "pure guessing: 4.61 (left axis)" in plot_words(picture)  # log 100
+    caption = picture.caption
     assert f"ends at {shipped[-1]['repeat_loss']:.2f}" in caption
     short = [{"step": i, "text_loss": 6.0, "repeat_loss": 6.0, "induction": 0.1} for i in range(3)]
     caption = attention_plots.training_picture(short[:points]).caption

@@ -14,7 +14,8 @@
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
-# Qwen3, a family of open models.
+# Qwen3, a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
+# course, and its *engine* is the part that runs models to write text.
 
 # %%
 import torch
@@ -135,13 +136,15 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
-# shape of the matrix and `head_dim`.
+# shape of the matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, H_kv of key
+# and value heads, and hidden is the hidden size.
 #
 # The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
 # the package's own function stays there, and the cell says so. Then a story is told, either way.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
-# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D].
+# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
+# finds the number of heads by itself (the −1).
 # Do the same for k and v, and return the three as a tuple.</details>
 
 
@@ -182,8 +185,10 @@ print("scores of the last query:", scores[2].int().tolist())
 # %% [markdown]
 # Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
 # shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
-# positive and add up to one. (They are also called *attention weights*.) The output is the sum of the
-# values, each times its share.
+# positive and add up to one. The output is the sum of the values, each times its share.
+#
+# Shares are also called *attention weights*. Do not confuse them with the *weights* of the model, the learned
+# numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
 
 # %%
 predictions.ask(
@@ -203,7 +208,9 @@ answered = predictions.reveal("share", f"about {100 * shares[0]:.0f} %")
 three_token_picture(q, k, v) if answered else None
 
 # %% [markdown]
-# Now the whole sum, and the same from the package:
+# Now the whole sum, and the same from the package. `check_close` compares them number by number. max |Δ| is
+# the largest difference, and it must stay within the *tolerance*: computers round, so sums in another order
+# may differ in their last digits.
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
@@ -223,7 +230,8 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% tags=["exercise"]
 def attention(q, k, v, mask):
-    """One head: q [q, D], k and v [kv, D], mask [q, kv] (True = may attend) -> [q, D]."""
+    """One head: q [q_len, D], k and v [kv_len, D], mask [q_len, kv_len] (True = may attend)
+    -> [q_len, D]."""
     ### BEGIN SOLUTION
     scores = q @ k.T / k.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -242,7 +250,7 @@ mine.tell(PROMPT + " Ben had a blue ball.")
 # %% [markdown]
 # Your function runs once for each head, layer and new token. The package's version below does all heads in
 # one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add". `repeat_interleave` will make sense in section 6.
+# multiply along d and add", so it is `q @ k.T` for each head. `repeat_interleave` will make sense in section 6.
 
 # %%
 show_source(naive_attention)
@@ -262,8 +270,9 @@ STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=3, head=3)
 
 # %% [markdown]
-# No query sees a later token: it could not, because when a story is written the later tokens do not exist
-# yet. This is the *causal* rule: `key_pos <= query_pos`.
+# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is
+# the training: at every token at once, the model learns to predict the next one. Without the mask it could
+# simply look it up. This is the *causal* rule: `key_pos <= query_pos`.
 #
 # Often all tokens run at once, and there are as many queries as keys. If only the newest tokens run, as in
 # the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
@@ -309,7 +318,8 @@ for corner, mask in corners.items():
 #
 # <details><summary>Hint</summary>Make a column of query positions with <code>torch.arange(...)[:, None]</code>
 # and a row of key positions with <code>[None, :]</code>. Their difference has a number for each pair. The
-# first query stands at position <code>kv_len - q_len</code>.</details>
+# first query stands at position <code>kv_len - q_len</code>. Join two conditions with <code>&</code>, each in
+# its own brackets: <code>(...) & (...)</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -349,24 +359,32 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     mine.tell(TWO, window=8)
     two_labels = token_labels(tokenizer, tokenizer.encode(TWO).ids)
     away = [len(two_labels) - two_labels.index(piece) for piece in ("·R", "·Mi")]
-    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token.")
+    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token,")
+    print("and the query that predicts it sees the 8 tokens before it. Over all layers: up to")
+    print(
+        f"{c.num_hidden_layers} layers · 7 = {c.num_hidden_layers * 7} tokens back from that query."
+    )
 
 # %% [markdown]
 # The sentences are still well formed, because grammar needs only a few tokens back. But the model has
-# forgotten who the story is about. When it needs a name, both names are farther away than the window
-# reaches, so it invents new ones. What the mask hides does not exist for that query. (This model was trained
-# without a window.)
+# lost the names: with each new token the window moves on, and when a name is needed, both lie outside it.
+#
+# The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
+# back themselves, in the layer before. So layers pass things on, and 4 layers reach 28 tokens back. Models
+# that are trained with a window can learn to use this detour. Ours was trained without a window.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
 # concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
-# value for each token. That saves memory, as section 13 will show. Query head *h* reads K/V head `h // group`.
+# value for each token. That saves memory, as section 13 will show. The `group` is the number of query heads
+# divided by the number of K/V heads. Query head *h* reads K/V head `h // group`.
 
 # %% tags=["figure-gqa"]
 from tutorial_engine.viz.model_plots import gqa_picture
 
+print(f"group = {c.num_attention_heads} // {c.num_key_value_heads} = {c.group_size}")
 gqa_picture(c)
 
 # %% [markdown]
@@ -389,7 +407,8 @@ print("same output:         ", same)
 # ## 7 · Why divide by √D?
 #
 # **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the
-# variance of their scores.
+# variance of their scores. (The *variance* is the mean of the squared distances from the mean. Its square
+# root is the *standard deviation*, the usual distance from the mean.)
 
 # %%
 predictions.ask(
@@ -412,8 +431,9 @@ variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
 # A score is a sum of D products, and the variances of independent products add up. So the standard
-# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. This is what it does to
-# the softmax over 8 keys:
+# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. Why does it matter? With
+# one share near 1, attention can only pick one key. And in training hardly any gradient reaches the other
+# keys, so the head cannot learn to look elsewhere. This is what it does to the softmax over 8 keys:
 
 # %%
 many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
@@ -493,8 +513,9 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
 #
-# <details><summary>Hint</summary><code>x.chunk(2, dim=-1)</code> gives all a and all b, each
-# [T, heads, D / 2]. The angles have no axis for the heads; <code>angles[:, None, :]</code> adds one.
+# <details><summary>Hint</summary><code>a, b = x.chunk(2, dim=-1)</code> cuts the last axis in
+# halves: all a and all b, each [T, heads, D / 2]. The angles have no axis for the heads;
+# <code>angles[:, None, :]</code> adds one.
 # <code>torch.cat(..., dim=-1)</code> joins the halves again.</details>
 
 
@@ -526,9 +547,13 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. The reason is that turning a query by the angle
-# of *m* and a key by the angle of *n* changes their dot product exactly as turning one of them by the angle
-# of *m − n* would. Here are a random query and key, put at three places.
+# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle
+# of position *m*. R_mᵀ turns it back by the same angle, and two turns add up to one:
+#
+# (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
+#
+# On the right only the distance is left. In the picture of the clock: if both hands turn on by the same
+# angle, the angle between them stays. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz.attention_plots import distance_picture
@@ -594,8 +619,9 @@ dtype_picture(positions, errors)
 # ### The attention block in full
 #
 # One step is still missing. Qwen3 normalises each head's query and key before it turns them (`q_norm` and
-# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the norm of a
-# vector, but it mixes the two numbers of a pair, and `q_norm` has a different weight for each number.
+# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the *norm* of
+# a vector in the sense of its length, but it mixes the two numbers of a pair, and `q_norm` has a different
+# weight for each number.
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -624,7 +650,7 @@ show_source(Qwen3Attention.forward)
 # **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
 # embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
 # and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
-# whatever the earlier layers have added, and nothing is lost unless a later layer subtracts it. Find it in
+# whatever the earlier layers have added: it stays there, unless a later layer removes it. Find it in
 # the map of section 2: it is the green line, and each layer has two places where something is added.
 
 # %% [markdown]
@@ -642,9 +668,9 @@ normed = rms_norm(vectors, w.input_norm)
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
-# **SwiGLU** is the MLP of a layer, the part that works on each token alone. It widens the vector twice.
-# One result, the *gate*, goes through SiLU, the function x · sigmoid(x). It multiplies the other result,
-# *up*. A third matrix, *down*, brings the product back to the hidden size.
+# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
+# the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
+# by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -658,7 +684,7 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads, with the mask.
+# your `attention` for all heads. It has the mask already: call `attend(q, k, v)`.
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -739,7 +765,8 @@ for number, block in enumerate(model.model.layers):
 #
 # **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
 # is no axis for the batch and no padding, here and in all later notebooks. The indented lines are the
-# first layer; the other layers have the same shapes.
+# first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the logits, is the
+# embedding table once more: it has a row for each token, and the logit is the dot product with that row.
 
 # %%
 from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
@@ -855,8 +882,12 @@ for head, row in enumerate(story_weights[3, :, -1]):
 
 # %% [markdown]
 # Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: on each token it looks at what came after the same token before, and passes
-# that on as what comes next. Here is the whole map of one of them; you saw it in the explorer of section 5.
+# called an *induction head*: it finds the same token earlier in the text, looks at the token after it, and
+# suggests that one. Here is the whole map of one of them; you saw it in the explorer of section 5.
+#
+# What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
+# somewhere. Most rows here rest on `·time` or `·a`. The row of `·day` looks at `·R`, although `·day` is new:
+# perhaps because `·R` came after `·time`, a similar word.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz.attention_plots import attention_picture
@@ -866,14 +897,7 @@ attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
 # away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`?
-
-# %%
-predictions.ask(
-    "ablation",
-    "Heads 3, 4 and 5 of layer 3 are silenced. The probability of “a” after “·R” is then ...",
-    ["nearly 1, as before", "about 1/4", "0"],
-)
+# to the probability of `a`? To compare, we also need a text without an earlier name.
 
 
 # %%
@@ -896,15 +920,27 @@ def chance(text, piece, heads):
     return float(logits[-1].softmax(-1)[tokenizer.token_to_id(piece)])
 
 
-# %% tags=["figure-ablation"]
+# %% tags=["figure-no-name"]
 from tutorial_engine.viz.model_plots import ablation_picture
 
+bars = [("all heads", chance(STORY, "a", {}), 1.0)]
+bars += [("all heads, but no earlier name", chance("Once upon a time R", "a", {}), 1.0)]
+ablation_picture(bars)
+
+# %%
+predictions.ask(
+    "ablation",
+    "Heads 3, 4 and 5 of layer 3 are silenced, in the story with Rado. The bar of “a” is then ...",
+    ["as high as the first", "near the second", "at 0"],
+)
+
+# %% tags=["figure-ablation"]
 COPIERS = {3: (3, 4, 5)}
-runs = [("all heads", STORY, {}), ("L3 H3, H4, H5 silenced", STORY, COPIERS)]
-runs += [("no earlier name in the text", "Once upon a time R", {})]
-bars = [(name, chance(text, "a", heads), 1.0) for name, text, heads in runs]
-answered = predictions.reveal("ablation", 1 if 0.15 < bars[1][1] < 0.35 else 0)
-ablation_picture(bars) if answered else None
+silenced = chance(STORY, "a", COPIERS)
+nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
+answered = predictions.reveal("ablation", nearest)
+three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
+ablation_picture(three) if answered else None
 
 # %% [markdown]
 # Without these heads the model still guesses `a`, but hardly more often than when the text has no earlier
@@ -956,8 +992,10 @@ if predictions.reveal("induction", 2 if right > 0.9 * total else 1 if right > 0.
 # %% [markdown]
 # This is no miracle: the model was trained for it. Part of its training rows were random tokens that
 # repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
-# trained on ordinary text only: Olsson et al., 2022.) This is the mix of one training step, from the code
-# that trained our model:
+# trained on ordinary text only: Olsson et al., 2022.)
+#
+# A *row* is one text of a training step, and the *target* of a token is the token that should be predicted
+# there. This is the mix of one training step, from the code that trained our model:
 
 # %%
 from tutorial_engine.tiny.train import IGNORE, RANDOM_SHARE, ROWS, batches, random_row
@@ -972,9 +1010,34 @@ print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.n
 show_source(random_row)
 
 # %% [markdown]
+# ### Exercise 6: the induction score (5 minutes)
+#
 # Which heads do it? The *induction score* of a head is the attention that it gives, on average over the
-# second round, to the right place. It stands above each map. The bright diagonal in the lower half of a
-# map is the pattern.
+# queries of the second round, to the right place: the token *after* the earlier place of the same token.
+# `weights` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
+#
+# <details><summary>Hint</summary>The queries of the second round are <code>torch.arange(period, 2 * period)</code>.
+# The same token stood <code>period</code> places earlier. Two tensors of positions pick one share for each
+# query: <code>weights[queries, keys]</code>.</details>
+
+
+# %% tags=["exercise"]
+def induction_score(weights, period):
+    """weights [2·period, 2·period] of one head -> the mean share that goes to the right place."""
+    ### BEGIN SOLUTION
+    queries = torch.arange(period, 2 * period)
+    return weights[queries, queries - period + 1].mean()
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_induction_score
+
+check_induction_score(induction_score)
+
+# %% [markdown]
+# Here are all heads, on one of the random texts. The score above each map is the mean over several longer
+# texts. The bright diagonal in the lower half of a map is the pattern.
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_plots import heads_picture
@@ -983,14 +1046,15 @@ weights = attention_weights(model, noise[0])
 heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. It must find a token *whose predecessor* is the current token, but at
-# first a token's vector says nothing about its predecessor. An earlier layer must first copy each token's
-# predecessor into its vector. Which heads look back by one token, and which by two?
+# An induction head cannot work alone. It must find a place where the token before is the same as the
+# current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
+# vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
+# it. Which heads look back by one token, which by two, and which at the token itself?
 
 # %%
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
-for back in (1, 2):
+for back in (0, 1, 2):
     mean = weights.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
@@ -1008,6 +1072,9 @@ ablations = {
     "L3 H3, H4, H5 (induction)": COPIERS,
     "L3 H3 alone": {3: (3,)},
     "L1 H3, H5 (one back)": {1: (3, 5)},
+    "L1 H3 (one back) alone": {1: (3,)},
+    "L1 H5 (one back) alone": {1: (5,)},
+    "L1 H4 (two back) alone": {1: (4,)},
     "control: L3 H0, H1, H2": {3: (0, 1, 2)},
     "control: L2 H0, H1, H2": {2: (0, 1, 2)},
     "control: L1 H0, H1, H2": {1: (0, 1, 2)},
@@ -1022,19 +1089,41 @@ ablation_picture(counts)
 # %% [markdown]
 # Read it with care.
 #
-# - Four of the five controls change little. So copying does not stop because of just any three heads.
-# - Without the three induction heads no copying is left. But the same is true for the last control, three
-#   heads of layer 0 that are no induction heads, and nearly true for the two heads that look one token
-#   back. An ablation shows that a part is *needed*. It does not show that the part does the work alone.
+# - Four of the five controls change little. So it matters which three heads we silence.
+# - Without the three induction heads no copying is left. The same is nearly true without the two heads that
+#   look one back. Either of them alone costs much less, and L1 H4, which looks two back, costs as much as
+#   they do.
 # - The best single induction head can nearly be spared: the other two are enough.
+# - One control fails: no copying is left, though these heads of layer 0 are no induction heads. To see why,
+#   we silence each head of the model alone.
+
+# %% tags=["figure-each-head"]
+places = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
+alone = {(i, j): hits({i: (j,)}) for i, j in places}
+for i in range(c.num_hidden_layers):
+    print(f"layer {i}, heads 0 to 5:", [alone[i, j] for j in range(c.num_attention_heads)])
+worst = min(places, key=alone.get)
+itself = weights.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # attention of a token to itself
+print(
+    f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
+)
+rows = [(f"L0 H{j} alone", alone[0, j], total) for j in range(c.num_attention_heads)]
+ablation_picture([("nothing silenced", right, total), *rows])
+
+# %% [markdown]
+# One head does nearly all of it: L0 H4, the head that looks at the token itself. It can only pass on which
+# token stands there, and the later layers seem to need exactly this to compare tokens. The other five heads of
+# layer 0 can be spared. So an ablation shows that a part is *needed*. It does not show that the part does
+# the copying.
 
 # %% [markdown]
 # ### How they came about
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
-# model gave to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
-# stays for hundreds of steps where plain guessing leaves it. Then it falls steeply, and in the same steps
-# the induction score of the best head rises. The loss on stories hardly notices.
+# model gave to the token that came; lower is better. On stories it falls from the first steps on. On
+# repeated random tokens it stays near the loss of pure guessing for hundreds of steps. Then it falls
+# steeply, and in the same steps the induction score of the best head rises. The loss on stories hardly
+# changes there.
 
 # %% tags=["figure-training"]
 import json
@@ -1043,7 +1132,7 @@ from math import log
 from tutorial_engine.viz.attention_plots import training_picture
 
 print(f"guessing among {c.vocab_size} tokens: loss {log(c.vocab_size):.2f}")
-training_picture(json.loads((TINY.parent / "curve.json").read_text()))
+training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
 # %% [markdown]
 # ## 13 · Text, the slow way
@@ -1094,10 +1183,11 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens before it. If we kept these
+# For a new token we need its own query, and the keys and values of all tokens up to and
+# including it. If we kept these
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
-# ### Exercise 6: what would it cost? (5 minutes)
+# ### Exercise 7: what would it cost? (5 minutes)
 #
 # Count the bytes that the keys and values of one token need, in all layers of the model together.
 #
@@ -1160,6 +1250,10 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 # The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
 # and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
 # a row of its own. The ledger comes back in every notebook.
+#
+# The last line says the tolerance: a ten-thousandth of the largest logit. It also says how close the choice of
+# a token ever was: `top1 − top2` is the largest logit minus the second largest. Where this is small, even
+# rounding could change the token.
 
 # %%
 from tutorial_engine.engine.runner import RecomputeRunner

@@ -4,7 +4,9 @@ Every check hands out copies, so that an answer that works in place is as good a
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -41,6 +43,27 @@ def _first_that_fits(got: Tensor, named: Named, tolerance: float = 1e-5) -> str 
 
 def _same(got: Tensor, wrong: Tensor, tolerance: float) -> bool:
     return got.shape == wrong.shape and close(got, wrong, tolerance)
+
+
+@contextmanager
+def _explained(explain: Callable[[str], str]) -> Iterator[None]:
+    """Add to the error of shapes that the learner's function raises what it means, if we know."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        why = explain(str(error))
+        raise type(error)(f"{str(error).rstrip('.')}. {why}") if why else error from error
+
+
+def _not_transposed(said: str, weights: Mapping[str, Tensor]) -> str:
+    """Which [out, in] matrix lacks its .T, read from the shapes in PyTorch's words; "" if none."""
+    found = re.search(r"\(\d+x(\d+) and (\d+)x(\d+)\)", said)
+    if found is None:
+        return ""
+    wide, *shape = map(int, found.groups())
+    names = [name for name, w in weights.items() if list(w.shape) == shape and shape[1] == wide]
+    turned = " or ".join(f"{name}.T" for name in names)
+    return f"The weights are [out, in]: multiply by {turned}" if names else ""
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -149,14 +172,22 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             "window_mask: right for all queries at once, for one, for some, and for a wide window",
         )
 
-    return guarded("window_mask", run, function, "It needs a column of queries and a row of keys.")
+    return guarded("window_mask", run, function)
+
+
+def _why_no_mask(said: str) -> str:
+    if "ambiguous" in said:
+        return "Join two conditions with &, each in its own brackets: (...) & (...)"
+    return "It needs a column of queries and a row of keys"
 
 
 def _wrong_mask(
     function: Callable[..., Tensor], q_len: int, kv_len: int, window: int
 ) -> Verdict | None:
     where = f"q={q_len}, k={kv_len}, window={window}"
-    got, want = function(q_len, kv_len, window), causal_mask(q_len, kv_len, window)
+    with _explained(_why_no_mask):
+        got = function(q_len, kv_len, window)
+    want = causal_mask(q_len, kv_len, window)
     bad = not_done("window_mask", got, function) or wrong_shape("window_mask", got, want)
     if bad is not None:
         return bad
@@ -200,7 +231,9 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
             x = _random(tokens, heads, size)
             positions = torch.arange(first, first + tokens)
             angles = positions[:, None] * inverse_frequencies(size, 10000.0)
-            got, want = function(*_copies(x, angles)), right_rope(x, angles)
+            with _explained(_why_no_rope):
+                got = function(*_copies(x, angles))
+            want = right_rope(x, angles)
             bad = not_done("rope", got, function) or wrong_shape("rope", got, want)
             if bad is not None:
                 return bad
@@ -216,8 +249,14 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
             return Verdict(False, f"rope: {why}")
         return Verdict(True, "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens")
 
-    hint = "The angles [T, D / 2] need an axis for the heads: angles[:, None, :]."
-    return guarded("rope", run, function, hint)
+    return guarded("rope", run, function)
+
+
+def _why_no_rope(said: str) -> str:
+    why = "The angles [T, D / 2] need an axis for the heads: angles[:, None, :]"
+    if "dimension 2" in said:  # the numbers of a head do not fit the angles
+        why += ". Cut the last axis in halves, [T, heads, D / 2]: x.chunk(2, dim=-1)"
+    return why
 
 
 def _rope_slips(x: Tensor, angles: Tensor) -> Named:
@@ -228,6 +267,14 @@ def _rope_slips(x: Tensor, angles: Tensor) -> Named:
     yield (
         right_rope(x[..., order], angles)[..., order.argsort()],
         "neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2",
+    )
+    yield (
+        right_rope(x[..., order], angles),
+        "0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2: x.chunk(2, dim=-1)",
+    )
+    yield (
+        torch.cat((a * sin - b * cos, b * sin + a * cos), dim=-1),
+        "cos and sin are swapped: it is a cos φ − b sin φ",
     )
     yield x, "nothing was turned"
     yield right_rope(x, angles.deg2rad()), "the angles are radians already"
@@ -264,11 +311,13 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
             bad = Verdict(False, f"it raised {type(error).__name__}: {error}")
         if bad is not None:
             return Verdict(
-                False, f"project: {other}: {bad.message}; take the sizes from the arguments"
+                False,
+                f"project: {other}: {bad.message}; take the number of heads from the matrix: "
+                "len(w_q) // head_dim",
             )
         return Verdict(True, "project: 4 query and 2 K/V heads of 8 numbers, then 3 and 1 of 4")
 
-    return guarded("project", run, function, "The weights are [out, in]: x @ w_q.T.")
+    return guarded("project", run, function)
 
 
 def _wrong_projection(
@@ -278,7 +327,17 @@ def _wrong_projection(
     w_q, w_k, w_v = (_random(n * head_dim, hidden) + n for n in (heads, kv_heads, kv_heads))
     w_v = w_v.flip(0)
     wanted = right_project(x, w_q, w_k, w_v, head_dim)
-    got = function(*_copies(x, w_q, w_k, w_v), head_dim)
+
+    def explain(said: str) -> str:
+        if "invalid for input of size" in said or "multiply up to" in said:
+            return (
+                "Take the number of heads from the matrix, len(w_q) // head_dim, and head_dim from "
+                "the argument"
+            )
+        return _not_transposed(said, {"w_q": w_q, "w_k": w_k, "w_v": w_v})
+
+    with _explained(explain):
+        got = function(*_copies(x, w_q, w_k, w_v), head_dim)
     bad = not_done("project", got, function)
     if bad is not None:
         return bad
@@ -349,6 +408,8 @@ LAYER_SLIPS = {
     "norm after the sum": "the norms come after each sum (as in 2017); Qwen3 norms before",
     "no input norm": "attention reads x itself; it must read rms_norm(x, w.input_norm)",
     "no MLP norm": "the MLP reads the stream itself; it must read its norm, w.mlp_norm",
+    "old norm": "the MLP reads the first norm again; it must read the norm of x + attention",
+    "MLP reads x itself": "the MLP reads x; it must read the norm of x + attention",
     "norms swapped": "input_norm and mlp_norm are swapped",
     "one norm for both": "w.input_norm is used twice; the MLP has its own norm, w.mlp_norm",
     "no q_norm and k_norm": "q_norm and k_norm are missing; they norm each head of q and of k",
@@ -363,6 +424,9 @@ LAYER_SLIPS = {
     "k and v swapped": "k and v are swapped in attend(q, k, v)",
     "w.k and w.v swapped": "w.k and w.v are swapped",
     "no o": "the output of the heads is added without w.o",
+    "o without .T": "attention is multiplied by w.o; the weights are [out, in]: multiply by w.o.T",
+    "D before heads": "the heads are joined number by number; .flatten(1) puts head after head",
+    "heads before tokens": "tokens are mixed when the heads are joined; use .flatten(1)",
     "no attention": "attention is missing: only the MLP is there",
     "no MLP": "the MLP is missing: only attention is there",
     "gate and up swapped": "gate and up are swapped: silu goes around x @ w.gate.T",
@@ -397,7 +461,7 @@ def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tenso
             f"{len(TEXT_IDS)} tokens of {model.config.hidden_size} numbers",
         )
 
-    return guarded("layer", run, function, "The weights are [out, in]: x @ w.o.T.")
+    return guarded("layer", run, function)
 
 
 def _wrong_layer(function: Callable[..., Tensor], number: int) -> Verdict | None:
@@ -407,10 +471,20 @@ def _wrong_layer(function: Callable[..., Tensor], number: int) -> Verdict | None
     weights = LayerWeights.of(model.model.layers[number])  # type: ignore[arg-type]
     angles = batch.positions[:, None] * model.model.rotary_emb.inv_freq
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *more: object, **named: object) -> Tensor:
+        if more or named:
+            raise TypeError("call attend(q, k, v) without a mask; it has the mask already")
         return backend.attend(number, q, k, v, batch)
 
-    got = function(x.clone(), LayerWeights(*_copies(*weights)), angles.clone(), attend)
+    def explain(said: str) -> str:
+        sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", said)
+        if str(len(weights.q_norm)) in (one for pair in sizes for one in pair):
+            return "Join the heads first with .flatten(1)"
+        matrices = {f"w.{name}": w for name, w in weights._asdict().items()}
+        return _not_transposed(said, matrices)
+
+    with _explained(explain):
+        got = function(x.clone(), LayerWeights(*_copies(*weights)), angles.clone(), attend)
     bad = not_done("layer", got, function) or wrong_shape("layer", got, want)
     tolerance = 1e-5 * float(want.abs().max())
     if bad is not None or close(got, want, tolerance):
@@ -420,7 +494,7 @@ def _wrong_layer(function: Callable[..., Tensor], number: int) -> Verdict | None
     if why is None and bool(got.isnan().any()):
         why = "NaN; is something divided by zero?"
     if why is None:
-        why = "other numbers; are project and rope ✔, and does it follow the picture line by line?"
+        why = "other numbers; are project and rope ✔? If so, compare with steps 1 to 4"
     return Verdict(False, f"layer {number}: {why}")
 
 
@@ -448,7 +522,7 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
     h = x if late or slip == "no input norm" else rms_norm(x, w.input_norm)
     mixed = _slipped_heads(slip, h, w, angles, attend)
     if slip != "no o":
-        mixed = mixed @ w.o.T
+        mixed = mixed @ (w.o if slip == "o without .T" else w.o.T)
     if slip == "norm after":
         mixed = rms_norm(mixed, w.input_norm)
     if slip == "no attention":
@@ -460,7 +534,10 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
     if slip == "no MLP":
         return total
     h = x if slip == "MLP reads x" else total
-    h = h if late or slip == "no MLP norm" else rms_norm(h, w.mlp_norm)
+    h = x if slip == "MLP reads x itself" else h
+    plain = late or slip in ("no MLP norm", "MLP reads x itself")
+    h = h if plain else rms_norm(h, w.mlp_norm)
+    h = rms_norm(x, w.input_norm) if slip == "old norm" else h
     gate, up = h @ w.gate.T, h @ w.up.T
     if slip == "gate and up swapped":
         gate, up = up, gate
@@ -490,7 +567,66 @@ def _slipped_heads(slip: str, h: Tensor, w: LayerWeights, angles: Tensor, attend
     if slip == "rope on v":
         v = right_rope(v, angles)
     k, v = (v, k) if slip == "k and v swapped" else (k, v)
-    return attend(q, k, v).flatten(1)
+    mixed = attend(q, k, v)
+    if slip == "heads before tokens":
+        return mixed.transpose(0, 1).reshape(len(h), -1)
+    return (mixed.mT if slip == "D before heads" else mixed).flatten(1)
+
+
+# -- induction ------------------------------------------------------------------------------------
+
+
+def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
+    """Check a learner's function(weights [2·period, 2·period], period) → mean share, 0..1."""
+
+    def run() -> Verdict:
+        for period in (5, 3):
+            n = 2 * period
+            scores = _random(n, n).masked_fill(~causal_mask(n, n), -math.inf)
+            bad = _wrong_score(function, scores.softmax(-1), period)
+            if bad is not None:
+                return bad
+        return Verdict(True, "induction_score: right for 5 and for 3 tokens that are said twice")
+
+    return guarded("induction_score", run, function)
+
+
+def _wrong_score(
+    function: Callable[[Tensor, int], Tensor | float], weights: Tensor, period: int
+) -> Verdict | None:
+    got = function(weights.clone(), period)
+    bad = not_done("induction_score", got, function)
+    if bad is not None:
+        return bad
+    if isinstance(got, Tensor) and got.numel() != 1:
+        return Verdict(
+            False,
+            f"induction_score must return one number, got shape {list(got.shape)}; pick one share "
+            "for each query, weights[queries, keys], and take their mean",
+        )
+    second = torch.arange(period, 2 * period)
+    right = weights[second, second - period + 1]
+    if close(torch.tensor(float(got)), right.mean(), 1e-5):
+        return None
+    named = (
+        (right.sum(), "the sum of the shares; take their mean"),
+        (
+            weights[second, second - period].mean(),
+            "the earlier place of the same token; the right place is the token after it",
+        ),
+        (weights[second, second - period - 1].mean(), "the token before it; take the token after"),
+        (weights[second, second].mean(), "what each token gives to itself"),
+        (weights[second, second - 1].mean(), "what each token gives to the one before it"),
+        (weights[second - period + 1, second].mean(), "row and column are swapped; row = query"),
+    )
+    for wrong, why in named:
+        if close(torch.tensor(float(got)), wrong, 1e-5):
+            return Verdict(False, f"induction_score: {why}")
+    return Verdict(
+        False,
+        f"induction_score: {float(got):.3f} instead of {float(right.mean()):.3f}; only the queries "
+        "of the second round count, and their keys are period − 1 places earlier",
+    )
 
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -520,6 +656,11 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
         deeper = replace(config, num_hidden_layers=2 * config.num_hidden_layers)
         if got == right and function(deeper, 2) == 2 * right:
             return Verdict(True, f"kv_bytes: {right:,} bytes a token")
+        others = _configs_read_by(function)
+        if others:
+            return Verdict(
+                False, f"kv_bytes: {got!r}; it reads {others[0]}, use the argument config instead"
+            )
         usual = [
             (right // 2, "K and V are two tensors: twice as much"),
             (
@@ -535,3 +676,10 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
         return Verdict(False, f"kv_bytes: {got!r}; {hint}")
 
     return guarded("kv_bytes", run, function)
+
+
+def _configs_read_by(function: Callable) -> list[str]:
+    """The names of configs outside the function that its body reads."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = getattr(function, "__globals__", {})
+    return [name for name in names if isinstance(known.get(name), ModelConfig)]

@@ -3,6 +3,7 @@
 Every caption is computed from the same numbers that are drawn.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -149,20 +150,28 @@ def variance_picture(
 
 @house_style()
 def training_picture(
-    curve: Sequence[Mapping[str, float]], random_rows: int = RANDOM_ROWS, rows: int = ROWS
+    curve: Sequence[Mapping[str, float]],
+    random_rows: int = RANDOM_ROWS,
+    rows: int = ROWS,
+    vocab_size: int = 512,
 ) -> Picture:
     """Loss and induction score of the tiny model's training, from its curve.json.
 
-    Of the `rows` of a training step `random_rows` were random tokens, said again and again.
+    Of the `rows` of a training step `random_rows` were random tokens, said again and again. A thin
+    line shows the loss of pure guessing among `vocab_size` tokens.
     """
     series = {key: [point[key] for point in curve] for key in curve[0]}
-    steps, induction, random = series["step"], series["induction"], "loss on repeated random tokens"
+    steps, induction = series["step"], series["induction"]
+    random = "loss on repeated random tokens (left axis)"
     figure, (ax,) = panels(8, 4.2)
-    lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories")
+    guessing = math.log(vocab_size)
+    lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories (left axis)")
     lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
+    words = f"pure guessing: {guessing:.2f} (left axis)"
+    lines += [ax.axhline(guessing, color=QUIET, linewidth=1, linestyle=":", label=words)]
     ax.set(xlabel="training step", ylabel="loss (nats per token)", ylim=(0, 7))
     right = ax.twinx()
-    best = "best induction score"
+    best = "best induction score (right axis)"
     lines += right.plot(steps, induction, "-.", color=GREEN, linewidth=2.2, label=best)
     right.set(ylim=(0, 1.05), ylabel="induction score")
     right.spines["right"].set_visible(True)
@@ -268,11 +277,13 @@ def dtype_picture(positions: Sequence[int], errors: Mapping[str, Sequence[float]
     for i, (name, error) in enumerate(errors.items()):
         ax.plot(positions, error, label=name, color=SERIES[i], linestyle=DASHES[i], linewidth=2)
     ax.axhline(np.pi, color=QUIET, linewidth=1, label="π: opposite direction")
-    ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad)")
+    ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad), logarithmic")
     ax.yaxis.set_major_formatter(PLAIN)
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.legend(loc="center right", fontsize=9)
     last = ", ".join(f"{name} {error[-1]:.1g}" for name, error in errors.items())
     return finish(
-        figure, f"Error of the worst pair at position {positions[-1]}, in radians: {last}."
+        figure,
+        f"Error of the worst pair at position {positions[-1]}, in radians: {last}; an error of π "
+        "means that the hand of this pair points the opposite way.",
     )

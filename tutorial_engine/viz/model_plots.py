@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.patches import ConnectionPatch, Rectangle
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from tutorial_engine.viz.style import (
 from tutorial_engine.viz.tokens import cut_label, token_names
 from tutorial_engine.viz.words import counted, listed, numbered, percent
 
+HARMLESS, HARDLY_ANY = 0.9, 0.15  # the part of the first row that an ablation leaves
 CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
 Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
 
@@ -136,7 +138,9 @@ def qkv_picture(
 ) -> Picture:
     """One token's vector x, the three learned matrices, and its q, k and v cut into heads.
 
-    `token` is a place in `ids`. ValueError for a token or layer that is not there.
+    One row of W_q is framed, with x and the number that the two give. To keep the file light, small
+    squares of the matrices are drawn as their mean. `token` is a place in `ids`. ValueError for a
+    token or layer that is not there.
     """
     x, weights, results = recorded_projection(model, ids, token, layer)
     dim = model.config.head_dim
@@ -146,26 +150,32 @@ def qkv_picture(
     figure, grid = panels(
         9.4, 0.38 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
     )
+    side = math.gcd(4, dim, len(x))
+    small = [_pooled(w, side) for w in weights]
     # the colours end where all but the largest hundredth of the weights lie
-    most = float(torch.cat(weights).abs().flatten().quantile(0.99))
+    most = float(torch.cat(small).abs().flatten().quantile(0.99))
     far = float(torch.cat(results).abs().max())
     title = f"x: token {token} “{label}” after the norm"
     _strips(grid[0], x[None], float(x.abs().max()), title)
     grid[1].axis("off")
-    words = "One row of a matrix, multiplied number by\nnumber with x and added up, gives one"
+    row = dim * (heads[0] > 1) + dim // 8  # the framed one
+    number = f"{float(results[0][row]):.2f}".replace("-", "−")
+    words = f"Row {row} of W_q, multiplied number by\nnumber with x and added up, gives\none number"
     look: dict[str, Any] = {"transform": grid[1].transAxes, "va": "center", "fontsize": 10}
-    grid[1].text(0, 0.5, f"{words}\nnumber of the result at the right.", **look)
-    for i, (name, w, y, count) in enumerate(zip("qkv", weights, results, heads, strict=True)):
+    grid[1].text(0, 0.5, f"{words} of q: {number} (framed).", **look)
+    for i, (name, w, y, count) in enumerate(zip("qkv", small, results, heads, strict=True)):
         matrix, strips = grid[2 * i + 2], grid[2 * i + 3]
-        _strips(matrix, w, most, f"W_{name}: {len(w)} rows of {len(x)} learned numbers")
+        title = f"W_{name}: {len(y)} rows of {len(x)} learned numbers"
+        _strips(matrix, w, most, title, (0, len(x), len(y), 0))
         title = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
         image = _strips(strips, y.view(count, dim), far, title)
-        for row in range(1, count):
-            matrix.axhline(row * dim - 0.5, color=PAPER, linewidth=1.5)
-            strips.axhline(row - 0.5, color=PAPER, linewidth=4)
-        middles = [dim * (row + 0.5) - 0.5 for row in range(count)]
-        matrix.set_yticks(middles, [f"head {row}" for row in range(count)], fontsize=9)
-        strips.set_yticks(range(count), [f"head {row}" for row in range(count)], fontsize=9)
+        for head in range(1, count):
+            matrix.axhline(head * dim, color=PAPER, linewidth=1.5)
+            strips.axhline(head - 0.5, color=PAPER, linewidth=4)
+        names = [f"head {head}" for head in range(count)]
+        matrix.set_yticks([dim * (head + 0.5) for head in range(count)], names, fontsize=9)
+        strips.set_yticks(range(count), names, fontsize=9)
+    _framed_product(grid, row, len(x), dim)
     bar = figure.colorbar(image, ax=grid, shrink=0.5, aspect=30)
     bar.set_ticks([-far, 0, far], labels=["negative", "0", "positive"])
     sizes = listed(
@@ -175,13 +185,39 @@ def qkv_picture(
     return finish(
         figure,
         f"Layer {layer} multiplies the {len(x)} numbers of token {token} “{label}” by three "
-        f"learned matrices and gets {sizes}; the rows between two white lines make one head.",
+        f"learned matrices and gets {sizes}; the framed row {row} of W_q times x is {number}, "
+        f"number {row % dim} of head {row // dim}. The rows between two white lines make one "
+        f"head; a square of a matrix is the mean of {side} × {side} numbers.",
     )
 
 
-def _strips(ax: Axes, values: Tensor, most: float, title: str) -> Any:
+def _pooled(w: Tensor, side: int) -> Tensor:
+    """The means of the squares of side × side numbers of a matrix."""
+    return w.unflatten(1, (-1, side)).unflatten(0, (-1, side)).mean((1, 3))
+
+
+def _framed_product(grid: Sequence[Axes], row: int, wide: int, dim: int) -> None:
+    """Frame x, a row of W_q and the number that they give, and draw the arrow to this number."""
+    x, matrix, q = grid[0], grid[2], grid[3]
+    frame: dict[str, Any] = {"fill": False, "ec": RED, "linewidth": 1.8, "clip_on": False}
+    head, column = divmod(row, dim)
+    x.add_patch(Rectangle((-0.5, -0.5), wide, 1, **frame))
+    matrix.add_patch(Rectangle((0, row - 1.5), wide, 4, **frame))
+    q.add_patch(Rectangle((column - 0.5, head - 0.5), 1, 1, zorder=3, **frame))
+    ends: dict[str, Any] = {"xyA": (wide, row + 0.5), "xyB": (column - 0.6, head - 0.4)}
+    look: dict[str, Any] = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.5, "zorder": 5}
+    q.add_artist(ConnectionPatch(coordsA=matrix.transData, coordsB=q.transData, **ends, **look))
+
+
+def _strips(
+    ax: Axes,
+    values: Tensor,
+    most: float,
+    title: str,
+    extent: tuple[float, float, float, float] | None = None,
+) -> Any:
     """Numbers as colours, a row each: dark = negative, bright = positive."""
-    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most}
+    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most, "extent": extent}
     ax.set(xticks=[], yticks=[])
     ax.set_title(title, fontsize=10)
     ax.tick_params(left=False)
@@ -339,8 +375,8 @@ def ablation_picture(rows: Sequence[Ablation]) -> Picture:
     """A bar for each ablation: what is right with these heads silenced, as a part of `total`.
 
     A name that begins with CONTROL is an ablation that ought to change little; these stand apart,
-    hatched, below the others. The first row is what the others are compared with. ValueError for no
-    rows and for a value outside 0 .. total.
+    hatched, below the others, and one that changes much is marked. The first row is what the others
+    are compared with. ValueError for no rows and for a value outside 0 .. total.
     """
     for name, value, total in rows:
         if not 0 <= value <= total or total <= 0:
@@ -353,34 +389,50 @@ def ablation_picture(rows: Sequence[Ablation]) -> Picture:
     if controls:
         names += ["controls", *(name for name, *_ in controls)]
     figure, (ax,) = panels(8.6, 0.36 * len(names) + 1.5)
+    first, most, total = tested[0]
     _ablations(ax, tested, 0, color=BLUE)
     if controls:
-        _ablations(ax, controls, len(tested) + 1, edgecolor=QUIET, **HATCH)
+        _ablations(ax, controls, len(tested) + 1, most, edgecolor=QUIET, **HATCH)
         ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
-    rows_of_bars(ax, names, 1.22)
+    rows_of_bars(ax, names, 1.3)
     if controls:
         ax.get_yticklabels()[len(tested)].set_fontweight("bold")
-    _, first, total = tested[0]
-    ax.axvline(first / total, color=INK, linewidth=1, linestyle=":", zorder=0)
+    ax.axvline(most / total, color=INK, linewidth=1, linestyle=":", zorder=0, label=first)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     ax.set_xlabel("probability" if total == 1 else "right predictions")
     ax.spines[["left"]].set_visible(False)
-    said = _said(tested)
+    said = [f"{first}: {_result(most, total)}", *_said(tested[1:], most)]
+    if total == 1 and tested[1:] and all(value < HARMLESS * most for _, value, _ in tested[1:]):
+        to = listed(f"to {_result(value, 1)} ({name})" for name, value, _ in tested[1:])
+        said = [f"the probability falls from {_result(most, 1)} ({first}) {to}"]
     if controls:
-        said += f". Controls: {_said(controls)}"
-    return finish(figure, f"{said[0].upper()}{said[1:]}.")
+        said.append(f"controls: {', but '.join(_said(controls, most))}")
+    return finish(figure, ". ".join(f"{one[0].upper()}{one[1:]}" for one in said) + ".")
 
 
-def _ablations(ax: Axes, rows: Sequence[Ablation], first: int, **look: Any) -> None:
-    """Bars with their numbers, from the first-th place on."""
-    places = range(first, first + len(rows))
-    bars = ax.barh(places, [value / total for _, value, total in rows], height=0.68, **look)
-    words = [_result(value, total) for _, value, total in rows]
-    label_bars(ax, bars, words, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
+def _ablations(
+    ax: Axes, rows: Sequence[Ablation], first: int, most: float = 0.0, **look: Any
+) -> None:
+    """Bars with their numbers, from the first-th place on; one far below `most` has a red ✗."""
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+    for place, (_, value, total) in enumerate(rows, start=first):
+        fails = value < HARMLESS * most
+        words = _result(value, total) + "  ✗ not harmless" * fails
+        ink = {"color": RED, "fontweight": "bold"} if fails else {}
+        bar = ax.barh([place], [value / total], height=0.68, **look)
+        label_bars(ax, bar, [words], bbox=box, **ink)
 
 
-def _said(rows: Sequence[Ablation]) -> str:
-    return "; ".join(f"{name}: {_result(value, total)}" for name, value, total in rows)
+def _said(rows: Sequence[Ablation], most: float) -> list[str]:
+    """The rows in sentences, by what is left of `most`: almost all of it, a part, or hardly any."""
+    kinds: dict[str, list[str]] = {"little changes": [], "a part is left": [], "hardly any": []}
+    for name, value, total in rows:
+        left = value / most if most else 1.0
+        kind = list(kinds)[0 if left >= HARMLESS else 1 if left >= HARDLY_ANY else 2]
+        kinds[kind].append(f"{name} ({_result(value, total)})")
+    words = {"hardly any": "hardly anything is left"}
+    return [f"{words.get(kind, kind)} with {listed(who)}" for kind, who in kinds.items() if who]
 
 
 def _result(value: float, total: float) -> str:
