@@ -472,7 +472,8 @@ fill_picture([(text, n, 16) for text, n in zip(PROMPTS, used, strict=True)])
 # **Objective:** meet the classic bug of a cache. A plausible loop counts its decode steps from 1 and
 # computes the position as `prompt_len + step`. Then one position is skipped, and every new token stands
 # one position too far from the prompt.
-#
+
+# %% [markdown]
 # Below, `logits_of` runs a prompt and some given new tokens, one after the other. It returns a *row of
 # logits*, one number for each entry of the vocabulary, for each of them: row 0 after the prompt, row 1
 # after the first new token, and so on.
@@ -594,9 +595,10 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 #
 # The calculator takes the `config.json` of any model. This is Qwen3-0.6B's. Change the context, the
-# memory and the bandwidth, or paste the file of the model that you use. (bf16, here "bfloat16", stores a
-# number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM is a widely used server for LLMs; it
-# takes a share of the GPU's memory, 0.9 by default, and leaves the rest alone.)
+# memory and the bandwidth, or paste the file of your model.
+#
+# bf16 (here "bfloat16") stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM, a
+# widely used server for LLMs, takes a share of the GPU's memory, 0.9 by default.
 
 # %% tags=["figure-calculator"]
 from tutorial_engine.viz.calculator import MemoryCalculator
@@ -614,7 +616,8 @@ MemoryCalculator(QWEN3_06B)
 # would be; vLLM gives out memory in small blocks (notebook 04), so it may be a fraction. Both are upper
 # bounds here. vLLM's share must also hold the *activations*, the intermediate results of a forward. It
 # measures them at start and subtracts them.
-#
+
+# %% [markdown]
 # A static cache gives out whole rows, and the exercise counts those. `config` has the fields
 # `num_hidden_layers`, `num_key_value_heads` and `head_dim`.
 #
@@ -743,14 +746,10 @@ class Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def operations(n):
+for n in (1, 8, 64):
     with Operations() as started:
         model(Batch.from_sequences([[65] * n]), fast_attention(model.device))
-    return started.count
-
-
-for n in (1, 8, 64):
-    print(f"a forward over {n:2} tokens starts {operations(n)} operations")
+    print(f"a forward over {n:2} tokens starts {started.count} operations")
 
 # %% [markdown]
 # Users feel two times. **TTFT**, the time to the first token, is the prefill. **TPOT**, the time per
@@ -942,7 +941,8 @@ print(predictions.score())
 #
 # If you begin here with a fresh kernel, run all cells above first (menu Run, "Run All Above Selected
 # Cell"): it takes less than a minute. Your exercises from the first sitting run in the engine again.
-#
+
+# %% [markdown]
 # ## 11 · Choosing a token
 #
 # **Objective:** know what each setting of a sampler keeps and what it drops.
@@ -1221,9 +1221,10 @@ margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in fo
 # The picture has every token of 20 stories. For most of them the model is sure, so the margin is large.
 # No margin is below the step of fp32. But many servers compute in bf16, whose step is larger, and there
 # some are. The error of a logit can also be several steps, because many roundings add up on the way through
-# the layers, so more margins are in danger than those below one step. One such token is enough: after it
+# the layers. So more margins are in danger than those below one step. One such token is enough: after it
 # the two texts go their own ways.
-#
+
+# %% [markdown]
 # We can build such a tie. Take a hidden state between the rows of "happy" and "sad" in the head, mixed
 # so that both logits are equal on paper, and let the two orders of summation decide.
 
