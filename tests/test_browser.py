@@ -306,7 +306,7 @@ def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Pag
     press(view, "draw 10")
     expect(caption).to_contain_text("10 draws with seed")
     press(view, "◀")
-    expect(caption).to_contain_text("top-p is skipped")
+    expect(caption).to_contain_text("top-k is skipped")
 
 
 def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(

@@ -798,7 +798,7 @@ model.default_attention = usual  # as it was before the measurement
 # ### Exercise 5: the least time (5 minutes)
 #
 # <details><summary>Hint</summary>The arithmetic takes flops / peak seconds, and the memory takes
-# num_bytes / bandwidth seconds. Both go on at the same time.</details>
+# num_bytes / bandwidth seconds. In the best case both go on at the same time.</details>
 
 
 # %% tags=["exercise"]
@@ -939,7 +939,7 @@ print(predictions.score())
 # %% [markdown]
 # # Second sitting: sampling, stopping, and the ledger
 #
-# If you begin here with a fresh kernel, run all cells above first (menu Run, "Run All Above Selected
+# If you begin here after a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected
 # Cell"): it takes less than a minute. Your exercises from the first sitting run in the engine again.
 
 # %% [markdown]
@@ -1307,10 +1307,11 @@ for name, size in {"bf16 differs by": row.difference, "fp32 tolerance:": row.tol
 
 # %% tags=["nbval-ignore-output"]
 whole = SamplingParams(max_tokens=400)  # more than this story needs
-for mine.cached in (False, True):
+for cached in (False, True):
+    mine.cached = cached
     began = time.perf_counter()
     count = len(mine.generate(PROMPTS[0], whole).output_token_ids)
-    name = "with the cache" if mine.cached else "without a cache"
+    name = "with the cache" if cached else "without a cache"
     print(f"{count} tokens {name:15} took {time.perf_counter() - began:.2f} seconds")
 
 # %% [markdown]

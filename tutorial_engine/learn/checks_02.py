@@ -553,7 +553,7 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
             if abs(got - least) <= 1e-6 * least:
                 continue
             known = {
-                compute + memory: "arithmetic and memory overlap: not the sum",
+                compute + memory: "in the best case both overlap completely: not the sum",
                 min(compute, memory): "the slower of the two decides: max, not min",
                 compute
                 * memory: "not the product: both go on at the same time, the slower decides",
