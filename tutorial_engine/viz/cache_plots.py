@@ -426,6 +426,7 @@ def _name_points(
         ax.annotate(
             name, (x, y), (dx, dy), va="center", fontsize=9.5, textcoords="offset points",
             ha="left" if dx > 0 else "right",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.8, "shrinkB": 4},
         )  # fmt: skip
 
