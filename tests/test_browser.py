@@ -316,7 +316,7 @@ def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Pag
     press(view, "draw 10")
     expect(caption).to_contain_text("10 draws with seed")
     press(view, "◀")
-    expect(caption).to_contain_text("top-p is skipped")
+    expect(caption).to_contain_text("top-k is skipped")
 
 
 def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
@@ -331,7 +331,7 @@ def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
     expect(view.locator(".te-error")).to_contain_text("model_type is 'gpt2'")
     press(view, "Qwen3-0.6B")
     expect(view.locator(".te-error")).to_have_count(0)
-    expect(view.locator('[id="sum1"]')).to_contain_text("(with MHA 224 KiB)")
+    expect(view.locator('[id="sum1"]')).to_contain_text("(224 KiB with 16 K/V heads)")
 
 
 # -- notebook 03: requests share steps -------------------------------------------------------------

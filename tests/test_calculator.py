@@ -49,7 +49,7 @@ def test_a_config_from_a_checkpoint_can_be_pasted() -> None:
 def test_factors_multiply_to_the_bytes(calculator: MemoryCalculator) -> None:
     said = words(calculator, "sum1")[0]
     assert said.startswith("2 × 28 layers × 8 K/V heads × head_dim 128 × 2 bytes = 114,688 bytes")
-    assert said.endswith("(with MHA 224 KiB)")  # 16 query heads
+    assert said.endswith("(224 KiB with 16 K/V heads)")  # 16 query heads
     turn(calculator, dtype="float32")
     assert "× 4 bytes = 229,376 bytes" in words(calculator, "sum1")[0]
 
@@ -57,11 +57,16 @@ def test_factors_multiply_to_the_bytes(calculator: MemoryCalculator) -> None:
 def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
     left = int(0.9 * 24 * 2**30) - 2 * 596_049_920
     pages = left // (16 * 114_688)
-    assert words(calculator, "sum4")[0].startswith(f"GPU KV cache size: {16 * pages:,} tokens")
+    assert words(calculator, "sum5")[0].startswith(f"GPU KV cache size: {16 * pages:,} tokens")
     times = pages / (4096 / 16)
     said = f"Maximum concurrency for 4,096 tokens per request: {times:.2f}x"
-    assert words(calculator, "sum5") == [said]
+    assert words(calculator, "sum6") == [said]
     assert calculator.num_steps == int(times) + 1  # a step of the slider for each that fits
+
+
+def test_room_is_told_as_an_upper_bound(calculator: MemoryCalculator) -> None:
+    assert "vLLM also subtracts the activations" in words(calculator, "sum4")[0]
+    assert any("not given to the engine" in tip for tip in tips(calculator))
 
 
 def test_bar_is_the_memory_in_proportion(calculator: MemoryCalculator) -> None:
@@ -92,6 +97,8 @@ def test_times_are_those_of_the_plan_and_the_longer_one_decides(
     boxes = [place(calculator, f"case0.{name}")[2] for name in ("weights", "K and V", "flops")]
     assert boxes[0] / boxes[1] == pytest.approx(decode.weights / decode.kv)
     assert boxes[2] / sum(boxes[:2]) == pytest.approx(decode.arithmetic / decode.memory)
+    computes = place(calculator, "case1.flops")[2]
+    assert computes / sum(boxes[:2]) == pytest.approx(prefill.arithmetic / decode.memory)
     turn(calculator, bandwidth=100_000.0)
     assert calculator.plan.decode(8).bound == "arithmetic"
     assert words(calculator, "case0.least")[0].endswith("limited by arithmetic")

@@ -110,6 +110,13 @@ class Forgets(Keeps):
         super().update(layer, k, v, batch)
 
 
+class NothingOld(Keeps):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        old_k, old_v = self.kv[layer]
+        self.kv[layer] = torch.cat((old_k, k)), torch.cat((old_v, v))
+        return [self.kv[layer]]
+
+
 class Writes(Keeps):
     """A right one by other means: one tensor of room, written in place, and a tuple of lists."""
 
@@ -191,6 +198,15 @@ def slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
     return [r * max_len + old + i for r, (old, n) in pairs for i in range(n)]
 
 
+def packed(cached: list[int], new: list[int], max_len: int) -> list[int]:
+    found: list[int] = []
+    start = 0
+    for old, n in zip(cached, new, strict=True):
+        found += range(start + old, start + old + n)
+        start += old + n
+    return found
+
+
 def numbers(config: ModelConfig) -> int:
     return config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 
@@ -209,6 +225,13 @@ def nucleus(probs: Tensor, p: float) -> Tensor:
 def still_sorted(probs: Tensor, p: float) -> Tensor:
     values = probs.sort(descending=True).values
     return values.cumsum(-1) - values < p
+
+
+def ascending(probs: Tensor, p: float) -> Tensor:
+    values, order = probs.sort()
+    keep = torch.zeros_like(probs, dtype=torch.bool)
+    keep[order] = values.cumsum(-1) - values < p
+    return keep
 
 
 def one_too_few(probs: Tensor, p: float) -> Tensor:
@@ -280,6 +303,7 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_cache, AlongHeads, "k and v are [tokens, heads, head_dim]: join axis 0."),
     (check_cache, HeadsFirst, "the tokens are the first axis"),
     (check_cache, shared_by_all(), "make the dict in __init__"),
+    (check_cache, NothingOld, "the first time, layer 0 has nothing old"),
     (check_cache, Forgets, "update returns None: does it end with `return`?"),
     (check_run_new, lambda m, a, ids, n: run_new(m, a, ids, 0), "runs all 6 tokens again"),
     (check_run_new, lambda m, a, ids, n: run_new(m, a, ids, len(ids) - 1), "last token alone"),
@@ -311,6 +335,16 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
         "it returns [1, 512]; take row 0",
     ),
     (check_run_new, lambda m, a, ids, n: run(m, a, ids, n)[-1], "hidden states"),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a),
+        "5 sequences but 1 first positions; Batch.from_sequences takes a list of sequences",
+    ),
+    (
+        check_run_new,
+        lambda m, a, ids, n: m(Batch.from_sequences([ids[n:]], n), a),
+        "not iterable; Batch.from_sequences takes a list of sequences",
+    ),
     (check_run_new, lambda *args: run_new(*args).softmax(-1), "these are probabilities"),
     (check_run_new, lambda *args: run_new(*args).argmax(), "it returns one number"),
     (check_run_new, lambda *args: run_new(*args).tolist(), "got list"),
@@ -321,6 +355,13 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_slots, lambda cached, new, m: slots(cached, new, 8), "not always 8"),
     (check_slots, lambda cached, new, m: slots(cached, new, 0), "got [0, 1, 0, 1]; row r begins"),
     (check_slots, lambda c, n, m: slots(c, [1] * len(n), m), "each new token needs one"),
+    (
+        check_slots,
+        lambda c, n, m: slots([0] * len(n), [*map(sum, zip(c, n, strict=True))], m),
+        "only the new",
+    ),
+    (check_slots, packed, "the rows are packed"),
+    (check_slots, lambda c, n, m: [r * m for r in range(len(n)) for _ in range(n[r])], "its own"),
     (check_slots, nested, "no list for each row"),
     (check_slots, lambda cached, new, m: [7] * sum(new), "expected [0, 1, 2, 3], got [7"),
     (fit, lambda c, b, m: rows(c, b, m, 2), "factor of 2 is missing"),
@@ -329,12 +370,16 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (fit, lambda c, b, m: rows(c, b, m) // c.group_size, "query heads"),
     (fit, lambda c, b, m: b / (4 * numbers(c) * m), "whole rows only"),
     (fit, lambda c, b, m: rows(c, b, m) + 1, "round down"),
-    (fit, lambda c, b, m: b // (4 * c.num_hidden_layers * c.hidden_size * m), "expected"),
+    (fit, lambda c, b, m: b // (4 * c.num_hidden_layers * c.hidden_size * m), "not hidden_size"),
+    (fit, lambda c, b, m: rows(c, b, 1), "a row has max_len of them"),
+    (fit, lambda c, b, m: 4 * numbers(c) * m, "the size of one row"),
+    (fit, lambda c, b, m: rows(c, b, m) + 7, "a variant of the model with 32 query heads"),
     (check_top_p, still_sorted, "put the answer back"),
     (check_top_p, one_too_few, "keeps 0 tokens; the token that crosses p stays"),
     (check_top_p, lambda probs, p: one_too_few(probs, max(p, 0.5)), "one too few: the token"),
     (check_top_p, lambda probs, p: probs > p, "with p alone"),
     (check_top_p, lambda probs, p: probs * nucleus(probs, p), "which are kept, and not"),
+    (check_top_p, ascending, "sort with descending=True"),
     (check_top_p, indices, "got whole numbers"),
     (check_top_p, lambda probs, p: ~nucleus(probs, p), "it is inverted"),
     (check_top_p, lambda probs, p: nucleus(probs, p).tolist(), "got list"),
@@ -383,6 +428,26 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     ),
     (
         check_why_finished,
+        why_but(eos=lambda ids, text, eos, stop, limit: any(i in eos for i in ids)),
+        "look at new_ids[-1] alone",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: any(text.find(s) > 0 for s in stop)),
+        "text.find gives 0 there",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: any(s in text.strip() for s in stop)),
+        "strip() takes such characters away",
+    ),
+    (
+        check_why_finished,
+        why_but(stop=lambda ids, text, eos, stop, limit: stop in text),
+        "stop is a tuple of strings",
+    ),
+    (
+        check_why_finished,
         why_but(stop=lambda ids, text, eos, stop, limit: bool(stop) and stop[0] in text),
         "look for each of them",
     ),
@@ -414,6 +479,10 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_floor, lambda *args: 1e3 * seconds(*args), "these are milliseconds"),
     (check_floor, lambda *args: 1e6 * seconds(*args), "these are microseconds"),
     (check_floor, lambda f, b, peak, width: max(peak / f, width / b), "upside down"),
+    (check_floor, lambda f, b, peak, width: f / peak * b / width, "not the product"),
+    (check_floor, lambda f, b, peak, width: (f / peak, b / width), "return one number"),
+    (check_floor, lambda f, b, peak, width: seconds(f, b, width, peak), "are swapped"),
+    (check_floor, lambda f, b, peak, width: max(f // peak, b // width), "use /"),
     (check_floor, lambda f, b, peak, width: 1.0, "expected 0.02 s"),
 ]
 NEVER_RETURNS = [check for check, _ in RIGHT[1:]]
@@ -459,6 +528,19 @@ def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(
     verdict = check(forgotten)
     assert verdict.ok is False
     assert verdict.message.endswith("returns None: does it end with `return`?")
+
+
+def always_none(*args: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize("check", NEVER_RETURNS)
+def test_return_none_is_an_answer_and_not_an_untouched_body(
+    check: Callable[..., Verdict],
+) -> None:
+    verdict = check(always_none)
+    assert verdict.ok is False
+    assert verdict.message.endswith("returns None whatever it is asked")
 
 
 def test_untouched_cache_is_open() -> None:

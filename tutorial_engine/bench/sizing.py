@@ -120,9 +120,10 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a machine: `fraction` of memory_bytes is for weights and KV cache.
+    """A model on a machine that gives the engine `fraction` of memory_bytes.
 
-    The rest is left for activations and others, as vLLM's gpu_memory_utilization has it. Every
+    As vLLM's gpu_memory_utilization. What the weights leave of it is counted as room for K and V:
+    an upper bound, because vLLM also subtracts the activations that it measures at start. Every
     request may have context_len tokens. ValueError for what no machine or model has.
     """
 
@@ -164,12 +165,12 @@ class Plan:
 
     @property
     def usable_bytes(self) -> int:
-        """The fraction of the memory."""
+        """What the engine may have: weights, K and V, and activations."""
         return int(self.fraction * self.memory_bytes)
 
     @property
     def kv_bytes(self) -> int:
-        """What the weights leave for K and V; 0 where not even the weights fit."""
+        """What the weights leave: the most that K and V may have; 0 where not even they fit."""
         return max(self.usable_bytes - self.weight_bytes, 0)
 
     @property

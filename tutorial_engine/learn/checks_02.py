@@ -3,8 +3,12 @@
 Every check hands out copies, so that an answer that works in place is as good as another.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,11 +19,28 @@ from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
 from tutorial_engine.learn.own import MyCache as RightCache
 from tutorial_engine.learn.own import why_finished as right_reason
-from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
+from tutorial_engine.learn.verdict import Cases, Verdict, close, is_open, not_done
+from tutorial_engine.learn.verdict import guarded as guarded_run
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import top_p
+
+
+def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> Verdict:
+    """As verdict.guarded; a body that is only `return None` is an answer, and a wrong one."""
+    if is_open(function) and _has_return(function):
+        return Verdict(False, f"{name} returns None whatever it is asked")
+    return guarded_run(name, run, function, hint)
+
+
+def _has_return(function: object) -> bool:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(isinstance(node, ast.Return) for node in ast.walk(tree))
+
 
 # -- MyCache --------------------------------------------------------------------------------------
 
@@ -36,7 +57,16 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
             batch = Batch.from_allocations([[0] * new], [allocation], ["a"])
             for layer in (0, 1):
                 k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
-                got = theirs.update(layer, k.clone(), v.clone(), batch)
+                try:
+                    got = theirs.update(layer, k.clone(), v.clone(), batch)
+                except KeyError as error:
+                    if first:
+                        raise
+                    return Verdict(
+                        False,
+                        f"update raised KeyError: {error}: the first time, layer {layer} has "
+                        "nothing old; ask first whether it has",
+                    )
                 bad = not_done("update", got, update) or _wrong_pairs(got)
                 if bad is not None:
                     return bad
@@ -117,6 +147,9 @@ class _Watched(SdpaAttention):
         return super().attend(layer, q, k, v, batch)
 
 
+_NOT_NESTED = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
+
+
 def check_run_new(function: Callable[..., Tensor]) -> Verdict:
     """Check a learner's function(model, attention, token_ids, num_computed) → logits [V].
 
@@ -129,7 +162,17 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
         everything = model.compute_logits(model(Batch.from_sequences([ids])))  # [T, V]
         for first, last in ((0, 5), (5, 6), (6, 9), (9, 10)):
             attention.ids, attention.positions = [], []
-            got = function(model, attention, ids[:last], first)
+            try:
+                got = function(model, attention, ids[:last], first)
+            except (TypeError, ValueError) as error:
+                if not any(words in str(error) for words in _NOT_NESTED):
+                    raise
+                return Verdict(
+                    False,
+                    f"run_new raised {type(error).__name__}: {error}; Batch.from_sequences takes "
+                    "a list of sequences and a list of positions: put the one list of ids into "
+                    "a list, and the one position, too",
+                )
             bad = not_done("run_new", got, function)
             if bad is not None:
                 return bad
@@ -199,6 +242,10 @@ def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) 
         pairs = enumerate(zip(cached, new, strict=True))
         return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
 
+    def packed(cached: list[int], new: list[int]) -> list[int]:
+        ends = list(accumulate(map(sum, zip(cached, new, strict=True))))
+        return [x for end, n in zip(ends, new, strict=True) for x in range(end - n, end)]
+
     def run() -> Verdict:
         for cached, new, max_len in (
             ([0], [4], 8),
@@ -220,6 +267,23 @@ def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) 
                 )
             if got == slots([0] * len(cached), new, max_len):
                 return Verdict(False, f"{where}: the cached tokens are overwritten: {got}")
+            if got == slots(
+                [0] * len(new), [a + b for a, b in zip(cached, new, strict=True)], max_len
+            ):
+                return Verdict(
+                    False, f"{where}: got {got}; only the new tokens are written, not the cached"
+                )
+            if len(cached) > 1 and got == packed(cached, new):
+                return Verdict(
+                    False,
+                    f"{where}: got {got}; the rows are packed one after the other, but row r "
+                    "begins at r * max_len, however few slots are used before it",
+                )
+            if len(want) > 1 and got == [r * max_len for r, n in enumerate(new) for _ in range(n)]:
+                return Verdict(
+                    False,
+                    f"{where}: got {got}; these are where rows begin; each token needs its own",
+                )
             if got == [x + 1 for x in want]:
                 return Verdict(False, f"{where}: one too far; the first free slot is number cached")
             if got == [x - 1 for x in want]:
@@ -259,10 +323,17 @@ def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelCon
             bad = not_done("rows_that_fit", got, function)
             if bad is not None:
                 return bad
-            where = f"{budget:,} bytes, rows of {max_len}, {heads} query heads"
+            where = (
+                f"{budget:,} bytes, rows of {max_len}, a variant of the model with {heads} query "
+                f"heads and hidden size {wide.hidden_size}"
+            )
             if got == want:
                 continue
+            by_hidden = 4 * wide.num_hidden_layers * wide.hidden_size * max_len
             known = {
+                budget // per_token: "so many tokens fit; a row has max_len of them",
+                per_token * max_len: "this is the size of one row; how many fit into the budget?",
+                budget // by_hidden: "K and V have K/V heads · head_dim numbers, not hidden_size",
                 budget // (per_token // config.num_hidden_layers * max_len): "forgot the layers",
                 budget // (per_token * 2 * max_len): "bf16 has 2 bytes a number, not 4",
                 budget // (per_token // 2 * max_len): "a factor of 2 is missing (K and V, 2 bytes)",
@@ -291,7 +362,7 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         sorted_ones = torch.tensor([0.5, 0.3, 0.125, 0.05, 0.025])
         halves = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])  # exact: two reach 0.75
         for probs, p in (
-            (sorted_ones, 0.25),
+            (sorted_ones, 0.1),
             (halves, 0.75),
             (sorted_ones, 0.7),
             (sorted_ones.flip(0), 0.9),
@@ -328,6 +399,9 @@ def _wrong_nucleus(got: Tensor, want: Tensor, probs: Tensor, p: float) -> str | 
     if torch.equal(got, want):
         return None
     kept, expected = int(got.sum()), int(want.sum())
+    values, order = probs.sort()
+    if torch.equal(got[order], values.cumsum(-1) - values < p):
+        return "the sum begins at the unlikeliest token; sort with descending=True"
     if torch.equal(got, ~want):
         return "it is inverted; True = kept"
     if any(torch.equal(got, alone) for alone in (probs > p, probs < p)):
@@ -370,16 +444,34 @@ ENDINGS = (
     Ending("the newest token is an end-of-text token", "look at new_ids[-1] as well", [5, 6, 0]),
     Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
     Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
+    Ending(
+        "an end-of-text token stands before the newest",
+        "the newest token decides: look at new_ids[-1] alone",
+        [0, 5, 6],
+    ),
     Ending("7 of 8 tokens", "one token is still allowed", [5] * 7),
     Ending("8 of 8 tokens", "len(new_ids) has reached max_tokens: the last one counts", [5] * 8),
     Ending("1 of 1 token", "the limit may be reached at the first token", [5], limit=1),
     Ending("the text ends with the stop string", "look for it in text", [5, 6], stop=["coat"]),
+    Ending(
+        "the stop string is the end of a line",
+        "search the text as it is: strip() takes such characters away",
+        [5, 6],
+        "Anna had a coat\n",
+        ["\n"],
+    ),
     Ending(
         "the last token goes on after the stop string",
         "a token may end behind it: search the whole text, not its end",
         [5, 6],
         "Anna had a coat. One",
         ["coat."],
+    ),
+    Ending(
+        "the text begins with the stop string",
+        "text.find gives 0 there, and that is found, too: ask `one in text`",
+        [5, 6],
+        stop=["Anna"],
     ),
     Ending(
         "the second of two stop strings is in the text",
@@ -410,7 +502,13 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
     """
 
     def run() -> Verdict:
-        told = [_number(function(*_copied(ending.args))) for ending in ENDINGS]
+        try:
+            told = [_number(function(*_copied(ending.args))) for ending in ENDINGS]
+        except TypeError as error:
+            if "requires string as left operand" not in str(error):
+                raise
+            said = "stop is a tuple of strings: look in text for each of them, not for the tuple"
+            return Verdict(False, f"why_finished raised TypeError: {error}; {said}")
         if all(answer is None or answer is ... for answer in told):
             return not_done("why_finished", None, function) or Verdict(None, "not done yet")
         for ending, got in zip(ENDINGS, told, strict=True):
@@ -446,13 +544,22 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
             bad = not_done("least_seconds", got, function)
             if bad is not None:
                 return bad
+            if isinstance(got, list | tuple | str):
+                return Verdict(
+                    False, f"least_seconds: got {got!r}; return one number, the time that decides"
+                )
             compute, memory = flops / peak, num_bytes / bandwidth
             least = max(compute, memory)
             if abs(got - least) <= 1e-6 * least:
                 continue
             known = {
-                compute + memory: "arithmetic and memory overlap: not the sum",
+                compute + memory: "in the best case both overlap completely: not the sum",
                 min(compute, memory): "the slower of the two decides: max, not min",
+                compute
+                * memory: "not the product: both go on at the same time, the slower decides",
+                max(flops / bandwidth, num_bytes / peak): "peak and bandwidth are swapped: "
+                "flops / peak and num_bytes / bandwidth",
+                max(flops // peak, num_bytes // bandwidth): "// gives whole seconds only: use /",
                 1e3 * least: "these are milliseconds; seconds are asked",
                 1e6 * least: "these are microseconds; seconds are asked",
                 max(peak / flops, bandwidth / num_bytes): "upside down: amount / rate",

@@ -75,7 +75,7 @@ def work_picture(
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
     right.plot(steps, flops_without, "x--", color=RED, label="no cache", markersize=7)
     right.plot(steps, flops_with, "o-", color=BLUE, label="with cache", markersize=5)
-    right.set_title("FLOPs")
+    right.set_title("FLOPs, logarithmic")
     numbers = [*flops_without, *flops_with]
     log_marks(right, min(numbers) / 1.5, 4 * max(numbers), SI)
     for ax in (left, right):
@@ -265,7 +265,7 @@ def latency_picture(measured: Lines, virtual: Lines | None = None) -> Picture:
     figure, axes = panels(5.2 * len(shown) + 0.6, 3.9, columns=len(shown))
     for ax, (lines, title, unit) in zip(axes, shown, strict=True):
         _lines(ax, lines)
-        ax.set_ylabel(f"{unit} per token")
+        ax.set_ylabel(f"{unit} per token, logarithmic")
         ax.set_title(title, fontsize=10.5)
     words = "; ".join(_told(*panel) for panel in shown)
     return finish(figure, f"{words[0].upper()}{words[1:]}.")
@@ -365,7 +365,8 @@ def roofline_picture(
     figure, (ax,) = panels(8.5, 4.4)
     ax.plot(*zip(*corners, strict=True), color=INK, linewidth=2.4)
     ax.plot([ridge, ridge], [min(ys) / 20, peak_flops], ":", color=QUIET, linewidth=1.2)
-    ax.set(xscale="log", yscale="log", xlabel="FLOP per byte moved", ylabel="FLOP/s")
+    ax.set(xscale="log", yscale="log", xlabel="FLOP per byte moved, logarithmic")
+    ax.set_ylabel("FLOP/s, logarithmic")
     ax.set(xlim=(corners[0][0], corners[-1][0]))
     ax.set_ylim(min(*ys, corners[0][1]) / 3, peak_flops * 5)
     ax.xaxis.set_major_formatter(PLAIN)
@@ -377,7 +378,7 @@ def roofline_picture(
         f"ridge: {_number(ridge)} FLOP/byte", (ridge, peak_flops), (0, 15), ha="center",
         textcoords="offset points", fontsize=9.5,
     )  # fmt: skip
-    _name_points(figure, ax, points, peak_flops)
+    _name_points(figure, ax, points, corners)
     told = []
     for name, x, y in points:
         side, limit = ("left", "memory") if x < ridge else ("right", "arithmetic")
@@ -391,21 +392,47 @@ def roofline_picture(
 
 
 def _name_points(
-    figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]], roof: float
+    figure: Figure,
+    ax: Axes,
+    points: Sequence[tuple[str, float, float]],
+    roof: Sequence[tuple[float, float]],
 ) -> None:
-    """Each name beside its point, left of those at the right end; none covers another."""
+    """Each name below its point, at the nearest place that covers no point, name or line.
+
+    A thin line leads from a name to its point.
+    """
     figure.draw_without_rendering()  # only now is it known where the points are
-    free = ax.transData.transform((1, roof))[1] - 20  # pixels: down from here nothing is written
-    for name, x, y in sorted(points, key=lambda point: -point[2]):
-        px, py = ax.transData.transform((x, y))
-        height = min(py, free)
-        side = -1 if px > ax.bbox.x0 + 0.7 * ax.bbox.width else 1
+    unit = figure.dpi / 72  # pixels of a point of type
+    corners = [ax.transData.transform(corner) for corner in roof]
+    steps = [i / 60 for i in range(61)]
+    line = [a + t * (b - a) for a, b in pairwise(corners) for t in steps]
+    places = [ax.transData.transform((x, y)) for _, x, y in points]
+    taken = [(px - 7 * unit, py - 7 * unit, px + 7 * unit, py + 7 * unit) for px, py in places]
+    taken += [(px - unit, py - unit, px + unit, py + unit) for px, py in line]
+    for (name, x, y), (px, py) in zip(points, places, strict=True):
+        wide = 5.6 * unit * max(len(name), 4)
+        away = sorted(
+            ((dx, -dy) for dx in (14, -14, 40, -40) for dy in range(0, 130, 8)),
+            key=lambda one: one[0] ** 2 + one[1] ** 2,
+        )
+        for dx, dy in away:
+            left = px + dx * unit - (wide if dx < 0 else 0)
+            middle = py + dy * unit
+            box = (left, middle - 8 * unit, left + wide, middle + 8 * unit)
+            inside = ax.bbox.x0 < box[0] and box[2] < ax.bbox.x1 and ax.bbox.y0 < box[1]
+            if inside and not any(_overlap(box, other) for other in taken):
+                break
+        taken.append(box)
         ax.annotate(
-            name, (x, y), (11 * side, (height - py) * 72 / figure.dpi), va="center", fontsize=9.5,
-            textcoords="offset points", ha="left" if side > 0 else "right",
+            name, (x, y), (dx, dy), va="center", fontsize=9.5, textcoords="offset points",
+            ha="left" if dx > 0 else "right",
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.8, "shrinkB": 4},
         )  # fmt: skip
-        free = height - 20
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _number(value: float) -> str:

@@ -23,6 +23,7 @@ TIMES, TIME = 190.0, 640.0  # left end and width of the bars of times
 LEAST = 290.0  # where it says how long at least
 GIB, GIGA, TERA = 2**30, 1e9, 1e12
 WEIGHTS, KV = look(1), look(0)
+BOUND = "an upper bound: vLLM also subtracts the activations that it measures at start"
 # the sizes that these models' own config.json files state
 PRESETS = {
     "Qwen3-0.6B": {"model_type": "qwen3", "torch_dtype": "bfloat16"} | SHAPES["qwen3-0.6b"],
@@ -83,7 +84,7 @@ class MemoryCalculator(Explorer):
                 "dtype": choice("dtype", [AS_FILE, *DTYPES], dtype),
                 "context": number("context (tokens)", context, 1, 1 << 20, "210px"),
                 "memory": amount("memory (GiB)", memory, 0.001, 100_000),
-                "fraction": amount("fraction for weights and KV", fraction, 0.01, 1, "260px"),
+                "fraction": amount("share of the engine", fraction, 0.01, 1, "260px"),
                 "bandwidth": amount("bandwidth (GB/s)", bandwidth, 0.001, 1e6, "220px"),
                 "peak": amount("peak (TFLOP/s)", peak, 0.001, 1e6, "210px"),
             },
@@ -153,7 +154,8 @@ class MemoryCalculator(Explorer):
         each = num_bytes(plan.kv_bytes_per_token)
         mha = ""
         if c.group_size > 1:
-            mha = f" (with MHA {num_bytes(c.group_size * plan.kv_bytes_per_token)})"
+            many = num_bytes(c.group_size * plan.kv_bytes_per_token)
+            mha = f" ({many} with {c.num_attention_heads} K/V heads)"
         return [
             (
                 "weights",
@@ -175,9 +177,10 @@ class MemoryCalculator(Explorer):
                 f"{plan.fraction:g} × {num_bytes(plan.memory_bytes)} − "
                 f"{num_bytes(plan.weight_bytes)} of weights = {num_bytes(plan.kv_bytes)}",
             ),
+            ("", BOUND),
             (
                 "as vLLM logs it",
-                f"GPU KV cache size: {plan.num_tokens:,} tokens (whole pages of {PAGE})",
+                f"GPU KV cache size: {plan.num_tokens:,} tokens (in whole blocks of {PAGE})",
             ),
             (
                 "",
@@ -190,7 +193,7 @@ class MemoryCalculator(Explorer):
 
     def scene(self, step: int) -> Scene:
         """The memory as a bar, how each number is computed, and the least times as bars."""
-        sheet = Sheet(WIDTH, 470, (MARGIN, 460))
+        sheet = Sheet(WIDTH, 491, (MARGIN, 481))
         sheet.hint = "hover over a bar to read its numbers"
         plan = self.plan
         model = f"{plan.sizes.model_type}, {si(plan.sizes.num_parameters).strip()} parameters"
@@ -206,7 +209,7 @@ class MemoryCalculator(Explorer):
         return sheet
 
     def _memory(self, sheet: Sheet, batch: int) -> None:
-        """Weights, a box for each request, what is free, what is left to others."""
+        """Weights, a box for each request, what is free, what the engine may not have."""
         plan, top, tall = self.plan, 56.0, 40.0
         total = max(plan.memory_bytes, plan.weight_bytes)
         scale = WIDE / total
@@ -233,7 +236,7 @@ class MemoryCalculator(Explorer):
             x += scale * free
         others = plan.memory_bytes - max(plan.usable_bytes, plan.weight_bytes)
         if others > 0:
-            tip = f"left for activations and others: {num_bytes(others)}"
+            tip = f"not given to the engine: {num_bytes(others)}"
             sheet.cell("others", (x, top, scale * others, tall), "reserved", tip=tip, rx=0)
         sheet.outline("memory.all", (MARGIN, top, WIDE, tall), stroke_width=1.2)
         if plan.weight_bytes > plan.usable_bytes:
@@ -251,14 +254,15 @@ class MemoryCalculator(Explorer):
         if free > 0:
             marks[f"free {num_bytes(free)}"] = sheet.sample("free", stroke=QUIET)
         if others > 0:
-            marks[f"left for activations and others {num_bytes(others)}"] = sheet.sample("reserved")
+            marks[f"not given to the engine {num_bytes(others)}"] = sheet.sample("reserved")
         sheet.legend(MARGIN, top + tall + 22, marks)
 
     def _times(self, sheet: Sheet, batch: int) -> None:
         """Decode and prefill: the bytes' time above the arithmetic's; the longer one decides."""
-        plan, top = self.plan, 320.0
+        plan, top = self.plan, 341.0
         cases = [(f"decode, 1 token of {counted(batch, 'request')}", plan.decode(batch))]
         cases.append((f"prefill, {_tokens(plan)} of 1 request", plan.prefill()))
+        scale = TIME / (max(time.least for _, time in cases) or 1.0)  # one for both
         sheet.text("times", MARGIN, top - 22, "least time of a forward", 12, **BOLD)
         limits = (
             f"reading at {si(plan.roofline.bandwidth)}B/s, computing at "
@@ -273,11 +277,10 @@ class MemoryCalculator(Explorer):
                 continue
             words = f"at least {ms(time.least)}, limited by {time.bound}"
             sheet.text(f"case{i}.least", LEAST, y + 4, words, 12.5, **BOLD)
-            self._time(sheet, f"case{i}", y + 10, time)
+            self._time(sheet, f"case{i}", y + 10, time, scale)
 
-    def _time(self, sheet: Sheet, name: str, top: float, time: Seconds) -> None:
-        """Two bars on one scale: read the weights, then K and V; and compute."""
-        scale = TIME / (time.least or 1.0)
+    def _time(self, sheet: Sheet, name: str, top: float, time: Seconds, scale: float) -> None:
+        """Two bars of `scale` units a second: read the weights, then K and V; and compute."""
         parts = {"weights": time.weights, "K and V": time.kv}
         x = TIMES
         sheet.note(f"{name}.memory", TIMES - 8, top + 13, "read from memory", **RIGHT)
