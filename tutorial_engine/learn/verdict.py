@@ -68,7 +68,8 @@ def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> V
         said = f"{name} raised {type(error).__name__}: {error}"
         open_ones = _open_ones_called_by(function)
         if open_ones:
-            said += f"; it calls {' and '.join(open_ones)}, which is not done yet"
+            verb = "is" if len(open_ones) == 1 else "are"
+            said += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif hint and isinstance(error, RuntimeError | IndexError | ValueError):
             said = f"{said.rstrip('.')}. {hint}"
         return Verdict(False, said)
