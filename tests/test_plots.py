@@ -172,7 +172,7 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
     ),
     "positions_picture": (
         lambda: cache_plots.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, NASTY[:4]),
-        ["From token 2", "off by +1 (3 instead of 2)", "4 of 4", "“<script>” instead of “Once”"],
+        ["From position 2", "off by +1 (3 instead of 2)", "4 of 4", "“<script>” instead of “Once”"],
     ),
     "positions_picture 2": (
         lambda: cache_plots.positions_picture(range(4), range(4), WORDS, WORDS),

@@ -528,7 +528,7 @@ from tutorial_engine.viz.cache_plots import positions_picture
 if chosen := predictions.reveal("late", first_wrong):
     for a, b in zip(right, late, strict=True):
         differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-        print("first wrong new token:", differ[0] if differ else "none")
+        print("first wrong new token:", f"number {differ[0] + 1}" if differ else "none")
 end = len(prompts[1])
 first = end - 3  # the picture begins with the last tokens of the second prompt
 labels = [token_labels(tokenizer, [*prompts[1], *ids[1][:16]][first:]) for ids in (right, late)]
@@ -730,7 +730,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 # The left clock counts one unit for each token that runs. The right clock is this machine. For a few
 # tokens the two disagree. The tiny model is so small that most of the time goes into *starting*
 # operations, and a forward over 8 or 64 tokens does not start many more of them than a forward over one.
-# The next cell counts them. The cache wins as soon as the arithmetic outweighs this overhead.
+# The next cell counts them. The cache wins clearly as soon as the arithmetic outweighs this overhead.
 
 # %%
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -784,9 +784,9 @@ for n in (10, 100, 900):
 model.default_attention = usual  # as it was before the measurement
 
 # %% [markdown]
-# The cache hardly changes TTFT, because the prompt has to run once in both cases. It adds a fraction of
-# a millisecond, in which a row is taken and the new keys and values are written. A long prompt hides
-# that. The cache changes TPOT: without it, every later token costs about one more TTFT.
+# The cache hardly changes TTFT, because the prompt has to run once in both cases. It adds a little, because
+# the new keys and values are written. This grows with the prompt, and stays a small part of TTFT when the
+# prompt is long. The cache changes TPOT: without it, every later token costs about one more TTFT.
 #
 # ## 10 · What bounds a forward: the roofline
 #
@@ -1274,12 +1274,18 @@ paths = our_paths(model) | {
     "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
     "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
 }
-print(table(ledger(paths, prompts, num_tokens=12)))
+rows = ledger(paths, prompts, num_tokens=12)
+print(table(rows))
+
+# %%
+worst, margin = max(row.difference for row in rows), rows[0].margin
+print(f"all differences are below {10 ** math.ceil(math.log10(worst)):g},", end=" ")
+print(f"and all margins above {10 ** math.floor(math.log10(margin)):g}")
 
 # %% [markdown]
 # The second column compares all logits with the tolerance. The third column counts the steps at which
-# the likeliest token is that of the reference. The last line says how small the margin was: as section
-# 13 showed, equal tokens can only be promised where it is larger than the rounding.
+# the likeliest token is that of the reference. The last line has what was measured. As section 13 showed,
+# equal tokens can only be promised where the margin is larger than the rounding. Here it is, by far.
 
 # %% [markdown]
 # **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. Fed with the

@@ -197,7 +197,7 @@ def positions_picture(
         ax.text(place + 0.1, -0.25, "decoded, from here on →", va="center", fontsize=9)
         a, b = right[off[0]], wrong[off[0]]
         start = (
-            f"From token {off[0]} on the wrong positions are off by {b - a:+d} ({b} instead of {a})"
+            f"From position {a} on the wrong positions are off by {b - a:+d} ({b} instead of {a})"
         )
     ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
     ax.axis("off")
