@@ -1274,10 +1274,10 @@ paths = our_paths(model) | {
     "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
     "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
 }
-rows = ledger(paths, prompts, num_tokens=12)
-print(table(rows))
 
 # %%
+rows = ledger(paths, prompts, num_tokens=12)
+print(table(rows))
 worst, margin = max(row.difference for row in rows), rows[0].margin
 print(f"all differences are below {10 ** math.ceil(math.log10(worst)):g},", end=" ")
 print(f"and all margins above {10 ** math.floor(math.log10(margin)):g}")
