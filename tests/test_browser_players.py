@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
+pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
 
 
@@ -30,10 +31,6 @@ def test_a_player_is_driven_by_keyboard_and_address(
         file = explorer.player(tmp_path / "player.html")
         captions = [explorer.caption(step) for step in range(explorer.num_steps)]
     page = browser.new_page()
-    page.route(
-        "**/*",
-        lambda route: route.continue_() if route.request.url.startswith("file:") else route.abort(),
-    )
     asked, said = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: said.append(message.text))
