@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What ranks did together: tokens, bytes, sums, and who agreed.
+"""Introduced in notebook A1. What ranks did together: tokens, bytes, sums, and who agreed.
 
 Knows numbers and a trace; knows no process and no tensor.
 """
