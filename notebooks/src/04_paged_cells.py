@@ -1,15 +1,14 @@
 # %% [markdown]
 # # 04 · Pages and cells
 #
-# In notebook 03 many requests shared one engine, and each of them had a whole row of memory, as long as
-# the longest text that there may be. In this notebook you give memory out in small pieces instead, when
-# it is needed. Model, scheduler and engine stay as they are. Only the *map* changes: it says in which
-# *slot* the keys and values (K and V) of each token lie.
+# In notebook 03 each request had a whole row of memory, for the longest text that there may be. Here you give
+# memory out in small pieces, when it is needed. Model, scheduler and engine stay. Only the *map* changes:
+# it says in which *slot* the keys and values (K and V) of each token lie.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 12 | pages: waste, attention on pages, sharing, and what happens when memory is full | about 2½ hours |
-# | second, sections 13 to 19 | cells, the block size, and your engine as a whole | about 1¼ hours |
+# | first, sections 1 to 12 | pages: waste, attention, sharing, full memory | about 2½ hours |
+# | second, sections 13 to 19 | cells, the block size, your whole engine | about 1¼ hours |
 #
 # You should have done notebook 03, or know what admission, a step and a token budget are.
 
@@ -129,7 +128,7 @@ server.use(num_blocks, check_num_blocks)
 # when it is alone.
 
 # %%
-served = server.serve(PROMPTS, params, memory_bytes=100_000)
+run = server.serve(PROMPTS, params, memory_bytes=100_000)
 
 # %% [markdown]
 # What happens if somebody forgets that every layer has its own K and V? This is a model of 32 layers with
@@ -160,14 +159,14 @@ predictions.ask(
 
 
 # %%
-from tutorial_engine.lab.pool_log import pool_log
-
-
 def pages(num_blocks=12, block_size=4, **options):
     """A pool of blocks, with a recorder."""
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
     return PagedKVCache.from_config(model.config, **sizes, **options, trace=Recorder())
 
+
+# %%
+from tutorial_engine.lab.pool_log import pool_log
 
 small = pages()
 if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
@@ -207,7 +206,7 @@ from tutorial_engine.learn.checks_04 import check_slots
 server.use(slots, check_slots)
 
 # %%
-served = server.serve(PROMPTS, params)
+run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now decides where every K and V is written, and where it is read. The storage below the map is
@@ -277,7 +276,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz.block_explorer import BlockExplorer
 
-explorer = BlockExplorer(model, tokenizer, PROMPTS, num_blocks=16, prefix_caching=False)
+explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
 explorer.set(step=3)
 explorer
 
@@ -383,14 +382,13 @@ if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
     print(f"{storage.num_bytes / 1024:.0f} KiB")
 
 # %% [markdown]
-# Every decode step copies the whole context again, for one new token. Many tutorials end here, and a reader
-# believes that paging means copying. It does not. *PagedAttention* is the name of an attention that reads
-# each block where it lies.
+# Every decode step copies the whole context again, for one new token. So it seems that paging means copying.
+# It does not. *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# It needs a softmax that works block by block. Three numbers are kept for a query: **m**, the largest score
+# It needs a softmax that works block by block. Three values are kept for a query: **m**, the largest score
 # so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v. When a block brings a
-# larger score, the old sums were made with the old m. Both are corrected with one factor, exp(old m − new
-# m). In the end the output is acc / l. This is called a *running* softmax, or online softmax.
+# larger score, the old sums were made with the old m. Both are corrected by one factor, exp(old m − new m).
+# In the end the output is acc / l. This is called a *running* softmax, or online softmax.
 
 # %% [markdown]
 # ### Exercise 3: attention in place (15 minutes)
@@ -428,7 +426,7 @@ from tutorial_engine.learn.checks_04 import check_block_attention
 server.use(block_attention, check_block_attention)
 
 # %%
-served = server.serve(PROMPTS, params)
+run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # From now on `server` attends in place. Your function is called for each query, head and layer. This is the
@@ -494,9 +492,6 @@ for name, backend in ways.items():  # measured here
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block
 # table itself, loads a block, keeps m, l and acc in registers, and writes nothing but the output. Nothing is
 # started in between. FlashAttention is the same running softmax for keys in one piece.
-
-# %%
-from tutorial_engine.learn.elsewhere import box
 
 # %% [markdown]
 # ## 7 · Sharing a beginning
@@ -577,6 +572,8 @@ show_source(BlockManager.find, first="size = ")
 # request as empty ones.
 
 # %%
+from tutorial_engine.learn.elsewhere import box
+
 show_source(BlockManager.admit, first="chain = ")
 print()
 print(box("radix"))
@@ -726,7 +723,7 @@ def take(free_queue, hash_of, cached):
 server.use(take, check_take)
 
 # %%
-served = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens=8))
+run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens=8))
 
 # %% [markdown]
 # Your functions now decide about every block of the engine. In section 11 they will run in a pool that is
@@ -901,12 +898,10 @@ show_source(Scheduler.preempt)
 # Now with your parts. This pool is as small, so your `free` and your `take` work hard:
 
 # %%
-served = server.serve(PROMPTS, more)
+run = server.serve(PROMPTS, more)
 
 # %% [markdown]
-# What did it cost? And how would it be, if an engine copied the blocks of the victim to the main memory of
-# the machine, and back later? This is called *swapping*. The virtual clock can tell both, with the stated
-# prices for a token and for a byte.
+# What did it cost?
 
 # %%
 again = scarce.runner.num_tokens - plenty.runner.num_tokens
@@ -914,20 +909,31 @@ print(f"{plenty.runner.num_tokens} tokens run with plenty of memory, {again} mor
 print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
 print("found in the prefix cache when admitted:", found_by(scarce))
 
-# %%
-from tutorial_engine.lab.when_full import when_full
+# %% [markdown]
+# B found its own old blocks again, because nobody had taken them. An engine could also copy the blocks of the
+# victim to the main memory of the machine, and back later. This is called *swapping*. The next cell computes
+# both prices: for our run, with the prices of the virtual clock and a made-up link, and for Llama-2-7B on an
+# A100, with the speed of its arithmetic and of its link to main memory.
 
-print(when_full(model, scarce.trace.trace()))
+# %%
+from tutorial_engine.lab.when_full import LLAMA_2_7B, TINY_VIRTUAL, when_full
+from tutorial_engine.lab.when_full import table as lost_table
+
+print(lost_table(when_full(scarce.trace.trace(), TINY_VIRTUAL)))
+print(f"\n{LLAMA_2_7B.name}, microseconds for each token of a block:")
+for size, recompute, swap in LLAMA_2_7B.rows((1, 4, 16, 64)):
+    print(f"blocks of {size:2}: recompute {1e6 * recompute:4.0f}, swap {1e6 * swap:5.0f}")
 print()
 print(box("swap"))
 
 # %% [markdown]
-# A resumed request may find its own old blocks, if nobody took them. What could never fit is refused when
-# it is added, with the numbers:
+# Each block is many separate pieces of memory, K and V of every layer, and starting a copy costs time. So
+# small blocks are slow to swap, and large ones are not. A request that could never fit is refused when it is
+# added, with the numbers:
 
 # %%
 try:
-    scarce.add_request([65] * 48)
+    scarce.add_request([65] * 48, request_id="D")
 except ValueError as error:
     print(error)
 
@@ -940,7 +946,7 @@ except ValueError as error:
 # for all of its tokens. This variant asks for the first chunk only:
 
 # %%
-from tutorial_engine.learn.eager_pages import EagerPages, cost, drama
+from tutorial_engine.learn.eager_pages import EagerPages
 
 show_source(PagedKVCache.tokens_to_admit)
 print()
@@ -949,15 +955,30 @@ show_source(EagerPages.tokens_to_admit)
 # %%
 predictions.ask(
     "thrash",
-    "Long prompts meet a pool that has room for only a few of them. How many times as many tokens does the "
-    "engine run, if the first chunk is enough?",
-    ["about as many", "one and a half times as many", "more than three times as many"],
+    "Four users get answers, and E brings a long text that fits only when they are done. How many times as "
+    "many tokens run if room for the first chunk is enough?",
+    ["as many", "up to twice as many", "2 to 4 times as many", "more than 4 times as many"],
 )
 
 # %% tags=["figure-thrash"]
+from tutorial_engine.learn.eager_pages import cost, drama, tokens
 from tutorial_engine.viz.timeline import timelines
 
-patient, eager = drama(model)
+rules = drama(model, tokenizer)
+patient, eager = rules.values()
+ratio = cost(eager).num_tokens / cost(patient).num_tokens
+if chosen := predictions.reveal("thrash", (ratio > 1) + (ratio > 2) + (ratio > 4)):
+    print("same tokens:", tokens(patient) == tokens(eager))
+    for name, trace in rules.items():
+        its = cost(trace)
+        print(f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end="")
+        print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
+timelines(rules, title="The same requests under two rules of admission") if chosen else None
+
+# %% [markdown]
+# E is admitted, runs a chunk of 256 tokens, is thrown out when a user needs a block, and is admitted again.
+# Nearly all the work is repeated, and no request finishes earlier. The users wait in every step for a chunk
+# that is thrown away. With the whole prompt as the condition, E simply waits until they are done.
 
 # %%
 print(box("admission"))
@@ -1048,7 +1069,7 @@ on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
 
 # %%
-served = on_cells.serve(PROMPTS, params)
+run = on_cells.serve(PROMPTS, params)
 
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
@@ -1114,7 +1135,7 @@ one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6)
 trained = shift_gap(model, twenty, 6)
 exact = [gap.logits < 1e-5 for gap in (one_layer, trained)]
 chosen = predictions.reveal("shift", 1 if exact == [True, False] else 0 if all(exact) else 2)
-shift_picture([one_layer, trained], discard=6) if chosen else None
+shift_picture({"random, 1 layer": one_layer, "trained, 4 layers": trained}, discard=6) if chosen else None
 
 # %% [markdown]
 # In a deeper layer, keys and values were made from hidden states that had *seen* the dropped tokens. Turning
@@ -1188,7 +1209,7 @@ predictions.ask(
 from tutorial_engine.lab.dial import sharing, sweep_block_sizes
 from tutorial_engine.viz.memory_plots import dial
 
-points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
+points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64, repeats=0)
 first = min(points, key=lambda point: point.milliseconds).position
 answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
 if chosen := predictions.reveal("dial", answer):
@@ -1256,7 +1277,7 @@ for earlier in ("01_attention_rope.ipynb", "02_kv_cache.ipynb", "03_scheduler.ip
 # block that is given back:
 
 # %%
-served = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
+run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
 
 # %% [markdown]
 # ## 19 · A real model
