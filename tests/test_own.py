@@ -26,7 +26,8 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
     check_why_finished,
 )
-from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, Plugged, rms_norm
+from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
+from tutorial_engine.learn.parts import Plugged
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model import TINY
 from tutorial_engine.model.batch import Batch
