@@ -22,6 +22,7 @@ import torch
 from nbformat import NotebookNode
 from transformers import AutoModelForCausalLM
 
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.build import (
     QUESTION,
     SOLUTION,
@@ -34,6 +35,7 @@ from tutorial_engine.learn.build import (
 from tutorial_engine.learn.figures import FIGURES, TAG
 from tutorial_engine.learn.html import page
 from tutorial_engine.learn.own import IN_01
+from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
 from tutorial_engine.syllabus import LESSONS
 
@@ -521,6 +523,57 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
         spied.calls = 0
     said = lesson.run(tells[-1])
     assert "yours: none yet" in said and "tokens are those of the package's engine" in said
+    assert not any(spied.calls for spied in parts.values())
+
+
+def spied_policy(cls: Any) -> Any:
+    """The same for a policy."""
+
+    class Spy(cls):
+        calls = 0
+
+        def next_waiting(self) -> Any:
+            Spy.calls += 1
+            return super().next_waiting()
+
+    Spy.__name__ = cls.__name__
+    return Spy
+
+
+def test_the_learners_scheduler_serves_and_a_wrong_one_does_not() -> None:
+    """Each part that notebook 03 hands to its server, until another one takes its work over."""
+    lesson, parts = Played(NAMES[2]), {}
+    taken_over = {"plan": "num_tokens_to_run", "Fair": "ShortestFirst"}
+    uses = {
+        i: found[1]
+        for i, code in enumerate(lesson.codes)
+        if (found := re.search(r"^server\.use\((\w+), check_\w+\)$", code, re.M))
+    }
+    serves = [i for i, code in enumerate(lesson.codes) if TELLS.search(code)]
+    for place in sorted({*uses, *serves}):
+        lesson.prepare(place)
+        if place in uses:
+            given = lesson.namespace[uses[place]]
+            spy = spied_policy(given) if isinstance(given, type) else Spied(given)
+            lesson.namespace[uses[place]] = parts[uses[place]] = spy
+            assert f"Your {uses[place]} runs in the engine now." in lesson.run(place)
+            continue
+        for spied in parts.values():
+            spied.calls = 0
+        said = lesson.run(place)
+        assert "✘" not in said and "3 of 3 requests have the tokens that they have alone" in said
+        idle = {taken_over.get(part) for part in parts}
+        assert {part for part in parts if not parts[part].calls} <= idle, "nobody called these"
+    assert set(uses.values()) == set(parts) == {*PARTS_03}
+    for place, part in uses.items():  # now wrong ones
+        wrong = type(part, (Scheduler,), {"next_waiting": lambda self: None})
+        lesson.namespace[part] = wrong if isinstance(parts[part], type) else lambda *_: 0
+        lesson.namespace[part].__name__ = part
+        said = lesson.run(place)
+        assert said.startswith("✘ ") and f"The package's {part} runs in the engine now." in said
+    for spied in parts.values():
+        spied.calls = 0
+    assert "yours: none yet" in lesson.run(serves[-1])
     assert not any(spied.calls for spied in parts.values())
 
 

@@ -115,7 +115,7 @@ server.use(num_tokens_to_run, check_num_tokens)
 # the request gets alone.
 
 # %%
-server.serve(PROMPTS, params, max_num_batched_tokens=8)
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
 
 # %% [markdown]
 # Who is asked first? First come the requests that run already, in the order in which they were admitted.
@@ -148,7 +148,7 @@ from tutorial_engine.learn.checks_03 import check_plan
 server.use(plan, check_plan)
 
 # %%
-server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
 # Now your `plan` decides every step of the engine. Here is the package's version of exercise 1, and the
@@ -456,15 +456,16 @@ print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
 # %% [markdown]
 # A trace can also be opened in the viewers that performance engineers use. `save_chrome(trace,
 # "steps.json")` writes a file for `chrome://tracing` and for Perfetto (ui.perfetto.dev). There each request
-# has a track of its own, and the steps have one. Here is the beginning of such a file:
+# has a track of its own, and the steps have one. Here are some entries of such a file. Their times are in
+# microseconds:
 
 # %%
 from tutorial_engine.trace.chrome import to_chrome
 
-chrome = to_chrome(trace)
-print(len(chrome["traceEvents"]), "entries, for example:")
-for kind in "XC":  # X is a box on a track, C is a counter
-    print(next(entry for entry in chrome["traceEvents"] if entry["ph"] == kind))
+entries = to_chrome(trace)["traceEvents"]
+print(len(entries), "entries, for example:")
+for name in ("step 0", "prefill 8", "tokens in the step"):  # two boxes and a counter
+    print(next(entry for entry in entries if entry["name"] == name))
 
 # %% [markdown]
 # ## 7 · What a user feels
@@ -503,17 +504,16 @@ server.use(ttft_and_tpot, check_metrics)
 # Now three of your parts run: `plan` decides each step, and `ttft_and_tpot` fills the table below.
 
 # %%
-server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# The times can be checked by hand. The picture does it for C, which has to wait for a place.
+# The times can be checked by hand. The picture shows C, which has to wait for a place. It is drawn from the
+# trace of the run above.
 
 # %% tags=["figure-one-request"]
 from tutorial_engine.viz.request_plots import one_request
 
-engine = with_three(max_num_seqs=2, max_num_batched_tokens=8)
-engine.run()
-one_request(engine.trace.trace(), "C")
+one_request(run.trace, "C")
 
 # %%
 print(predictions.score())
@@ -619,10 +619,13 @@ places(runs) if predictions.reveal("idle", nearest) else None
 # %%
 from tutorial_engine.lab.static_batch import static_as_it_was
 
-ends = static_as_it_was(runs["static batching"])
-for out in results["static batching"]:
-    ours, then = 1000 * out.metrics.finished, 1000 * ends[out.request_id]
-    print(f"{out.request_id}: finished after {ours:3.0f} ms, answered then after {then:3.0f} ms")
+kind = [1000 * out.metrics.finished for out in results["static batching"]]
+as_it_was = [1000 * end for end in static_as_it_was(runs["static batching"]).values()]
+one_rule = [1000 * out.metrics.finished for out in results["one rule"]]
+for i, name in enumerate("ABCDEFGH"):
+    print(f"{name}: answered after {kind[i]:3.0f} ms here, after {as_it_was[i]:3.0f} ms then")
+means = [sum(ends) / 8 for ends in (kind, as_it_was, one_rule)]
+print(f"mean: {means[0]:.0f} ms here, {means[1]:.0f} ms then, {means[2]:.0f} ms with the one rule")
 
 # %%
 from tutorial_engine.learn.elsewhere import box
@@ -1205,7 +1208,7 @@ print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
 # Your parts serve one last time, now whole stories, up to the end of the text:
 
 # %%
-server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
+run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
 
 # %% [markdown]
 # ## 16 · When it does not win, and a real model
