@@ -145,6 +145,21 @@ layer_factor(wide, 10 * 2**30)
 # %% [markdown]
 # Each block then really costs 32 times more than was counted, and the engine dies when the pool fills.
 #
+# What is kept for a token differs between models. Llama and Qwen keep a K and a V for each K/V head. DeepSeek-V3
+# has *multi-head latent attention* (MLA): in each layer it keeps one vector from which the K and V of all
+# heads are computed again, and one short vector that carries the position.
+
+# %%
+per_token = {  # numbers kept for a token, from the released config.json files
+    "Llama-2-7B, 32 layers": 32 * 2 * 32 * 128,
+    "Llama-3.1-8B, 32 layers": 32 * 2 * 8 * 128,
+    "DeepSeek-V3, 61 layers": 61 * (512 + 64),
+}
+for name, numbers in per_token.items():
+    blocks = 2**30 // (16 * 2 * numbers)  # 2 bytes a number, 16 tokens a block
+    print(f"{name:24}{2 * numbers:8,} bytes a token, 1 GiB is {blocks:5,} blocks of 16")
+
+# %% [markdown]
 # When vLLM starts, it prints two lines about its pool. The first says how many tokens the pool holds. The
 # second says how many requests of the greatest allowed length that would be. Here are both lines for our
 # pool of 12 blocks of 4 tokens, if a request may have up to 32 tokens.
@@ -535,8 +550,11 @@ chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
 block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# Only full blocks have names, so the rest of the common beginning is computed twice. The four characters
-# below a block are the beginning of its name. Another rule holds even when everything is cached:
+# In the picture, `ref` is the number of tables that hold a block. Below a block stand the first characters of
+# its name, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
+# blocks have names, so the rest of the common beginning is computed twice.
+#
+# Another rule holds even when everything is cached:
 
 # %%
 predictions.ask(
@@ -613,7 +631,8 @@ block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 # %% [markdown]
 # Full blocks are only read, so both may hold them for ever. The open block is different: the two requests
 # would write different tokens into the same slot. Whoever writes first gets a copy of it. The other one is
-# then the only holder, and goes on in the original. These are the lines that decide it:
+# then the only holder, and goes on in the original. (A.1 runs the last prompt token once more, because it
+# needs logits of its own to draw from.) These are the lines that decide:
 
 # %%
 show_source(BlockManager.extend, first="first, num_new", last="self._copy_on_write")
@@ -1166,7 +1185,8 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# A *run* is a piece of memory without a gap. The next cell counts runs in a cache of 8 layers and 512 tokens.
+# A *run* is a piece of memory without a gap. The next cell counts runs in a cache of 8 layers and 512 tokens,
+# and measures on this machine.
 
 # %%
 kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
@@ -1186,8 +1206,10 @@ measured = {name: time_layout(layout, num_heads=16) for name, layout in three.it
 layout_race(measured)
 
 # %% [markdown]
-# A forward reads all tokens of one layer, and writes one token in all layers. Reading is by far the larger
-# part, and it wants long runs. So the data are kept by layer.
+# The times differ far less than the counts. A run of one token is still long enough for this machine to read
+# it well, and it reads the next ones ahead. So speed alone does not decide. But a forward goes layer by layer,
+# and by layer the attention of each layer gets one tensor of its own, with all its tokens side by side. Every
+# engine that we name here keeps the data so, and one table by token for all layers.
 
 # %% [markdown]
 # ## 16 · Which block size?
