@@ -71,9 +71,9 @@ class DialPoint(PoolHistory):
         return str(self.position) if isinstance(self.position, str) else f"pages of {self.position}"
 
     @property
-    def bytes_gathered_per_step(self) -> float:
-        """Bytes that attention copied together in a step, on average, in all layers."""
-        return self.bytes_gathered / self.num_steps
+    def milliseconds(self) -> float:
+        """From the first request's coming to the last one's end, on the engine's clock."""
+        return 1000 * (self.trace.events[-1].time - self.trace.events[0].time)
 
 
 class Dial:
