@@ -51,6 +51,7 @@ tutorial_engine/
     workload        03 requests that come over time
     static_batch    03 answers when the whole batch is over, as it was
     pool_log        04 vLLM's two log lines, of our memories
+    hit_rate        04 five runs that find nothing in the cache, and why
     when_full       04 a preempted request: recompute or swap, the prices
     layouts         04 the same bytes by token and by layer
     shift           04 a context shift against a fresh run, number by number
