@@ -2,17 +2,15 @@
 # # 03 · The scheduler
 #
 # One model, many users. In this notebook you write the rule that decides which request runs how many
-# tokens in each step. Your rule then runs in the real engine and serves requests. After that you measure
-# what batching gains, what it costs, and when it gains nothing.
-#
-# It has two sittings:
+# tokens in each step. Your rule runs in the real engine and serves requests. Then you measure what batching
+# gains, what it costs, and when it gains nothing.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 7 | the rule, the batch, the trace, and what a user feels | about 1¼ hours |
-# | second, sections 8 to 16 | policies, throughput and latency, fairness, and what can go wrong | about 1½ hours |
+# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1¼ hours |
+# | second, sections 8 to 16 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
-# You should have done notebook 02, or know what prefill, decode and a row of a KV cache are.
+# You should have done notebook 02, or know prefill, decode and the rows of a KV cache.
 
 # %%
 import torch
@@ -75,7 +73,8 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 #
 # The part of an engine that decides who runs is the **scheduler**. One forward, together with its
 # planning before and its sampling after, is a **step**.
-#
+
+# %% [markdown]
 # ## 2 · The one rule
 #
 # **Objective:** write the rule that decides how many tokens each request runs.
@@ -155,7 +154,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 # Now your `plan` decides every step of the engine. Here is the package's version of exercise 1, and the
 # method that plans a step. The rule has two more settings: the longest chunk of a prompt
 # (`long_prefill_token_threshold`), and a switch that forbids chunks (`can_chunk`). Section 5 opens the
-# methods that `schedule` calls.
+# methods that `schedule` calls, and says what `preempted` means.
 
 # %%
 show_source(Scheduler.num_tokens_to_run)
@@ -358,9 +357,9 @@ show_source(Scheduler.schedule_running)
 
 # %% [markdown]
 # Look at the `while` loop. If there is no room, the *victim* gives up its K and V and goes back to the
-# front of the queue. The victim is the last of `running`: it came last, so it has the least work to lose.
-# This is called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows
-# never need it, because each row has room for the longest text; in notebook 04 you will see it at work.
+# front of the queue. The victim is the last of `running`, so those that were admitted first go on. This is
+# called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows never
+# need it, because each row has room for the longest text; in notebook 04 you will see it at work.
 #
 # A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
 # brings it back without a special case: its difference is large again.
@@ -545,7 +544,8 @@ print(predictions.score())
 # - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished.
 # - *Prefill first*: whoever waits may join at any step. But a step either reads whole prompts or decodes.
 # - *The one rule*: the scheduler of section 2. A step does both.
-#
+
+# %% [markdown]
 # Eight requests wait from the start, and there are four places. A place that runs no token in a step,
 # although somebody waits or holds it, is *wasted*: the step reads all weights of the model all the same.
 
@@ -570,7 +570,10 @@ eight = [
     Arrival(0.0, prompts[i % 3], wants(n), name)
     for i, (n, name) in enumerate(zip(lengths, "ABCDEFGH", strict=True))
 ]
+
+# %%
 show_source(StaticBatching.schedule_waiting)
+print()
 show_source(StaticBatching.may_admit)
 
 # %%
@@ -1066,7 +1069,8 @@ timeline(engine.trace.trace())
 # Look at step 1 in the lower part: it runs more tokens than the budget has. A GPU whose memory is planned
 # for 8 tokens a step may fail with "out of memory" there, on some busy day. The scheduler forgot exercise 1:
 # a request may run what the budget has *left*, and not the whole budget.
-#
+
+# %% [markdown]
 # Now four bugs are planted into the engine, one after the other:
 #
 # - A prompt that is read only in part gets a token.
