@@ -2,17 +2,15 @@
 # # 03 · The scheduler
 #
 # One model, many users. In this notebook you write the rule that decides which request runs how many
-# tokens in each step. Your rule then runs in the real engine and serves requests. After that you measure
-# what batching gains, what it costs, and when it gains nothing.
-#
-# It has two sittings:
+# tokens in each step. Your rule runs in the real engine and serves requests. Then you measure what batching
+# gains, what it costs, and when it gains nothing.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 7 | the rule, the batch, the trace, and what a user feels | about 1¼ hours |
-# | second, sections 8 to 16 | policies, throughput and latency, fairness, and what can go wrong | about 1½ hours |
+# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1¼ hours |
+# | second, sections 8 to 16 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
-# You should have done notebook 02, or know what prefill, decode and a row of a KV cache are.
+# You should have done notebook 02, or know prefill, decode and the rows of a KV cache.
 
 # %%
 import torch
@@ -75,7 +73,8 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 #
 # The part of an engine that decides who runs is the **scheduler**. One forward, together with its
 # planning before and its sampling after, is a **step**.
-#
+
+# %% [markdown]
 # ## 2 · The one rule
 #
 # **Objective:** write the rule that decides how many tokens each request runs.
@@ -111,8 +110,9 @@ server.use(num_tokens_to_run, check_num_tokens)
 # %% [markdown]
 # `server` is the real engine, made of parts that can be exchanged. It works as `mine` did in notebook 02:
 # if your part is right, it runs in the engine from now on. If it is not, the package's part runs, and the
-# cell says so. `serve` serves all prompts together. It compares the tokens of each request with those that
-# the request gets alone.
+# cell says so. `serve` serves all prompts together, and prints a line for each request: its times, which
+# section 7 explains, and its text. The last line compares all tokens with those that each request gets
+# alone.
 
 # %%
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
@@ -154,7 +154,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 # Now your `plan` decides every step of the engine. Here is the package's version of exercise 1, and the
 # method that plans a step. The rule has two more settings: the longest chunk of a prompt
 # (`long_prefill_token_threshold`), and a switch that forbids chunks (`can_chunk`). Section 5 opens the
-# methods that `schedule` calls.
+# methods that `schedule` calls, and says what `preempted` means.
 
 # %%
 show_source(Scheduler.num_tokens_to_run)
@@ -357,9 +357,9 @@ show_source(Scheduler.schedule_running)
 
 # %% [markdown]
 # Look at the `while` loop. If there is no room, the *victim* gives up its K and V and goes back to the
-# front of the queue. The victim is the last of `running`: it came last, so it has the least work to lose.
-# This is called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows
-# never need it, because each row has room for the longest text; in notebook 04 you will see it at work.
+# front of the queue. The victim is the last of `running`, so those that were admitted first go on. This is
+# called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows never
+# need it, because each row has room for the longest text; in notebook 04 you will see it at work.
 #
 # A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
 # brings it back without a special case: its difference is large again.
@@ -544,9 +544,10 @@ print(predictions.score())
 # - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished.
 # - *Prefill first*: whoever waits may join at any step. But a step either reads whole prompts or decodes.
 # - *The one rule*: the scheduler of section 2. A step does both.
-#
-# Eight requests wait from the start, and there are four places. A place that runs no token in a step is
-# *idle*. The step reads all weights of the model all the same.
+
+# %% [markdown]
+# Eight requests wait from the start, and there are four places. A place that runs no token in a step,
+# although somebody waits or holds it, is *wasted*: the step reads all weights of the model all the same.
 
 # %%
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
@@ -569,14 +570,17 @@ eight = [
     Arrival(0.0, prompts[i % 3], wants(n), name)
     for i, (n, name) in enumerate(zip(lengths, "ABCDEFGH", strict=True))
 ]
+
+# %%
 show_source(StaticBatching.schedule_waiting)
+print()
 show_source(StaticBatching.may_admit)
 
 # %%
 predictions.ask(
-    "idle",
-    "Static batching. Count the four places of every step. How many of them are idle?",
-    ["about a tenth", "about a quarter", "about a half"],
+    "wasted",
+    "Static batching: count the four places of every step. How many of them are wasted?",
+    ["about one in twenty", "about one in four", "about one in two"],
 )
 
 # %%
@@ -589,27 +593,30 @@ tokens = {name: [out.outputs[0].token_ids for out in outs] for name, outs in res
 print("the same tokens under every policy:", all(t == tokens["one rule"] for t in tokens.values()))
 
 
-def idle_places(trace):
-    """Places without a token to run, and all places, summed over the steps."""
-    ran = steps(trace)
-    return sum(4 - len(one) for one in ran), 4 * len(ran)
+def wasted_places(trace):
+    """Places that run nothing, although somebody waits or holds them, summed over the steps."""
+    wasted = 0
+    for step in history(trace):
+        running, ran = len(step.planned.running), len(step.scheduled)
+        wasted += running - ran + (4 - running if step.planned.waiting else 0)
+    return wasted
 
 
 # %% tags=["figure-places"]
 from tutorial_engine.viz.places import places
 
-idle, all_places = idle_places(runs["static batching"])
-nearest = min(range(3), key=lambda i: abs(idle / all_places - (0.1, 0.25, 0.5)[i]))
-places(runs) if predictions.reveal("idle", nearest) else None
+one_in = 4 * runs["static batching"].num_steps / wasted_places(runs["static batching"])
+nearest = min(range(3), key=lambda i: abs(one_in - (20, 4, 2)[i]))
+places(runs) if predictions.reveal("wasted", nearest) else None
 
 # %% [markdown]
-# Read one line of a panel from left to right: it is one place, step after step. Under static batching a
-# short request ends, and its place stays idle until the longest of the batch is finished. Under the one
-# rule another request takes the place in the next step. At the end of every run places are idle because
-# nobody waits any more. No policy can change that.
+# Read a line from left to right: it is one place, step after step. Under static batching a short request
+# ends, and its place stays empty until the longest of the batch ends. Under the one rule another request
+# has the place in the next step. At the end of each run places are idle because nobody waits any more. No
+# policy can change that.
 #
-# Prefill first leaves places idle in a second way: whenever somebody joins, all who decode must wait for a
-# step.
+# Prefill first wastes places in another way. Whenever somebody joins, all who decode hold their places and
+# run nothing for a step.
 
 # %% [markdown]
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The
@@ -715,8 +722,8 @@ if chosen := predictions.reveal("sixteen", sum(growth > limit for limit in (0.95
     print(f"{growth:.1f} times the TPOT")
     sooner = sum(a < b for a, b in zip(virtual[16][2], virtual[1][2], strict=True))
     print(f"{sooner} of 16 requests end sooner than one at a time")
-curve = [(f"{size} at once", *virtual[size][:2]) for size in SIZES]
-throughput_latency({"one rule": curve}) if chosen else None
+curve = {"one rule": [(size, *virtual[size][:2]) for size in SIZES]}
+throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if chosen else None
 
 # %% [markdown]
 # Each point is an engine with another `max_num_seqs`. To the right is more throughput, and upwards is more
@@ -910,10 +917,9 @@ if chosen := predictions.reveal("load", sum(p95 > limit for limit in (60, 160)))
         told = [f"{rate}/s {late:.0f}" for rate, (_, late) in by_rate.items()]
         print(f"{name:16} p95 of TTFT in ms: {', '.join(told)}")
 curves = {
-    name: [(f"{rate}/s", *point) for rate, point in by_rate.items()]
-    for name, by_rate in load.items()
+    name: [(rate, *point) for rate, point in by_rate.items()] for name, by_rate in load.items()
 }
-throughput_latency(curves) if chosen else None
+throughput_latency(curves, "TTFT p95", "requests per second") if chosen else None
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. When the engine is
@@ -1063,7 +1069,8 @@ timeline(engine.trace.trace())
 # Look at step 1 in the lower part: it runs more tokens than the budget has. A GPU whose memory is planned
 # for 8 tokens a step may fail with "out of memory" there, on some busy day. The scheduler forgot exercise 1:
 # a request may run what the budget has *left*, and not the whole budget.
-#
+
+# %% [markdown]
 # Now four bugs are planted into the engine, one after the other:
 #
 # - A prompt that is read only in part gets a token.
