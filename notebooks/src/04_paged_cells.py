@@ -523,7 +523,9 @@ for name, backend in ways.items():  # measured here
 from tutorial_engine.trace.events import Admitted
 
 STORY = PROMPTS[0] + " " + PROMPTS[1]
-ids_a, ids_b = (tokenizer.encode(STORY + end).ids for end in (" Anna had a dog.", " Anna had a cat."))
+ids_a, ids_b = (
+    tokenizer.encode(STORY + end).ids for end in (" Anna had a dog.", " Anna had a cat.")
+)
 same = next(i for i, (x, y) in enumerate(zip(ids_a, ids_b, strict=False)) if x != y)
 
 
@@ -998,7 +1000,9 @@ if chosen := predictions.reveal("thrash", (ratio > 1) + (ratio > 2) + (ratio > 4
     print("same tokens:", tokens(patient) == tokens(eager))
     for name, trace in rules.items():
         its = cost(trace)
-        print(f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end="")
+        print(
+            f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end=""
+        )
         print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
 timelines(rules, title="The same requests under two rules of admission") if chosen else None
 
@@ -1162,7 +1166,9 @@ one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6)
 trained = shift_gap(model, twenty, 6)
 exact = [gap.logits < 1e-5 for gap in (one_layer, trained)]
 chosen = predictions.reveal("shift", 1 if exact == [True, False] else 0 if all(exact) else 2)
-shift_picture({"random, 1 layer": one_layer, "trained, 4 layers": trained}, discard=6) if chosen else None
+shift_picture(
+    {"random, 1 layer": one_layer, "trained, 4 layers": trained}, discard=6
+) if chosen else None
 
 # %% [markdown]
 # In a deeper layer, keys and values were made from hidden states that had *seen* the dropped tokens. Turning

@@ -130,7 +130,9 @@ if predictions.reveal("memory", {0.25: "a quarter", 0.5: "half"}.get(share, "all
 from tutorial_engine.lab.ledger import ledger, our_paths, table
 from tutorial_engine.parallel import parallel_paths
 
-prompts = [tokenizer.encode(text).ids for text in ("Once upon a time Anna had a red kite.", "One day")]
+prompts = [
+    tokenizer.encode(text).ids for text in ("Once upon a time Anna had a red kite.", "One day")
+]
 reference = {"no cache": our_paths(model)["no cache"]}
 print(table(ledger(reference | parallel_paths(TINY), prompts, num_tokens=8)))
 
