@@ -288,7 +288,8 @@ def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
         defined = "|".join(re.findall(r"^(?:def|class) (\w+)", cells[i].source, re.M))
-        check = rf"^(?:(?:mine|server|on_cells)\.use\((?:{defined}), check_\w+\)|check_\w+\((?:{defined})\b)"
+        use = rf"(?:mine|server|on_cells)\.use\((?:{defined}), check_\w+\)"
+        check = rf"^(?:{use}|check_\w+\((?:{defined})\b)"
         assert re.search(check, cells[i + 1].source, re.M)
 
 
@@ -535,7 +536,7 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
     assert not any(spy.calls for spy in parts.values())
 
 
-# of the lessons that serve: the parts, those whose work another one takes over, how to spoil a class
+# lessons that serve: their parts, those whose work another one takes over, how to spoil a class
 SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
     NAMES[2]: (
         {*PARTS_03},

@@ -861,7 +861,7 @@ def causes():
 
 
 # %%
-from tutorial_engine.learn.cause_check import check_causes
+from tutorial_engine.learn.checks_04 import check_causes
 
 check_causes(causes() or {}, runs)
 

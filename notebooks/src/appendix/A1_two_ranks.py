@@ -8,7 +8,7 @@
 import torch
 import torch.nn.functional as F
 
-from tutorial_engine.learn import Predictions, check_close, show_source
+from tutorial_engine.learn import Predictions, show_source
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 
 torch.set_grad_enabled(False)
