@@ -56,6 +56,7 @@ tutorial_engine/
     layouts         04 the same bytes by token and by layer
     shift           04 a context shift against a fresh run, number by number
     dial            04 block size from one cell to a whole row, measured
+    block_size      04 why 16: bookkeeping against waste
   parallel/            one model on several processes
     tensor_parallel A1 a rank's part of the weights, and what it adds up
     report          A1 what ranks did: tokens, bytes, who agreed

@@ -136,6 +136,7 @@ ROOMS = (
             Module("layouts", 4, "the same bytes by token and by layer"),
             Module("shift", 4, "a context shift against a fresh run, number by number"),
             Module("dial", 4, "block size from one cell to a whole row, measured"),
+            Module("block_size", 4, "why 16: bookkeeping against waste"),
         ),
     ),
     Room(
