@@ -349,8 +349,9 @@ show_source(LLMEngine._step)
 #
 # **Objective:** read the loops that `schedule` calls, and know what happens when memory runs out.
 #
-# Here is the loop over the running requests. `memory.allocate` asks the cache for slots for the new
-# tokens. It returns None if there is no room.
+# Here is the loop over the running requests. `_check_share` refuses a share that is no whole number.
+# `memory.allocate` asks the cache for slots for the new tokens, and returns None if there is no room.
+# `_book` adds the request to the plan, and takes its tokens from the budget.
 
 # %%
 show_source(Scheduler.schedule_running)
@@ -366,7 +367,7 @@ show_source(Scheduler.schedule_running)
 
 # %% [markdown]
 # The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
-# room for it. If the first one does not fit, the loop ends.
+# room for it. It returns whether it did.
 
 # %%
 show_source(Scheduler.schedule_waiting)
@@ -396,8 +397,9 @@ if predictions.reveal("overtake", first):
     print("steps 0 to 2:", *planned[:3])
 
 # %% [markdown]
-# L does not fit beside A, so S has to wait too, although there is budget for it. If S could overtake L,
-# then the next short request could do the same, and the next. A long request might wait for ever.
+# L does not fit beside A, so `admit` returns False and the loop ends. S has to wait too, although there is
+# budget for it. If S could overtake L, then the next short request could do the same, and the next. A long
+# request might wait for ever.
 #
 # The picture has all states that a request can have. Only the scheduler moves a request from one state to
 # the next. The picture is drawn from `TRANSITIONS`, the table that the code checks itself against.
@@ -612,8 +614,7 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # %% [markdown]
 # Read a line from left to right: it is one place, step after step. Under static batching a short request
 # ends, and its place stays empty until the longest of the batch ends. Under the one rule another request
-# has the place in the next step. At the end of each run places are idle because nobody waits any more. No
-# policy can change that.
+# has the place in the next step. At the end of each run places are idle because nobody waits any more.
 #
 # Prefill first wastes places in another way. Whenever somebody joins, all who decode hold their places and
 # run nothing for a step.
