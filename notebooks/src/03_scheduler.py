@@ -840,10 +840,10 @@ predictions.ask(
 
 # %%
 ttfts = [round(1000 * outs[1].metrics.ttft) for outs in (outs_whole, outs_chunked)]
-many = (whole.num_steps, chunked.num_steps)
+both = (whole.num_steps, chunked.num_steps)
 ratio = speed_chunked / speed_whole
 if predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
-    print(f"tokens per second: {speed_whole:.0f} and {speed_chunked:.0f}, in {many} steps")
+    print(f"tokens per second: {speed_whole:.0f} and {speed_chunked:.0f}, in {both} steps")
     print(f"first token of L after {ttfts[0]} and {ttfts[1]} ms")
     texts = [[out.outputs[0].token_ids for out in outs] for outs in (outs_whole, outs_chunked)]
     print("the same tokens:", texts[0] == texts[1])
@@ -894,16 +894,16 @@ predictions.ask(
 from tutorial_engine.lab.workload import poisson_times
 
 RATES = [8, 16, 24, 32, 64]
-many = [lengths[i % 8] for i in range(48)]
+wanted = [lengths[i % 8] for i in range(48)]
 
 
 def under_load(rate, policy):
     """Tokens per second, and p95 of TTFT in ms."""
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
     times = poisson_times(rate, 48, seed=1)
-    crowd = [Arrival(t, prompts[i % 3], wants(many[i])) for i, t in enumerate(times)]
+    crowd = [Arrival(t, prompts[i % 3], wants(wanted[i])) for i, t in enumerate(times)]
     ttft = [1000 * out.metrics.ttft for out in serve(engine, crowd)]
-    return sum(many) / engine.clock.now(), percentile(ttft, 95)
+    return sum(wanted) / engine.clock.now(), percentile(ttft, 95)
 
 
 load = {
