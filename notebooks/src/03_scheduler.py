@@ -617,7 +617,13 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # has the place in the next step. At the end of each run places are idle because nobody waits any more.
 #
 # Prefill first wastes places in another way. Whenever somebody joins, all who decode hold their places and
-# run nothing for a step.
+# run nothing for a step. And what does `server` waste, with your parts in it?
+
+# %%
+engine = server.engine(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+serve(engine, eight)
+for name, trace in (runs | {"server": engine.trace.trace()}).items():
+    print(f"{name:16}{wasted_places(trace):4} of {4 * trace.num_steps} places are wasted")
 
 # %% [markdown]
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The
