@@ -349,8 +349,9 @@ show_source(LLMEngine._step)
 #
 # **Objective:** read the loops that `schedule` calls, and know what happens when memory runs out.
 #
-# Here is the loop over the running requests. `memory.allocate` asks the cache for slots for the new
-# tokens. It returns None if there is no room.
+# Here is the loop over the running requests. `_check_share` refuses a share that is no whole number.
+# `memory.allocate` asks the cache for slots for the new tokens, and returns None if there is no room.
+# `_book` adds the request to the plan, and takes its tokens from the budget.
 
 # %%
 show_source(Scheduler.schedule_running)
@@ -366,7 +367,7 @@ show_source(Scheduler.schedule_running)
 
 # %% [markdown]
 # The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
-# room for it. If the first one does not fit, the loop ends.
+# room for it. It returns whether it did.
 
 # %%
 show_source(Scheduler.schedule_waiting)
@@ -396,8 +397,9 @@ if predictions.reveal("overtake", first):
     print("steps 0 to 2:", *planned[:3])
 
 # %% [markdown]
-# L does not fit beside A, so S has to wait too, although there is budget for it. If S could overtake L,
-# then the next short request could do the same, and the next. A long request might wait for ever.
+# L does not fit beside A, so `admit` returns False and the loop ends. S has to wait too, although there is
+# budget for it. If S could overtake L, then the next short request could do the same, and the next. A long
+# request might wait for ever.
 #
 # The picture has all states that a request can have. Only the scheduler moves a request from one state to
 # the next. The picture is drawn from `TRANSITIONS`, the table that the code checks itself against.
@@ -612,11 +614,16 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # %% [markdown]
 # Read a line from left to right: it is one place, step after step. Under static batching a short request
 # ends, and its place stays empty until the longest of the batch ends. Under the one rule another request
-# has the place in the next step. At the end of each run places are idle because nobody waits any more. No
-# policy can change that.
+# has the place in the next step. At the end of each run places are idle because nobody waits any more.
 #
 # Prefill first wastes places in another way. Whenever somebody joins, all who decode hold their places and
-# run nothing for a step.
+# run nothing for a step. And what does `server` waste, with your parts in it?
+
+# %%
+engine = server.engine(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+serve(engine, eight)
+for name, trace in (runs | {"server": engine.trace.trace()}).items():
+    print(f"{name:16}{wasted_places(trace):4} of {4 * trace.num_steps} places are wasted")
 
 # %% [markdown]
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The
@@ -839,10 +846,10 @@ predictions.ask(
 
 # %%
 ttfts = [round(1000 * outs[1].metrics.ttft) for outs in (outs_whole, outs_chunked)]
-many = (whole.num_steps, chunked.num_steps)
+both = (whole.num_steps, chunked.num_steps)
 ratio = speed_chunked / speed_whole
 if predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
-    print(f"tokens per second: {speed_whole:.0f} and {speed_chunked:.0f}, in {many} steps")
+    print(f"tokens per second: {speed_whole:.0f} and {speed_chunked:.0f}, in {both} steps")
     print(f"first token of L after {ttfts[0]} and {ttfts[1]} ms")
     texts = [[out.outputs[0].token_ids for out in outs] for outs in (outs_whole, outs_chunked)]
     print("the same tokens:", texts[0] == texts[1])
@@ -893,16 +900,16 @@ predictions.ask(
 from tutorial_engine.lab.workload import poisson_times
 
 RATES = [8, 16, 24, 32, 64]
-many = [lengths[i % 8] for i in range(48)]
+wanted = [lengths[i % 8] for i in range(48)]
 
 
 def under_load(rate, policy):
     """Tokens per second, and p95 of TTFT in ms."""
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
     times = poisson_times(rate, 48, seed=1)
-    crowd = [Arrival(t, prompts[i % 3], wants(many[i])) for i, t in enumerate(times)]
+    crowd = [Arrival(t, prompts[i % 3], wants(wanted[i])) for i, t in enumerate(times)]
     ttft = [1000 * out.metrics.ttft for out in serve(engine, crowd)]
-    return sum(many) / engine.clock.now(), percentile(ttft, 95)
+    return sum(wanted) / engine.clock.now(), percentile(ttft, 95)
 
 
 load = {
