@@ -31,8 +31,8 @@ class BlockExplorer(Explorer):
     """Watch blocks change hands: who has which, what is shared, found, copied, evicted, and free.
 
     `prompts` become the requests A, B, ...; with n samples per prompt (drawn with seeds 0, 1, ...
-    at temperature 1) A is joined by A.1. The knobs run them again through the real engine. `simple`:
-    tokens in the pool and lines to it, without prefix cache and samples.
+    at temperature 1) A is joined by A.1. The knobs run them again through the real engine.
+    `simple`: tokens in the pool and lines to it, without prefix cache and samples.
     """
 
     title = "Block explorer"
@@ -96,12 +96,12 @@ class BlockExplorer(Explorer):
             memory=memory,
             clock=VirtualClock(),
         )
-        drawn = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
+        drawn: dict[str, Any] = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
         params = SamplingParams(max_tokens=self.new_tokens, **drawn)
         trace = record(engine, coming(self.prompts, self.value("arrivals")), params)
         run = BlockRun(trace, labels(trace, self.tokenizer))
-        draw = SimpleBlockView if self.simple else BlockView
-        drawing = draw(run)  # refuses what it has no room for
+        # refuses what it has no room for
+        drawing = SimpleBlockView(run) if self.simple else BlockView(run)
         self.run, self.drawing = run, drawing
         return len(run.steps)
 

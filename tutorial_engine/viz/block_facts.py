@@ -351,13 +351,14 @@ class BlockRun:
             groups |= {tuple(owner.name for owner in own)} if both else set()
         whom = listed(groups.pop()) if len(groups) == 1 else "several"
         each = sum(now.held.values())
+        each, many = sum(now.held.values()), counted(len(now.tables), "request")
         once = f" ({twice} of them stored once for {whom}; counted by request they are {each})"
-        slots, one = len(owners) * self.block_size, len(owners) == 1
-        are = "is" if slots - stored == 1 else "are"
+        one, slots = len(owners) == 1, len(owners) * self.block_size
+        its = f"{slots - stored} of {'its' if one else 'their'} {slots} slots"
         return (
             f"{len(owners)} of {self.num_blocks} blocks hold{'s' * one} "
-            f"{counted(stored, 'token')} of {counted(len(now.tables), 'request')}{once if twice else ''}; "
-            f"{slots - stored} of {'its' if one else 'their'} {slots} slots {are} reserved but empty"
+            f"{counted(stored, 'token')} of {many}{once * (twice > 0)}; {its} "
+            f"{'is' if slots - stored == 1 else 'are'} reserved but empty"
         )
 
     def _free(self, step: int) -> str:

@@ -82,7 +82,7 @@ def layouts_picture(
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        told.append(f"{order}, {_words(write)} are written and {_words(read)} read")
+        told.append(f"{order}, writing touches {_words(write)} and reading {_words(read)}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)

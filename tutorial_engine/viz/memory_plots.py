@@ -29,7 +29,17 @@ from tutorial_engine.viz.charts import (
     no_axis,
     panels,
 )
-from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, RIGHT, WIDTH, Mark, Sheet, legend_width
+from tutorial_engine.viz.parts import (
+    BOLD,
+    CENTRE,
+    MARGIN,
+    RIGHT,
+    WIDTH,
+    Mark,
+    Sheet,
+    Style,
+    legend_width,
+)
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.pool_view import USED, draw_key, draw_pool, looks_of, strip_height
 from tutorial_engine.viz.request_look import cut_to, nice_step, tint
@@ -184,11 +194,12 @@ def _running_chart(
             points += [(points[-1][0], y), (left + (right - left) * ended / end, y)]
         points.append((points[-1][0], floor))
         line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        look = {"stroke": SERIES[i], "stroke_width": 2.6, "fill": tint(SERIES[i], 0.4)}
-        look |= {"fill_opacity": 0.25} | ({"stroke_dasharray": "8 4"} if i % 2 else {})
-        sheet.add(f"run.{name}", "path", d=line, **look)
+        look: Style = {"stroke": SERIES[i], "stroke_width": 2.6, "fill_opacity": 0.25}
+        look |= {"stroke_dasharray": "8 4"} if i % 2 else {}
+        fill = tint(SERIES[i], 0.4)
+        sheet.add(f"run.{name}", "path", d=line, fill=fill, **look)
         words = f"{name}: all answered after {spans[-1][1]:.0f} ms"
-        marks[words] = partial(sheet.rect, fill=str(look.pop("fill")), **look)
+        marks[words] = partial(sheet.rect, fill=fill, **look)
     sheet.legend(WIDTH - legend_width(list(marks), 26), top, marks, 26)
 
 
@@ -391,15 +402,15 @@ def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None, tolerance: float
     told = []
     for name, gap in gaps.items():
         same = gap.logits <= tolerance  # how far within is rounding, and differs between machines
-        off = f"are off by up to {shown(gap.logits)} (the largest is {gap.largest_logit:.3g})"
-        told.append(f"{name}: the logits {'agree' if same else off}")
-    last = list(gaps.values())[-1]
+        off = f"off by up to {shown(gap.logits)} where the largest is {gap.largest_logit:.3g}"
+        told.append(f"{name}: {'equal' if same else off}")
+    name, last = list(gaps.items())[-1]
     both = zip(last.keys, last.values, strict=True)
     wrong = [i for i, pair in enumerate(both) if max(pair) > tolerance]
-    where = f"K and V differ from layer {wrong[0]} on" if wrong else "K and V agree everywhere"
+    where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
     return (
-        f"A context shift{what} against a fresh run. {'; '.join(told)}, and {where} (tolerance "
-        f"{shown(tolerance)})."
+        f"Logits after a context shift{what} against those of a fresh run: {'; '.join(told)}. K "
+        f"and V ({name}) {where} (tolerance {shown(tolerance)})."
     )
 
 

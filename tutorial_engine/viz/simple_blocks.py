@@ -8,7 +8,18 @@ import textwrap
 from collections.abc import Sequence
 
 from tutorial_engine.viz.block_facts import BlockRun, Owner
-from tutorial_engine.viz.parts import BOLD, DEAF, FAINT, MARGIN, THICK, WIDTH, Grid, Mark, Sheet
+from tutorial_engine.viz.parts import (
+    BOLD,
+    DEAF,
+    FAINT,
+    MARGIN,
+    THICK,
+    WIDTH,
+    Grid,
+    Mark,
+    Sheet,
+    Style,
+)
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 
 TITLE = "Pages: logical blocks, block tables, and the pool"
@@ -156,7 +167,7 @@ class _Step(Sheet):
             gap = to[1] - 5.5
             line = f"M{x} {y}C{middle} {y} {middle} {gap} {at} {gap}L{to[0] - 14} {gap}"
             line += f"Q{to[0] - 8} {gap} {end[0]} {end[1]}"
-        style = {"fill": "none", "stroke": one.colour, "stroke_width": 1.7}
+        style: Style = {"fill": "none", "stroke": one.colour, "stroke_width": 1.7}
         self.add(f"line.{index}.{name}", "path", d=line, **style, **DEAF)
         self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=one.colour)
 
