@@ -135,7 +135,15 @@ class OwnBlocks(BlockManager):
             held = [whole(counts.get(number, 0)) for number in range(self.num_blocks)]
             if None in held:
                 raise CannotBe(f"left ref_cnt {counts}: a block has a whole number of holders")
-            self.free_queue = self._queue(queue)
+            free_ones = self._queue(queue)
+            for number, count in enumerate(held):
+                if (count == 0) != (number in free_ones):
+                    where = "in" if number in free_ones else "not in"
+                    raise CannotBe(
+                        f"gave {table} back, and now block {number} has {count} holders and is "
+                        f"{where} the free queue"
+                    )
+            self.free_queue = free_ones
         for block, count in zip(self.blocks, held, strict=True):
             block.ref_cnt = count or 0
 
@@ -165,6 +173,8 @@ class OwnBlocks(BlockManager):
             taken = whole(answer)
             if taken is None or taken not in self.free_queue:
                 raise CannotBe(f"gave {answer!r}; the free queue was {list(self.free_queue)}")
+            if taken in queue:
+                raise CannotBe(f"gave block {taken}, and left it in the free queue")
             self.free_queue = self._queue(queue)
         evicted = evicted or self.blocks[taken].hash is not None
         self.cached = cached
