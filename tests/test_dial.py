@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial, DialPoint, Measured, sharing, sweep_block_sizes
 from tutorial_engine.lab.workload import Arrival
@@ -154,7 +155,19 @@ def test_counts_are_those_of_the_trace() -> None:
         assert point.mean_waste == sum(u.reserved for u in usage) / len(usage)
         assert point.peak_waste == max(u.reserved for u in usage)
         assert point.names == tuple(one.request_id for one in arrivals())
+        ended = max(e.time for e in point.trace.events if isinstance(e, events.Finished))
+        assert point.milliseconds == 1000 * ended > 0
     assert any(point.preemptions for point in points())
+
+
+def test_time_counts_what_steps_do_not() -> None:
+    """Requests come over time: who has fewer steps need not be done sooner."""
+    clock = VirtualClock()
+    for point in points():
+        work = point.num_steps * clock.per_forward + point.tokens_run * clock.per_token
+        assert point.milliseconds >= 1000 * work - 1e-6, "and waits for arrivals, besides"
+    order = [sorted(points(), key=key) for key in (lambda p: p.num_steps, lambda p: p.milliseconds)]
+    assert order[0] != order[1] and at(ROWS).milliseconds == max(p.milliseconds for p in points())
 
 
 def test_a_second_sweep_counts_the_same() -> None:

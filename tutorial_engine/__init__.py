@@ -51,10 +51,12 @@ tutorial_engine/
     workload        03 requests that come over time
     static_batch    03 answers when the whole batch is over, as it was
     pool_log        04 vLLM's two log lines, of our memories
+    hit_rate        04 five runs that find nothing in the cache, and why
     when_full       04 a preempted request: recompute or swap, the prices
     layouts         04 the same bytes by token and by layer
     shift           04 a context shift against a fresh run, number by number
     dial            04 block size from one cell to a whole row, measured
+    block_size      04 why 16: bookkeeping against waste
   parallel/            one model on several processes
     tensor_parallel 04 a rank's part of the weights, and what it adds up
     report          04 what ranks did: tokens, bytes, who agreed

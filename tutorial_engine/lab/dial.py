@@ -71,6 +71,11 @@ class DialPoint(PoolHistory):
         return str(self.position) if isinstance(self.position, str) else f"pages of {self.position}"
 
     @property
+    def milliseconds(self) -> float:
+        """When the last request was done, on the virtual clock: it charges forwards and tokens."""
+        return 1000 * self.trace.events[-1].time
+
+    @property
     def bytes_gathered_per_step(self) -> float:
         """Bytes that attention copied together in a step, on average, in all layers."""
         return self.bytes_gathered / self.num_steps
