@@ -350,6 +350,8 @@ def steps(ran: Callable[[str], Page]) -> Locator:
     expect(limits).to_have_text("one rule · budget 8 · max_num_seqs 3")
     choose(view, "arrivals", "all at once")
     expect(view.locator('[id="line.D"]')).to_have_count(0)
+    choose(view, "show", "the steps")
+    expect(view.locator('[id="slots"]')).to_have_count(0)
     go(view, 0)
     return view
 
@@ -364,9 +366,18 @@ def test_stepping_shows_who_runs_and_who_waits(steps: Locator) -> None:
         expect(caption).to_contain_text(said)
         seen.add(scene.inner_html())
     assert len(seen) == 3
-    expect(caption).to_contain_text("TTFT in steps: A 2, B 3, C 3.")
     press(steps, "◀")
     expect(caption).to_contain_text("C waits: no budget is left")
+    expect(steps.locator('[id="asked.B.budget left"]')).to_have_text("6")
+    expect(steps.locator('[id="asked.B.outcome"]')).to_have_text(
+        "no new token: 1 of its 7 is not run yet"
+    )
+
+
+def test_the_cache_and_all_tokens_are_shown_on_demand(steps: Locator) -> None:
+    choose(steps, "show", "the steps, the cache and all tokens")
+    expect(steps.locator('[id="slots"]')).to_have_text("cache: 3 rows of 16 slots")
+    hover(steps, "slot0", "slot 0: K and V of token 0 of A")
 
 
 def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Locator) -> None:
@@ -381,7 +392,7 @@ def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Loca
         assert steps.locator("svg.te-scene").count() == 1
         assert steps.locator(".te-error").count() == 0
     fill(steps, "max_num_seqs", 2)
-    expect(caption).to_contain_text("C waits: all 2 rows are taken (max_num_seqs)")
+    expect(caption).to_contain_text("C waits: all 2 places are taken (max_num_seqs)")
 
 
 def test_what_a_policy_refuses_is_said_and_the_picture_kept(steps: Locator) -> None:

@@ -62,7 +62,9 @@ MAKE: dict[str, Make] = {
     "cache": lambda m, t, p: CacheExplorer(m, t, [p, "One day", "Mia"], new_tokens=4),
     "sampling": SamplingExplorer,
     "calculator": lambda *_: MemoryCalculator(preset("Qwen3-0.6B")),
-    "scheduler": lambda m, t, p: SchedulerExplorer(m, t, [p, "One day"], new_tokens=3),
+    "scheduler": lambda m, t, p: SchedulerExplorer(
+        m, t, [p, "One day"], new_tokens=3, details=True
+    ),
     "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
     "cells": cells,
     "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
@@ -81,7 +83,8 @@ LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
     "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
     "scheduler": (
         lambda m, t, _: turn(
-            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6), arrivals=LATE_LONG
+            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
+            arrivals=LATE_LONG,
         ),
         (7, 8),
         250_000,

@@ -226,8 +226,8 @@ if predictions.reveal("token", got if " and " in got else f"only {got}"):
 #
 # Now watch the whole run. The explorer runs the real engine, and draws what the engine recorded. Step
 # through it with the buttons or the slider. Each box of the upper part has the number of tokens that a
-# request ran in a step. Below it are the budget of the step, the rows of the cache, the two queues and
-# all tokens. (Here each request wants 6 new tokens.)
+# request ran in a step. Below it are the budget of the step, and the numbers of your rule: known, computed,
+# to run, budget left. (Here each request wants 6 new tokens.)
 
 # %% tags=["figure-scheduler-explorer"]
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
@@ -595,19 +595,11 @@ tokens = {name: [out.outputs[0].token_ids for out in outs] for name, outs in res
 print("the same tokens under every policy:", all(t == tokens["one rule"] for t in tokens.values()))
 
 
-def wasted_places(trace):
-    """Places that run nothing, although somebody waits or holds them, summed over the steps."""
-    wasted = 0
-    for step in history(trace):
-        running, ran = len(step.planned.running), len(step.scheduled)
-        wasted += running - ran + (4 - running if step.planned.waiting else 0)
-    return wasted
-
-
 # %% tags=["figure-places"]
-from tutorial_engine.viz.places import places
+from tutorial_engine.viz.places import places, read_places
 
-one_in = 4 * runs["static batching"].num_steps / wasted_places(runs["static batching"])
+counted = read_places(runs["static batching"])
+one_in = counted.total / counted.wasted
 nearest = min(range(3), key=lambda i: abs(one_in - (20, 4, 2)[i]))
 places(runs) if predictions.reveal("wasted", nearest) else None
 
@@ -623,7 +615,8 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 engine = server.engine(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
 serve(engine, eight)
 for name, trace in (runs | {"server": engine.trace.trace()}).items():
-    print(f"{name:16}{wasted_places(trace):4} of {4 * trace.num_steps} places are wasted")
+    counted = read_places(trace)
+    print(f"{name:16}{counted.wasted:4} of {counted.total} places are wasted")
 
 # %% [markdown]
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The

@@ -88,12 +88,8 @@ def _loop(
 def _each_block(q: Tensor, k: Tensor, v: Tensor, table: Sequence[int], kv_len: int) -> Tensor:
     """The answer of each block alone, [blocks, D]."""
     pairs = zip(range(0, kv_len, BLOCK_SIZE), table, strict=False)
-    return torch.stack(
-        [
-            right(q, k, v, [b], min(BLOCK_SIZE, kv_len - s))
-            for s, b in zip(ends, table, strict=False)
-        ]
-    )
+    alone = [right(q, k, v, [b], min(BLOCK_SIZE, kv_len - start)) for start, b in pairs]
+    return torch.stack(alone)
 
 
 MISTAKES: Mapping[str, Attention] = {

@@ -197,10 +197,10 @@ def throughput_latency(
         raise ValueError(f"give at least one point (label, tokens per second, ms) to each: {empty}")
     figure, (ax,) = panels(8.6, 4.6)
     every = [point for points in curves.values() for point in points]
-    speeds, times = ([point[i] for point in every] for i in (1, 2))
+    speeds, times = [point[1] for point in every], [point[2] for point in every]
     told = []
     for i, (name, points) in enumerate(curves.items()):
-        _, xs, ys = zip(*points, strict=True)
+        xs, ys = [point[1] for point in points], [point[2] for point in points]
         ax.plot(xs, ys, label=name, linewidth=2, markersize=7, **line_look(i))
         side = -1 if i % 2 else 1  # neighbours have their labels on different sides
         for words, x, y in points:
