@@ -405,6 +405,13 @@ if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
 # so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v. When a block brings a
 # larger score, the old sums were made with the old m. Both are corrected by one factor, exp(old m − new m).
 # In the end the output is acc / l. This is called a *running* softmax, or online softmax.
+#
+# The picture shows how one query of the model reads its four blocks.
+
+# %% tags=["figure-running-softmax"]
+from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
+
+running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=1))
 
 # %% [markdown]
 # ### Exercise 3: attention in place (15 minutes)
@@ -1345,8 +1352,9 @@ print(ledger_table(ledger(paths, prompts, num_tokens=12)))
 # %%
 from tutorial_engine.learn.earlier import bring
 
-for earlier in ("01_attention_rope.ipynb", "02_kv_cache.ipynb", "03_scheduler.ipynb"):
-    bring(server, earlier)
+print(bring(server, "01_attention_rope.ipynb"))
+print(bring(server, "02_kv_cache.ipynb"))
+print(bring(server, "03_scheduler.ipynb"))
 
 # %% [markdown]
 # Twelve users, a pool that is too small for them, and your code from the first matrix product to the last
