@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 04 · Pages and cells
 #
-# In notebook 03 each request had a whole row of memory, for the longest text that there may be. Here you give
-# memory out in small pieces, when it is needed. Model, scheduler and engine stay. Only the *map* changes:
-# it says in which *slot* the keys and values (K and V) of each token lie.
+# In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is
+# needed. Only the *map* changes: it says in which *slot* the keys and values (K and V) of each token lie.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
@@ -398,15 +397,13 @@ if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
     print(f"{storage.num_bytes / 1024:.0f} KiB")
 
 # %% [markdown]
-# Every decode step copies the whole context again, for one new token. So it seems that paging means copying.
-# It does not. *PagedAttention* is the name of an attention that reads each block where it lies.
+# Every decode step copies the whole context again, for one new token. But paging does not mean copying.
+# *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# It needs a softmax that works block by block. Three values are kept for a query: **m**, the largest score
-# so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v. When a block brings a
-# larger score, the old sums were made with the old m. Both are corrected by one factor, exp(old m − new m).
-# In the end the output is acc / l. This is called a *running* softmax, or online softmax.
-#
-# The picture shows how one query of the model reads its four blocks.
+# It needs a softmax that works block by block, called a *running* softmax. Three values are kept for a query:
+# **m**, the largest score so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v.
+# When a block brings a larger score, the old sums were made with the old m. Both are corrected by one factor,
+# exp(old m − new m). In the end the output is acc / l. Here one query reads its four blocks:
 
 # %% tags=["figure-running-softmax"]
 from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
@@ -860,7 +857,7 @@ for case in runs[3:]:
 
 # %% tags=["exercise"]
 def causes():
-    """The cause of each run: {"run 1": SHORT, BEGINS, SALT, EVICTED or SAME_STEP, "run 2": ...}."""
+    """The cause of each run: {"run 1": SHORT, "run 2": SALT}, and so on, for all five."""
     ### BEGIN SOLUTION
     four = {"run 1": EVICTED, "run 2": SHORT, "run 3": SAME_STEP, "run 4": SALT}
     return four | {"run 5": BEGINS}
@@ -1358,7 +1355,7 @@ print(bring(server, "03_scheduler.ipynb"))
 
 # %% [markdown]
 # Twelve users, a pool that is too small for them, and your code from the first matrix product to the last
-# block that is given back:
+# block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.)
 
 # %%
 run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)

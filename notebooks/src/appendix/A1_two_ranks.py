@@ -77,14 +77,17 @@ predictions.ask(
     ["2", "4", "8", "160"],
 )
 
-# %% tags=["figure-ranks"]
+# %%
 from tutorial_engine.parallel import run_ranks
-from tutorial_engine.viz.parallel_plots import ranks_picture
 
 report = run_ranks(2)  # two processes on this machine
-if chosen := predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
+if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
     print(report.summary())
-ranks_picture(report) if chosen else None
+
+# %% tags=["figure-ranks"]
+from tutorial_engine.viz.parallel_plots import ranks_picture
+
+ranks_picture(report)
 
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
