@@ -236,13 +236,14 @@ def test_the_caption_counts_blocks_tokens_and_slots(case: Case) -> None:
         if not used:
             assert "no block is in use" in said
         else:
-            many, requests = f"{len(slots)} token", f"of {len(pool.tables)} request"
+            many, requests = f"{stored} token", f"of {len(pool.tables)} request"
             assert re.search(
                 rf"{used} of {case.num_blocks} blocks holds? {many}s? {requests}", said
             )
             assert re.search(rf"{used * size - stored} of (its|their) {used * size} slots", said)
         twice = sum(slots.count(slot) > 1 for slot in set(slots))
         assert (f"({twice} of them stored once for " in said) == (twice > 0)
+        assert (f"; counted by request they are {len(slots)})" in said) == (twice > 0)
         assert re.search(rf"; {len(pool.free)} blocks? (is|are) free", said)
         found = sum(block in pool.hashes for block in pool.free)
         assert (f"{found} of them still findable" in said) == (found > 0)
@@ -286,8 +287,9 @@ def test_facts_of_a_prefix_that_is_found(model: Qwen3ForCausalLM) -> None:
     assert said[4][0] == "A ends (length) and leaves blocks 4, 2, 1 and 0"
     assert run.steps[2].touched == {0: ["shared"], 1: ["shared"], 2: ["cached now"], 3: ["taken"]}
     assert "no block changes hands" in run.caption(1)
-    assert "24 tokens of 2 requests (8 of them stored once for A and B)" not in run.caption(1)
-    assert "22 tokens of 2 requests (8 of them stored once for A and B)" in run.caption(2)
+    assert "stored once" not in run.caption(1)
+    once = "(8 of them stored once for A and B; counted by request they are 22)"
+    assert f"14 tokens of 2 requests {once}" in run.caption(2)
 
 
 def test_a_fork_shares_the_open_block_and_whoever_writes_first_gets_a_copy(
