@@ -221,6 +221,8 @@ def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until
             {len(s.running) for s in point.snapshots}
         )
     assert all(part in picture.caption for part in told)
+    prices = "10 ms for each forward and 1 ms for each token"
+    assert found["chart.ms"].text == f"ms on a virtual clock: {prices}"
     assert found["title"].text == (
         f"The same 128 slots: rows serve {at(ROWS).most_running} and others serve "
         f"{at(position).most_running} of 8 users at once"
