@@ -424,6 +424,25 @@ def test_play_runs_to_the_end(steps: Locator) -> None:
 # -- notebook 04: the pool, the cells, the dial ----------------------------------------------------
 
 
+def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewer(
+    ran: Callable[[str], Page],
+) -> None:
+    view = explorer(ran(PAGES), "Pages explorer")
+    caption = view.locator(".te-caption")
+    fill(view, "blocks", 16)
+    fill(view, "block size", 4)
+    go(view, 0)
+    expect(caption).to_contain_text(re.compile(r"of 16 blocks hold .* takes? block"))
+    press(view, "▶")
+    expect(caption).to_contain_text("Step 1 of ")
+    fill(view, "block size", 8)
+    expect(caption).to_contain_text(re.compile(r"\d of 16 blocks hold"))
+    assert not re.search("hash|find", caption.inner_text())
+    fill(view, "blocks", 1)
+    expect(view.locator(".te-error")).to_contain_text("limited to 8")
+    fill(view, "blocks", 16)
+
+
 def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(
     ran: Callable[[str], Page],
 ) -> None:

@@ -59,6 +59,7 @@ class BlockExplorer(Explorer):
         self.model, self.tokenizer = model, tokenizer
         self.prompts, self.new_tokens = list(prompts), new_tokens
         self.simple = simple
+        self.title = "Pages explorer" if simple else self.title
         most = SIMPLE_BLOCKS if simple else MAX_BLOCKS
         knobs: dict[str, Any] = {
             "block_size": number("block size", block_size, 1, MAX_SIZE),

@@ -56,7 +56,7 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, listed, num_bytes, tokens
+from tutorial_engine.viz.words import counted, listed, ms, num_bytes, tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
@@ -168,6 +168,15 @@ def _milliseconds(trace: Trace) -> list[tuple[float, float]]:
     return [(1000 * step.began, 1000 * step.ended) for step in steps_of(trace)]
 
 
+def _clock(runs: Mapping[str, Trace]) -> str:
+    """What milliseconds mean in these runs."""
+    settings = next(iter(runs.values())).settings
+    fixed, each = settings.get("seconds_per_forward"), settings.get("seconds_per_token")
+    if not (isinstance(fixed, float) and isinstance(each, float)):
+        return "ms, measured"
+    return f"ms on a virtual clock: {ms(fixed)} for each forward and {ms(each)} for each token"
+
+
 def _running_chart(
     sheet: Sheet, runs: Mapping[str, Trace], found: Mapping[str, PoolHistory], top: float
 ) -> None:
@@ -185,7 +194,7 @@ def _running_chart(
     for i in range(int(end / each) + 1):
         x = left + (right - left) * i * each / end
         sheet.note(f"chart.ms{i}", x, floor + 17, f"{i * each:g}", 12, **CENTRE)
-    sheet.note("chart.ms", (left + right) / 2, floor + 34, "ms on the engine's clock", 12, **CENTRE)
+    sheet.note("chart.ms", (left + right) / 2, floor + 34, _clock(runs), 12, **CENTRE)
     marks: dict[str, Mark] = {}
     for i, (name, spans) in enumerate(times.items()):
         points = [(left, floor)]

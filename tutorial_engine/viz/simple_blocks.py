@@ -45,7 +45,7 @@ class SimpleBlockView:
         size, blocks = run.block_size, run.num_blocks
         shown = range(run.last + 1) if steps is None else steps
         here = {
-            name: max(1, *(len(run.steps[step].tables.get(name, ())) for step in shown), 1)
+            name: max(1, *(len(run.steps[step].tables.get(name, ())) for step in shown))
             for name in run.families
             if any(run.is_shown(name, step) for step in shown)
         }
