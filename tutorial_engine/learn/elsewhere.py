@@ -93,8 +93,8 @@ BOXES = {
         "The whole prompt must fit, and its blocks are taken at once.",
         "The whole prompt must fit (scheduler_reserve_full_isl in vllm/config/scheduler.py, on by "
         "default), but blocks are taken chunk by chunk (KVCacheManager.allocate_slots in "
-        "vllm/v1/core/kv_cache_manager.py). Before pull request 37307 the first chunk decided; one "
-        "server fell from about 100 to 1.5 tokens a second.",
+        "vllm/v1/core/kv_cache_manager.py). Before pull request 37307 the first chunk decided; its "
+        "author saw a server fall from about 100 to 1.5 tokens a second.",
         "The rest of the prompt and a guess of the tokens to come must fit "
         "(PrefillAdder.add_one_req in python/sglang/srt/managers/schedule_policy.py).",
         "There is no pool to share out: a request waits for a free slot "
@@ -107,9 +107,9 @@ BOXES = {
         "A block gets its name when it is planned (KVCacheManager.allocate_slots in "
         "vllm/v1/core/kv_cache_manager.py). The second request finds it in the same step: each "
         "layer writes the K and V of all requests before anybody reads them.",
-        "One of the two is held back until the other has filled the cache "
+        "With the policy lpm one of the two is held back until the other has filled the cache "
         "(SchedulePolicy._compute_prefix_matches in "
-        "python/sglang/srt/managers/schedule_policy.py).",
+        "python/sglang/srt/managers/schedule_policy.py). With fcfs both run the beginning.",
         "Slots are compared by their earlier prompts only "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): both run "
         "the beginning.",
@@ -198,8 +198,8 @@ def box(topic: str) -> str:
         raise ValueError(f"there is no box {topic!r}; there are {', '.join(BOXES)}")
     told = BOXES[topic]
     find(told.piece)
-    who = ("here", VLLM, SGLANG, LLAMA_CPP)
-    parts = (f"{told.ours} ({told.piece})", told.vllm, told.sglang, told.llama_cpp)
+    who = (f"here ({told.piece})", VLLM, SGLANG, LLAMA_CPP)
+    parts = told.ours, told.vllm, told.sglang, told.llama_cpp
     lines = [f"In other engines today: {told.title}"]
     for name, text in zip(who, parts, strict=True):
         lines += textwrap.wrap(
