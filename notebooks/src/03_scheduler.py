@@ -872,7 +872,7 @@ sweep(
 )
 
 # %%
-print(box("chunked_prefill"))
+print(box("step_order"))
 
 # %% [markdown]
 # ## 11 · Too many users
@@ -1038,9 +1038,12 @@ fair = served_by(Fair, check_fair)
 compare({"first come, first served": fcfs, "shortest first": shortest, "fair": fair})
 
 # %% [markdown]
-# L gets its turn after a short wait, and the mean lies between the other two. Change `patience` in your
-# class and run both cells again: a larger value brings the mean nearer to that of shortest first, and L
-# waits longer.
+# L gets its turn after a shorter wait, and the mean lies between the other two. Change `patience` in your
+# class and run its three cells again: a larger value brings the mean nearer to that of shortest first, and
+# L waits longer.
+
+# %%
+print(box("queue_order"))
 
 # %% [markdown]
 # ## 13 · Which test finds which bug?
