@@ -190,8 +190,8 @@ BOXES = {
         "who runs in a step",
         "engine.scheduler.Scheduler.schedule",
         "Running requests first, then those that wait. A step may read prompts and decode.",
-        "The same (Scheduler.schedule in vllm/v1/core/sched/scheduler.py). Its tuning guide says of "
-        "the budget, max_num_batched_tokens: smaller is better for ITL, larger for TTFT "
+        "The same (Scheduler.schedule in vllm/v1/core/sched/scheduler.py). Its tuning guide says "
+        "of the budget, max_num_batched_tokens: smaller is better for ITL, larger for TTFT "
         "(docs/configuration/optimization.md).",
         "New prompts first: a step reads prompts or decodes (Scheduler.get_next_batch_to_run in "
         "python/sglang/srt/managers/scheduler.py). With --enable-mixed-chunk, off by default, "
