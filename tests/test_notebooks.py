@@ -566,7 +566,7 @@ def test_the_learners_scheduler_serves_and_a_wrong_one_does_not() -> None:
         assert {part for part in parts if not parts[part].calls} <= idle, "nobody called these"
     assert set(uses.values()) == set(parts) == {*PARTS_03}
     for place, part in uses.items():  # now wrong ones
-        wrong = type(part, (Scheduler,), {"next_waiting": lambda self: None})
+        wrong = type(part, (Scheduler,), {"next_waiting": lambda self: 0})
         lesson.namespace[part] = wrong if isinstance(parts[part], type) else lambda *_: 0
         lesson.namespace[part].__name__ = part
         said = lesson.run(place)
