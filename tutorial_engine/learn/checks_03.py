@@ -9,6 +9,7 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
+from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
 from tutorial_engine.learn.parts import listed, number, whole
@@ -27,32 +28,43 @@ SHARES = {
 }
 
 
-def check_num_tokens(function: Callable[[int, int, int], int]) -> Verdict:
+# what to say -> the formula that makes this mistake
+SHARE_MISTAKES: dict[str, Callable[[int, int, int], int]] = {
+    "take the smaller of the two limits, not the larger": lambda n, done, left: max(n - done, left),
+    "that is more than the budget has left": lambda n, done, left: n - done,
+    "that is more than the request has left to run": lambda n, done, left: left,
+    "some of its tokens are computed already": lambda n, done, left: min(n, left),
+    "those are computed; what is not computed yet is to run": lambda n, done, left: min(done, left),
+    "a prompt may run in chunks: as many of its tokens as the budget has": lambda n, done, left: (
+        n - done if n - done <= left else 0
+    ),
+}
+
+
+def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
     """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
 
     def run() -> Verdict:
-        for what, (known, computed, budget) in SHARES.items():
-            answer, want = function(known, computed, budget), min(known - computed, budget)
+        answers = []
+        for case in SHARES.values():
+            answer = function(*case)
             bad = not_done("num_tokens_to_run", answer, function)
             if bad is not None:
                 return bad
-            got = whole(answer)
-            if got is None:
+            if (got := whole(answer)) is None:
                 told = f"got {answer!r}, which is no whole number; a step runs whole tokens"
                 return Verdict(False, f"num_tokens_to_run: {told}")
-            if got == want:
-                continue
-            mistakes = {
-                max(known - computed, budget): "take the smaller of the two limits, not the larger",
-                known - computed: "that is more than the budget has left",
-                budget: "that is more than the request has left to run",
-                min(known, budget): "some of its tokens are computed already",
-                min(computed, budget): "those are computed; what is not computed yet is to run",
-                0: "a prompt may run in chunks: as many of its tokens as the budget has",
-            }
-            why = mistakes.get(got, f"expected {want}")
-            case = f"{what}, {known, computed, budget}"
-            return Verdict(False, f"num_tokens_to_run: {case}: got {got}; {why}")
+            answers.append(got)
+        for (what, case), got in zip(SHARES.items(), answers, strict=True):
+            want = right_share(*case)
+            if got != want:
+                same = (
+                    words
+                    for words, wrong in SHARE_MISTAKES.items()
+                    if [wrong(*each) for each in SHARES.values()] == answers
+                )
+                why = next(same, f"expected {want}")
+                return Verdict(False, f"num_tokens_to_run: {what}, {case}: got {got}; {why}")
         return Verdict(True, "num_tokens_to_run: prefill, chunk, decode and recompute, one rule")
 
     return guarded("num_tokens_to_run", run, function)
@@ -134,58 +146,80 @@ TIMES = (
 )
 
 
-def check_metrics(function: Callable[[float, Sequence[float]], tuple[float, float]]) -> Verdict:
+# what to say -> TPOT with this mistake, from the arrival and the times
+TPOT_MISTAKES: dict[str, Callable[[float, Sequence[float]], float]] = {
+    "TPOT: n tokens have n − 1 gaps": lambda arrival, times: (times[-1] - times[0]) / len(times),
+    "TPOT leaves out the first token, which is TTFT's": lambda arrival, times: (
+        (times[-1] - arrival) / len(times)
+    ),
+    "TPOT begins with the first token, not with the arrival": lambda arrival, times: (
+        (times[-1] - arrival) / (len(times) - 1)
+    ),
+    "TPOT is the mean of the gaps, not the median: a long pause counts in full": (
+        lambda arrival, times: median(_gaps(times))
+    ),
+    "TPOT is the mean of the gaps, not the largest": lambda arrival, times: max(_gaps(times)),
+    "TPOT is the mean of the gaps, not the smallest": lambda arrival, times: min(_gaps(times)),
+    "TPOT is the time for one token, this is the time for all": lambda arrival, times: (
+        times[-1] - times[0]
+    ),
+    "this is tokens per second; TPOT is seconds per token": lambda arrival, times: (
+        (len(times) - 1) / (times[-1] - times[0])
+    ),
+}
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [b - a for a, b in pairwise(times)]
+
+
+def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdict:
     """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
 
     def run() -> Verdict:
+        answers = []
         for arrival, times in TIMES:
             answer = function(arrival, list(times))
             bad = not_done("ttft_and_tpot", answer, function)
             if bad is not None:
                 return bad
-            pair = [number(one) for one in listed(answer) or ()]
-            if len(pair) != 2 or pair[0] is None or pair[1] is None:
+            pair = [found for one in listed(answer) or () if (found := number(one)) is not None]
+            if len(pair) != 2:
                 return Verdict(False, f"ttft_and_tpot must return two numbers, got {answer!r}")
-            got, want = (pair[0], pair[1]), right_metrics(arrival, times)
-            if not (_near(got[0], want[0]) and _near(got[1], want[1])):
-                why = _why_not(got, want, arrival, times)
+            answers.append((pair[0], pair[1]))
+        for (arrival, times), got in zip(TIMES, answers, strict=True):
+            if not _near(got, right_metrics(arrival, times)):
                 told = f"{len(times)} tokens, arrival {arrival}"
-                return Verdict(False, f"ttft_and_tpot: {told}: {why}")
+                return Verdict(False, f"ttft_and_tpot: {told}: {_why_not(answers, arrival, times)}")
         return Verdict(True, "ttft_and_tpot: .262 s, then .064 s a token")
 
     return guarded("ttft_and_tpot", run, function)
 
 
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) < 1e-6  # a float32 is as good
+def _near(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(abs(x - y) < 1e-6 for x, y in zip(a, b, strict=True))  # a float32 is as good
 
 
-def _why_not(
-    got: tuple[float, float], want: tuple[float, float], arrival: float, times: Sequence[float]
-) -> str:
-    (ttft, tpot), n = got, len(times)
-    gaps = [b - a for a, b in pairwise(times)]
-    mistakes = {
-        "TPOT: {n} tokens have {gaps} gaps": (times[-1] - times[0]) / n,
-        "TPOT leaves out the first token, which is TTFT's": (times[-1] - arrival) / n,
-        "TPOT begins with the first token, not with the arrival": (times[-1] - arrival) / (n - 1),
-        "TPOT is the mean of the gaps, not the median: a long pause counts in full": median(gaps),
-        "TPOT is the mean of the gaps, not the largest": max(gaps),
-        "TPOT is the mean of the gaps, not the smallest": min(gaps),
-        "TPOT is the time for one token, this is the time for all": times[-1] - times[0],
-        "this is tokens per second; TPOT is seconds per token": (n - 1) / (times[-1] - times[0]),
-    }
-    if _near(ttft, want[1]) and _near(tpot, want[0]):
+def _why_not(answers: Sequence[tuple[float, float]], arrival: float, times: Sequence[float]) -> str:
+    """What is wrong with the answers to TIMES; arrival and times are the first wrong one's."""
+    wants = [right_metrics(*case) for case in TIMES]
+    ttft, tpot = right_metrics(arrival, times)
+    got_ttft, got_tpot = zip(*answers, strict=True)
+    want_ttft, want_tpot = zip(*wants, strict=True)
+    if _near(got_ttft, want_tpot) and _near(got_tpot, want_ttft):
         return "these are TPOT and TTFT; TTFT comes first"
-    if _near(1000 * want[0], ttft) or _near(1000 * want[1], tpot):
+    if _near(got_ttft, [1000 * x for x in want_ttft]):
         return "the times are in seconds, and so are TTFT and TPOT: do not turn them into ms"
-    if not _near(ttft, want[0]):
-        if _near(ttft, times[0]):
+    if not _near(got_ttft, want_ttft):
+        if _near(got_ttft, [case[1][0] for case in TIMES]):
             return "TTFT counts from the arrival"
-        return f"TTFT is the time from the arrival to the first token: {want[0]:.3f} s"
-    found = (words for words, wrong in mistakes.items() if _near(tpot, wrong))
-    why = next(found, f"TPOT is the mean time from one token to the next: {want[1]:.4f} s")
-    return why.format(n=n, gaps=n - 1)
+        return f"TTFT is the time from the arrival to the first token: {ttft:.3f} s"
+    same = (
+        words
+        for words, wrong in TPOT_MISTAKES.items()
+        if _near(got_tpot, [wrong(*case) for case in TIMES])
+    )
+    return next(same, f"TPOT is the mean time from one token to the next: {tpot:.4f} s")
 
 
 # -- 4. and 5. policies

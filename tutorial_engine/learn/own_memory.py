@@ -136,12 +136,13 @@ class OwnBlocks(BlockManager):
             if None in held:
                 raise CannotBe(f"left ref_cnt {counts}: a block has a whole number of holders")
             free_ones = self._queue(queue)
-            for number, count in enumerate(held):
-                if (count == 0) != (number in free_ones):
+            for number, (count, block) in enumerate(zip(held, self.blocks, strict=True)):
+                want = block.ref_cnt - (number in table)
+                if count != want or (want == 0) != (number in free_ones):
                     where = "in" if number in free_ones else "not in"
                     raise CannotBe(
-                        f"gave {table} back, and now block {number} has {count} holders and is "
-                        f"{where} the free queue"
+                        f"gave {table} back, and now block {number} has {count} holders (it had "
+                        f"{block.ref_cnt}) and is {where} the free queue"
                     )
             self.free_queue = free_ones
         for block, count in zip(self.blocks, held, strict=True):
