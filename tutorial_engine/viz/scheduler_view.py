@@ -41,7 +41,7 @@ COLUMNS = {  # of the table: what -> the middle of its numbers
     "runs": 462.0,
 }
 OUTCOME = 500.0
-LINE, SIZE = 24.0, 10.5  # a line of tokens, their letters
+LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
 PILL = "#e9edf0"
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
@@ -183,9 +183,9 @@ class _StepSheet(Sheet):
             style = BOLD if step == self.step else FAINT
             words = f"step {step}" if pitch >= WORDY else str(step)
             x = LEFT + (i + 0.5) * pitch
-            self.text(f"step{step}", x, bottom + 11, words, 10, **CENTRE, **style)
+            self.text(f"step{step}", x, bottom + 11, words, KEY, **CENTRE, **style)
         if pitch < WORDY:
-            self.note("step", LEFT - 8, bottom + 11, "step", 10, **RIGHT)
+            self.note("step", LEFT - 8, bottom + 11, "step", KEY, **RIGHT)
         box = (LEFT + (self.step - first) * pitch - 0.5, TOP - 5, pitch + 1, bottom - TOP + 21)
         self.outline("cursor", box, rx=4, stroke_width=2.2)
 
