@@ -177,8 +177,10 @@ class _StepSheet(Sheet):
             for i, step in enumerate(window):
                 self._box(name, step, (LEFT + i * pitch + 1.5, y, pitch - 3, BOX))
             if life.end_step is not None and life.end_step <= window[-1]:
-                words = life.ending.split(" · ")[0]  # the table says why
-                self.note(f"end.{name}", right + 6, y + 17, words, SIZE)
+                words, x = life.ending.split(" · ")[0], right  # the table says why
+                if text_width(words, SIZE) + 10 <= pitch:  # inside the cursor's frame
+                    x = LEFT + (life.end_step + 1 - first) * pitch
+                self.note(f"end.{name}", x + 6, y + 17, words, SIZE)
         for i, step in enumerate(window):
             style = BOLD if step == self.step else FAINT
             words = f"step {step}" if pitch >= WORDY else str(step)
