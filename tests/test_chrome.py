@@ -5,19 +5,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import one_thread, random_model
 from traces import POLICIES, renamed, served, story
 
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.learn.eager_pages import crowd
 from tutorial_engine.trace import events
 from tutorial_engine.trace.chrome import save_chrome, to_chrome
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import snapshots
 
+
+def preempting() -> Trace:
+    """Three requests in a pool of blocks that is too small for all."""
+    prompts = [list(range(10, 20)), list(range(30, 37)), [5, 6, 7]]
+    with one_thread():
+        return crowd(PagedKVCache, random_model(), prompts, num_blocks=5, max_tokens=8)
+
+
 # Trace Event Format: what each phase must have besides name, pid and tid
 FIELDS = {"X": {"ts", "dur"}, "i": {"ts", "s"}, "C": {"ts", "args"}, "M": {"args"}}
 METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
 EVERY = [story(), story(("D", "abort")), *(served(policy)[0] for policy in POLICIES)]
-EVERY += [served("one rule", 12, 40.0)[0], Trace({}, ())]
+EVERY += [served("one rule", 12, 40.0)[0], preempting(), Trace({}, ())]
 
 
 def check_format(told: dict[str, Any]) -> None:
@@ -79,7 +90,7 @@ def test_tracks_pieces_and_counters_are_those_of_the_run(trace: Trace) -> None:
     kinds = [e for e in trace.events if isinstance(e, events.Preempted | events.Finished)]
     assert sorted(marks) == sorted(type(e).__name__.lower() for e in kinds)
     used = [e["args"]["used"] for e in told if e["name"].startswith("slots of")]
-    if "num_rows" in trace.settings:
+    if "num_rows" in trace.settings or "num_blocks" in trace.settings:
         assert used == [shot.usage.used for shot in snapshots(trace)]
 
 

@@ -19,6 +19,7 @@ from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
+from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import CELLS, ROWS
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
@@ -141,6 +142,8 @@ def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.Mo
         assert point.bytes_gathered == copied[0]
         assert point.bytes_gathered_per_step == copied[0] / point.num_steps
         found[position] = point.bytes_gathered
+        assert sum(point.copied) * dial.storage.spec.bytes_per_token == copied[0]
+        assert len(point.copied) == sum(len(s.scheduled) for s in history(point.trace))
     assert found[ROWS] == 0 < found[16] < found[4]
 
 

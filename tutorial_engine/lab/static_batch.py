@@ -29,7 +29,7 @@ def batches(trace: Trace) -> list[tuple[str, ...]]:
 def static_as_it_was(trace: Trace) -> dict[str, float]:
     """Request → when its answer would be given, in seconds: with the last one of its batch.
 
-    Requests that never ran have no entry.
+    Who never ran has no entry, nor has a batch that is not over.
     """
     prompt_of = {e.request_id: e.parent_id for e in trace.events if isinstance(e, Forked)}
     ends = dict[str, float]()
@@ -39,7 +39,7 @@ def static_as_it_was(trace: Trace) -> dict[str, float]:
             ends[name] = max(ends.get(name, 0.0), event.time)
     given = dict[str, float]()
     for batch in batches(trace):
-        last = max(ends[name] for name in batch if name in ends)
-        given |= {name: last for name in batch}
+        if all(name in ends for name in batch):
+            given |= dict.fromkeys(batch, max(ends[name] for name in batch))
     order = [e.request_id for e in trace.events if isinstance(e, Added)]
     return {name: given[name] for name in order if name in given}
