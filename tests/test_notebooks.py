@@ -541,7 +541,7 @@ SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
     NAMES[2]: (
         {*PARTS_03},
         {"plan": "num_tokens_to_run", "Fair": "ShortestFirst"},
-        {"next_waiting": lambda self: None},
+        {"next_waiting": lambda self: 0},
     ),
     NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),
 }

@@ -54,7 +54,7 @@ def test_every_policy_gives_the_tokens_of_generate_alone(
 ) -> None:
     turn(explorer, budget=32, policy=policy, arrivals=arrivals)
     assert not explorer.error and explorer.run.policy == policy
-    params = SamplingParams(max_tokens=6)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
     for one in coming(PROMPTS, arrivals, explorer.long_prompt):
         alone = generate(explorer.model, one.prompt, params, tokenizer=explorer.tokenizer)[0]
         prompt = tuple(explorer.tokenizer.encode(one.prompt).ids)
@@ -76,6 +76,19 @@ def test_an_idle_engine_does_not_wait_for_the_next_request(
     turn(explorer, arrivals=ONE_BY_ONE)
     assert [explorer.run.came(name) for name in "ABC"] == [0, 1, 2]
     assert explorer.num_steps == 3
+
+
+def test_each_request_may_want_a_number_of_tokens_of_its_own(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    explorer = turn(SchedulerExplorer(model, tokenizer, PROMPTS, [6, 3, 5]), arrivals=LATE_LONG)
+    lives = explorer.run.lives
+    assert {name: len(life.token_times) for name, life in lives.items()} == {
+        "A": 6,
+        "B": 3,
+        "C": 5,
+        "D": 6,
+    }
 
 
 def test_knobs_are_the_engines_settings(explorer: SchedulerExplorer) -> None:
@@ -383,6 +396,7 @@ def test_what_a_policy_refuses_is_told_and_the_old_picture_kept(
         ([], {}, "give 1 to 5 prompts, got 0"),
         (["a"] * 6, {}, "give 1 to 5 prompts, got 6"),
         (["One day"], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
+        (["One day"], {"new_tokens": [1, 2]}, r"one number, or 1, got \[1, 2\]"),
         (["One day"], {"new_tokens": 62}, "need 65 slots, and the picture has rows of 64"),
         ([""], {}, "The engine refuses: .*empty"),
     ],
@@ -391,7 +405,7 @@ def test_impossible_first_arguments_are_refused(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
     prompts: list[str],
-    more: dict[str, int],
+    more: dict[str, Any],
     message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -227,13 +227,13 @@ if predictions.reveal("token", got if " and " in got else f"only {got}"):
 # Now watch the whole run. The explorer runs the real engine, and draws what the engine recorded. Step
 # through it with the buttons or the slider. Each box of the upper part has the number of tokens that a
 # request ran in a step. Below it are the budget of the step, and the numbers of your rule: known, computed,
-# to run, budget left. (Here each request wants 6 new tokens.)
+# to run, budget left.
 
 # %% tags=["figure-scheduler-explorer"]
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 
-explorer = SchedulerExplorer(model, tokenizer, PROMPTS)
-explorer.set(step=2)
+explorer = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED)
+explorer.set(step=1)
 explorer
 
 # %% [markdown]
@@ -266,22 +266,23 @@ if predictions.reveal("enough", enough):
 predictions.ask(
     "late",
     "Set the budget to 8, max_num_seqs to 4 and the arrivals to “a long prompt before step 4”. What "
-    "happens to A, B and C while the long prompt D is read?",
-    ["they stop until D is read", "each still runs 1 token a step", "they take turns with D"],
+    "happens to A, B and C, which decode, while the long prompt of D is read?",
+    ["they stop until it is read", "each still runs 1 token a step", "they take turns with D"],
 )
 
 # %%
-crowded = SchedulerExplorer(model, tokenizer, PROMPTS, budget=8, max_num_seqs=4)
+crowded = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED, budget=8, max_num_seqs=4)
 crowded.set(arrivals="a long prompt before step 4")
-with_d = [ran for ran in steps(crowded.trace) if "D" in ran]
-still = all(ran.get(name) == 1 for name in names for ran in with_d[:2])
-if predictions.reveal("late", 1 if still else 0):
-    for number, ran in enumerate(with_d[:4]):
-        print(f"step {number + 4} runs {ran}")
+ran = steps(crowded.trace)
+ends = {name: max(i for i, one in enumerate(ran) if name in one) for name in names}
+each_step = all(ran[i].get(name) == 1 for name in names for i in range(4, ends[name] + 1))
+if predictions.reveal("late", 1 if each_step else 0):
+    for i in range(4, 8):
+        print(f"step {i} runs {ran[i]}")
 
 # %% [markdown]
 # The running requests are asked first, so each of them gets its token. D takes what is left of the budget.
-# When the others finish, D gets more.
+# When another request finishes, D gets more.
 #
 # ## 4 · The batch that the model sees
 #
@@ -872,7 +873,7 @@ sweep(
 )
 
 # %%
-print(box("chunked_prefill"))
+print(box("step_order"))
 
 # %% [markdown]
 # ## 11 · Too many users
@@ -1038,9 +1039,12 @@ fair = served_by(Fair, check_fair)
 compare({"first come, first served": fcfs, "shortest first": shortest, "fair": fair})
 
 # %% [markdown]
-# L gets its turn after a short wait, and the mean lies between the other two. Change `patience` in your
-# class and run both cells again: a larger value brings the mean nearer to that of shortest first, and L
-# waits longer.
+# L gets its turn after a shorter wait, and the mean lies between the other two. Change `patience` in your
+# class and run its three cells again: a larger value brings the mean nearer to that of shortest first, and
+# L waits longer.
+
+# %%
+print(box("queue_order"))
 
 # %% [markdown]
 # ## 13 · Which test finds which bug?

@@ -203,8 +203,8 @@ def _pill(scene: Sheet, kind: str, name: str, box: Box) -> None:
     dashed = {"stroke": QUIET, "stroke_dasharray": "3 2"}
     fill, edge = (PAPER, dashed) if kind == "stalls" else ("#e9edf0", {})
     scene.rect(name, place, fill, kind, rx=min(7.0, w / 3), **edge)
-    if text_width(kind, 10) + 10 <= w and h >= 14:
-        scene.inside(f"{name}.word", box, kind, 10, **FAINT)
+    if text_width(kind, TEXT) + 10 <= w and h >= 14:
+        scene.inside(f"{name}.word", box, kind, TEXT, **FAINT)
 
 
 def _box(

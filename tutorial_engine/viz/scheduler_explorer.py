@@ -46,7 +46,8 @@ class SchedulerExplorer(Explorer):
     """Watch requests share forwards: who runs how many tokens, who waits, and why.
 
     `prompts` become the requests A, B, ...; the knobs run them again through the real engine.
-    `trace` is the run that is shown. `details`: begin with the cache and all tokens in view.
+    `new_tokens`: for each, or for all. `trace` is the run that is shown. `details`: begin with the
+    cache and all tokens in view.
     """
 
     title = "Scheduler explorer"
@@ -57,18 +58,23 @@ class SchedulerExplorer(Explorer):
         model: Qwen3ForCausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
-        new_tokens: int = 6,
+        new_tokens: int | Sequence[int] = 6,
         budget: int = 8,
         max_num_seqs: int = 3,
         long_prompt: str = LONG_PROMPT,
         details: bool = False,
     ) -> None:
-        at_least_one("new_tokens", new_tokens)
         if not 1 <= len(prompts) < MAX_REQUESTS:
             raise ValueError(f"give 1 to {MAX_REQUESTS - 1} prompts, got {len(prompts)}")
+        wanted = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
+        if len(wanted) != len(prompts):
+            raise ValueError(f"new_tokens: give one number, or {len(prompts)}, got {wanted}")
+        for count in wanted:
+            at_least_one("new_tokens", count)
+        self.wanted = wanted
         self.model, self.tokenizer = model, tokenizer
         self.prompts, self.long_prompt = list(prompts), long_prompt
-        self.params = SamplingParams(max_tokens=new_tokens)
+        self.params = SamplingParams(max_tokens=max(wanted), ignore_eos=True)
         arrivals, policies = [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG], list(CLASSES)
         super().__init__(
             {
@@ -88,6 +94,8 @@ class SchedulerExplorer(Explorer):
     def rerun(self) -> int:
         """Run all requests through a new engine; its trace is all that is kept."""
         requests = coming(self.prompts, self.value("arrivals"), self.long_prompt)
+        for i, count in enumerate(self.wanted):  # the long one wants as many as any
+            requests[i] = requests[i]._replace(max_tokens=count)
         longest_prompt = max(len(self.tokenizer.encode(one.prompt).ids) for one in requests)
         longest = longest_prompt + self.params.max_tokens
         room = min(MAX_SLOTS, self.model.config.max_position_embeddings)

@@ -41,7 +41,7 @@ COLUMNS = {  # of the table: what -> the middle of its numbers
     "runs": 462.0,
 }
 OUTCOME = 500.0
-LINE, SIZE = 24.0, 10.5  # a line of tokens, their letters
+LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
 PILL = "#e9edf0"
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
@@ -177,15 +177,17 @@ class _StepSheet(Sheet):
             for i, step in enumerate(window):
                 self._box(name, step, (LEFT + i * pitch + 1.5, y, pitch - 3, BOX))
             if life.end_step is not None and life.end_step <= window[-1]:
-                words = life.ending.split(" · ")[0]  # the table says why
-                self.note(f"end.{name}", right + 6, y + 17, words, SIZE)
+                words, x = life.ending.split(" · ")[0], right  # the table says why
+                if text_width(words, SIZE) + 10 <= pitch:  # inside the cursor's frame
+                    x = LEFT + (life.end_step + 1 - first) * pitch
+                self.note(f"end.{name}", x + 6, y + 17, words, SIZE)
         for i, step in enumerate(window):
             style = BOLD if step == self.step else FAINT
             words = f"step {step}" if pitch >= WORDY else str(step)
             x = LEFT + (i + 0.5) * pitch
-            self.text(f"step{step}", x, bottom + 11, words, 10, **CENTRE, **style)
+            self.text(f"step{step}", x, bottom + 11, words, KEY, **CENTRE, **style)
         if pitch < WORDY:
-            self.note("step", LEFT - 8, bottom + 11, "step", 10, **RIGHT)
+            self.note("step", LEFT - 8, bottom + 11, "step", KEY, **RIGHT)
         box = (LEFT + (self.step - first) * pitch - 0.5, TOP - 5, pitch + 1, bottom - TOP + 21)
         self.outline("cursor", box, rx=4, stroke_width=2.2)
 
