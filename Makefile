@@ -6,10 +6,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
+# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
 NB ?=
-CHAPTERS := $(or $(NB),[0-9][0-9])_*.ipynb
-SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS))
+CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
+SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
 TESTS := $(if $(NB),tests/test_notebooks.py -k $(NB)_,tests)
 # `make bench SHAPE=qwen3-0.6b DTYPE=bfloat16 LENGTHS="128 512 2048"`; the rest goes in BENCH_ARGS.
 SHAPE ?= tiny

@@ -44,7 +44,7 @@ def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
 def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     mine: OwnEngine, tmp_path: Path
 ) -> None:
-    for notebook in (saved(tmp_path, solved=False), str(tmp_path / "none.ipynb")):
+    for notebook in (saved(tmp_path, solved=False), str(tmp_path / "01_none.ipynb")):
         found = bring(mine, notebook)
         assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}"
         assert not mine.parts.own
