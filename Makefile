@@ -25,7 +25,7 @@ LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test lint notebooks figures html bench tiny clean
+.PHONY: setup lab test lint notebooks figures html site test-site bench tiny clean
 
 setup: $(READY)
 
@@ -69,6 +69,17 @@ figures: $(READY)
 html: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.html
 
+# Offline once this has installed Sphinx: pages, players and search open from disk.
+$(VENV)/.site-ready: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	@touch $@
+
+site: $(VENV)/.site-ready
+	$(BIN)/python -m tutorial_engine.learn.site
+
+test-site: $(VENV)/.site-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m site tests/test_site.py
+
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
@@ -78,4 +89,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html
+	rm -rf $(VENV) html build

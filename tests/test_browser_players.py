@@ -77,7 +77,7 @@ def test_play_runs_to_the_end_and_pauses(
     page.keyboard.press("Tab")
     page.locator("#stage").click()
     page.keyboard.press(" ")
-    expect(page.locator("#play")).to_have_text("⏸ Pause")
+    expect(page.locator("#play")).to_have_text("❚❚ Pause")
     expect(page.locator("#play")).to_have_text("▶ Play", timeout=20_000)
     last = explorer.num_steps - 1
     expect(page.locator("#told")).to_have_text(f"step {last} of {last}")
