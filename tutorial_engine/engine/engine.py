@@ -3,7 +3,6 @@
 Knows how scheduler, runner, samplers and trace work together; decides nothing itself.
 """
 
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
 from tutorial_engine.trace.events import (
+    MOST,
     EngineState,
     Planned,
     Recorder,
@@ -95,6 +95,10 @@ class LLMEngine:
         self.config = replace(config, max_model_len=rows.length_for(model.config))
         if memory is None:
             memory = StaticKVCache.from_config(model.config, rows, trace)
+        elif not isinstance(memory, KVCacheManager):
+            raise ValueError(
+                f"memory must be a KVCacheManager (rows, pages, cells), got {memory!r}"
+            )
         elif trace is not None and trace is not memory.trace:
             raise ValueError(
                 "this memory was made without that recorder, so its blocks would be absent from "
@@ -174,8 +178,9 @@ class LLMEngine:
         return next(x for x in self._names if self.requests.keys().isdisjoint(sample_ids(x, n)))
 
     def _enter(self, group: SampleGroup, arrival: float) -> None:
-        if not math.isfinite(arrival):
-            raise ValueError(f"arrival must be a time in seconds, got {arrival}")
+        is_number = isinstance(arrival, int | float) and not isinstance(arrival, bool)
+        if not is_number or not abs(arrival) < MOST:
+            raise ValueError(f"arrival must be a time in seconds, got {arrival!r}")
         samples = {sample.request_id: sample for sample in group.samples}
         if here := sorted(samples.keys() & self.requests.keys()):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
@@ -206,7 +211,7 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request in any state, now, with all its samples. The end comes like a token."""
-        if request_id not in self.requests:
+        if not isinstance(request_id, str) or request_id not in self.requests:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
         with interrupts_wait():
             left = [s for s in self.requests[request_id].group.samples if not s.is_over]
