@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.checks import check_time
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
 from tutorial_engine.engine.delivery import Inbox, Update, interrupts_wait
 from tutorial_engine.engine.intake import (
@@ -40,7 +41,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
 from tutorial_engine.trace.events import (
-    MOST,
     EngineState,
     Planned,
     Recorder,
@@ -120,8 +120,8 @@ class LLMEngine:
         self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
         self._in_step, self._thread = False, 0  # who runs the step that is under way
-        self._take_memory()
         self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
+        self._take_memory()
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
 
@@ -178,9 +178,7 @@ class LLMEngine:
         return next(x for x in self._names if self.requests.keys().isdisjoint(sample_ids(x, n)))
 
     def _enter(self, group: SampleGroup, arrival: float) -> None:
-        is_number = isinstance(arrival, int | float) and not isinstance(arrival, bool)
-        if not is_number or not abs(arrival) < MOST:
-            raise ValueError(f"arrival must be a time in seconds, got {arrival!r}")
+        check_time("arrival", arrival)
         samples = {sample.request_id: sample for sample in group.samples}
         if here := sorted(samples.keys() & self.requests.keys()):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
@@ -387,8 +385,6 @@ class LLMEngine:
                 if self.requests.get(group.request_id) in group.samples:
                     self.abort(group.request_id)
                 self._inbox.drop(group)
-
-    # -- looking in
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""
