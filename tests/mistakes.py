@@ -113,6 +113,7 @@ def makes_engines(engine: LLMEngine, draw: random.Random) -> list[str]:
     if wrong is not None:
         parts |= {"memory": None, wrong: odd(draw)}
     LLMEngine(engine.model, **parts)  # type: ignore[arg-type]
+    assert wrong or not engine.scheduler.has_unfinished, "one memory serves two engines at a time"
     return []
 
 
@@ -174,5 +175,7 @@ def sentences_only() -> Iterator[None]:
     except ValueError as error:
         told = str(error)
         assert len(told.split()) >= 4, f"{type(error).__name__} says {told!r} alone"
+    except AssertionError:
+        raise
     except Exception as error:
         raise AssertionError(f"a caller meets {type(error).__name__}: {error}") from error
