@@ -1,4 +1,4 @@
-"""A learner's answer is used where the engine needs a number, and the package's where it is wrong."""
+"""A learner's answer is used where a number is needed; the package's if it is wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +22,18 @@ def fails(x: float) -> Any:
 @pytest.mark.parametrize(
     ("function", "package", "used", "said"),
     [
-        (lambda x: [0, 1, 16], [0, 1, 16], [0, 1, 16], "✔ your "),
-        (lambda x: torch.tensor([0, 1, 16]), [0, 1, 16], [0, 1, 16], "✔ your "),
-        (lambda x: tuple(torch.tensor(i) for i in (0, 1)), [0, 1], [0, 1], "✔ your "),
-        (lambda x: range(2), [0, 1], [0, 1], "✔ your "),
-        (lambda x: np.int64(x), 3, 3, "✔ your "),
-        (lambda x: x * (1 + 1e-7), 3, 3 * (1 + 1e-7), "✔ your "),
-        (lambda x: [0, 1], [0, 1, 16], [0, 1, 16], "✘ your "),
-        (lambda x: 4, 3, 3, "✘ your "),
-        (lambda x: "3", 3, 3, "✘ your "),
-        (lambda x: None, 3, 3, "is open: the package's answer is used"),
-        (untouched, [5], [5], "untouched is open: "),
-        (fails, [5], [5], "✘ your fails gives KeyError: 'moth': the package's [5] is used"),
+        (lambda x: [0, 1, 16], [0, 1, 16], [0, 1, 16], "✔ your <lambda>: "),
+        (lambda x: torch.tensor([0, 1, 16]), [0, 1, 16], [0, 1, 16], "✔ your <lambda>: "),
+        (lambda x: tuple(torch.tensor(i) for i in (0, 1)), [0, 1], [0, 1], "✔ your <lambda>: "),
+        (lambda x: range(2), [0, 1], [0, 1], "✔ your <lambda>: "),
+        (lambda x: np.int64(x), 3, 3, "✔ your <lambda>: "),
+        (lambda x: x * (1 + 1e-7), 3, 3 * (1 + 1e-7), "✔ your <lambda>: "),
+        (lambda x: [0, 1], [0, 1, 16], [0, 1, 16], "✘ your <lambda> gives "),
+        (lambda x: 4, 3, 3, "✘ your <lambda> gives "),
+        (lambda x: "3", 3, 3, "✘ your <lambda> gives "),
+        (lambda x: None, 3, 3, "the package's <lambda>: 3"),
+        (untouched, [5], [5], "the package's untouched: [5]"),
+        (fails, [5], [5], "✘ your fails gives KeyError: 'moth'; the package's: [5]"),
     ],
 )
 def test_right_answer_is_used_and_any_other_is_told_and_replaced(

@@ -1078,14 +1078,14 @@ heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]
 # An induction head cannot work alone. It must find a place where the token before is the same as the
 # current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
 # vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below
-# uses your score, on the text of the maps.)
+# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is
+# your score of L3 H3, in the text of the maps.)
 
 # %%
 from tutorial_engine.tiny.induction import score_of_heads
 
-score = yours(induction_score, float(score_of_heads(weights, period)[3, 3]), weights[3, 3], period)
-print(f"induction score of L3 H3 in this text: {score:.2f}")
+l3_h3 = float(score_of_heads(weights, period)[3, 3])
+yours(induction_score, l3_h3, weights[3, 3], period)
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
 for back in (0, 1, 2):

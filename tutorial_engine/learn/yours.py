@@ -15,11 +15,11 @@ from tutorial_engine.learn.verdict import is_open
 def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
     """What the learner's function answers, if `package` (the right answer) is the same; else that.
 
-    Prints which of the two is used. Numbers may differ by rounding; lists must not.
+    Prints it, and whose it is. Numbers may differ by rounding; lists must not.
     """
     name = function.__name__
     if is_open(function):
-        print(f"{name} is open: the package's answer is used")
+        print(f"the package's {name}: {_shown(package)}")
         return package
     try:
         answer = _plain(function(*args))
@@ -27,10 +27,14 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
     except Exception as error:  # the learner's code may raise anything at all
         answer, right = f"{type(error).__name__}: {error}", False
     if right:
-        print(f"✔ your {name} is used")
+        print(f"✔ your {name}: {_shown(answer)}")
         return answer
-    print(f"✘ your {name} gives {answer}: the package's {package} is used")
+    print(f"✘ your {name} gives {answer}; the package's: {_shown(package)}")
     return package
+
+
+def _shown(answer: Any) -> str:
+    return f"{answer:.2g}" if isinstance(answer, float) else str(answer)
 
 
 def _plain(answer: Any) -> Any:
