@@ -438,7 +438,9 @@ wrong.parts.own["kv_head"] = kv_head_by_remainder
 print(PROMPT + wrong.generate(PROMPT).checker.text)
 
 # %% [markdown]
-# *This is a good place for a pause.* Four of your six parts can be in the model now.
+# *This is a good place for a pause.* Four of your six parts can be in the model now. If you restart the
+# notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
+# needs their answers.
 #
 # ## 7 · Why divide by √D?
 #
@@ -1324,6 +1326,9 @@ else:
 # Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
 # token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
 # once.
+#
+# To read on: attention (Vaswani et al., 2017), GQA (Ainslie et al., 2023), RoPE (Su et al., 2021), RMSNorm
+# (Zhang and Sennrich, 2019), SwiGLU (Shazeer, 2020), and induction heads (Olsson et al., 2022).
 
 # %%
 print(predictions.score())

@@ -1050,7 +1050,8 @@ drawn = SamplingParams(max_tokens=24, temperature=1.0, top_p=0.9, seed=3)
 mine.tell(PROMPTS[2], drawn)
 
 # %% [markdown]
-# These are the lines in which the package's filters work. They set the logit of a dropped token to −∞,
+# These are the lines in which the package's filters work. The loop calls one filter after the other, and
+# `getattr` reads the setting that has the filter's name. The filters set the logit of a dropped token to −∞,
 # so that its probability becomes 0. The softmax that follows makes the remaining probabilities add up to
 # 1 again. `SLACK` is a tiny number: a sum that is so close to p counts as p, on every machine.
 
@@ -1429,15 +1430,15 @@ mine.tell(PROMPTS[2], SamplingParams(max_tokens=400, temperature=1.0, top_p=0.9,
 # %% [markdown]
 # ## 16 · A real model
 #
-# Your parts never mention a size of the tiny model, if they passed their checks. Here is a model with the
-# sizes of Qwen3-0.6B, but with two of its 28 layers, our small vocabulary, and random weights.
+# Would your parts run in a real model? To find out, we put them into a model that has the sizes of
+# Qwen3-0.6B, but only two of its 28 layers, our small vocabulary, and random weights.
 
 # %%
 predictions.ask(
     "sizes",
     "The tiny model has 6 query heads, 2 K/V heads and D = 32; Qwen3-0.6B has 16, 8 and 128. Which of your "
     "parts must change?",
-    ["none of them", "project and kv_head", "all that have to do with heads or D"],
+    ["none of them", "project and kv_head only", "all that have to do with heads or D"],
 )
 
 # %%
@@ -1446,7 +1447,12 @@ from tutorial_engine.learn.own import IN_01, OwnModel
 two_layers = replace(qwen3_06b, num_hidden_layers=2, vocab_size=512)
 real_size = Qwen3ForCausalLM(two_layers).draw_weights().requires_grad_(False).eval()
 batch = Batch.from_sequences(prompts[:1])
-hidden, expected = OwnModel(real_size, mine.parts)(batch), real_size(batch)
+expected = real_size(batch)
+try:
+    hidden = OwnModel(real_size, mine.parts)(batch)
+except Exception as error:  # a part in which a size was typed
+    hidden = torch.zeros_like(expected)
+    print(f"✘ {error}")
 same = torch.allclose(hidden, expected, atol=1e-3)
 if predictions.reveal("sizes", 0 if same else 2):
     print("hidden states", list(hidden.shape), "equal those of the package's model:", same)
@@ -1479,6 +1485,9 @@ else:
 # context in bytes. You can tell a phase that arithmetic bounds from one that memory bounds. You can
 # choose sampling settings knowingly, end a request correctly, and say why two correct engines may
 # disagree. In the next notebook, `03_scheduler`, many requests share the engine.
+#
+# To read on: the roofline (Williams et al., 2009), top-p (Holtzman et al., 2019), and min-p (Nguyen et al.,
+# 2024).
 
 # %%
 print(predictions.score())
