@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from learners import Spy, greedy, named, passes, raises_at
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
@@ -27,9 +27,9 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
     check_why_finished,
 )
-from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, Plugged, rms_norm
+from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
+from tutorial_engine.learn.parts import Plugged
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import TINY
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -123,28 +123,6 @@ CHECKS: dict[str, Callable[..., Verdict]] = {
 RIGHT: Parts = {name: globals()[name] for name in CHECKS}
 
 
-class Spy:
-    """A function under its own name that counts its calls and keeps what it was called with."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.__name__ = function, function.__name__
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls.append(args)
-        return self.function(*args)
-
-
-def passes(_: object) -> Verdict:
-    """A check that lets everything pass, to see what the engine itself does with a wrong part."""
-    return Verdict(True, "let through")
-
-
-def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__name__ = name
-    return function
-
-
 @pytest.fixture
 def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer)
@@ -153,20 +131,6 @@ def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
 @pytest.fixture
 def cached(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer, cached=True)
-
-
-@pytest.fixture(scope="session")
-def greedy() -> Callable[[list[int], int], list[int]]:
-    """The greedy tokens of transformers for a prompt."""
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-
-    def tokens(ids: list[int], count: int) -> list[int]:
-        told = theirs.generate(
-            torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
-        )
-        return told[0, len(ids) :].tolist()
-
-    return tokens
 
 
 def told(mine: OwnEngine, capsys: pytest.CaptureFixture[str], *args: Any, **more: Any) -> str:
@@ -197,7 +161,6 @@ def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausal
 def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     mine: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
 ) -> None:
@@ -229,7 +192,6 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
 def test_learners_layer_runs_with_the_learners_other_functions_inside(
     mine: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
 ) -> None:
@@ -251,7 +213,6 @@ def test_learners_layer_runs_with_the_learners_other_functions_inside(
 def test_all_of_the_learners_parts_run_with_a_cache(
     cached: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spies = {name: Spy(RIGHT[name]) for name in PARTS if name != "MyCache"}
@@ -430,17 +391,6 @@ def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
 def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
     with pytest.raises(ValueError, match="'my_rope' is no part of the engine; the parts are"):
         mine.use(named("my_rope", lambda x, angles: x), check_rope)
-
-
-def raises_at(turn: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    spy = Spy(function)
-
-    def part(*args: Any) -> Any:
-        if len(spy.calls) == turn:
-            raise KeyError("moth")
-        return spy(*args)
-
-    return named(function.__name__, part)
 
 
 class RaisingCache(MyCache):
