@@ -1,19 +1,22 @@
 """The checks, dry run and bug zoo of notebook 03: right answers pass, mistakes are named."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from engines import one_thread
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.policies import PrefillFirst
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_03 import BUGS_03
 from tutorial_engine.learn.checks_03 import (
-    check_budget,
+    check_fair,
     check_metrics,
     check_num_tokens,
     check_plan,
@@ -62,19 +65,88 @@ def metrics(arrival: float, times: list[float]) -> tuple[float, float]:
     return times[0] - arrival, (times[-1] - times[0]) / (len(times) - 1)
 
 
+def none_of_three(known: int, computed: int, budget: int) -> Any:
+    return None
+
+
 class Shortest(Scheduler):
     def next_waiting(self) -> Request:
         return min(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
-class Longest(Scheduler):
+class ShortestBySorting(Scheduler):
     def next_waiting(self) -> Request:
-        return max(self.waiting, key=lambda request: request.num_prompt_tokens)
+        return sorted(self.waiting, key=lambda request: len(request.token_ids))[0]
 
 
-class Latest(Scheduler):
+class ShortestByLoop(Scheduler):
     def next_waiting(self) -> Request:
-        return self.waiting[-1]
+        best = self.waiting[0]
+        for request in self.waiting:
+            if request.num_prompt_tokens < best.num_prompt_tokens:
+                best = request
+        return best
+
+
+class Fair(Scheduler):
+    patience = 0.1
+
+    def next_waiting(self) -> Request:
+        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+        if late:
+            return min(late, key=lambda one: one.arrival)
+        return min(self.waiting, key=lambda one: one.num_prompt_tokens)
+
+
+class FairByKey(Shortest):
+    """The queue is in the order of arrival: the first of it that is late is the oldest."""
+
+    patience = 0.1
+
+    def next_waiting(self) -> Request:
+        for one in self.waiting:
+            if one.arrival + self.patience < self.now():
+                return one
+        return super().next_waiting()
+
+
+def policy(next_waiting: Callable[[Any], Any], base: type[Scheduler] = Scheduler) -> Any:
+    return type("Yours", (base,), {"next_waiting": next_waiting, "patience": 0.1})
+
+
+def by_prompt(request: Request) -> int:
+    return request.num_prompt_tokens
+
+
+def late(self: Any) -> list[Request]:
+    return [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+
+
+def takes_it_out(self: Any) -> Request:
+    chosen = min(self.waiting, key=by_prompt)
+    self.waiting.remove(chosen)
+    return chosen
+
+
+def leaves_a_list(self: Any) -> Request:
+    self.waiting = sorted(self.waiting, key=by_prompt)
+    return self.waiting[0]
+
+
+def sorts_the_queue(self: Any) -> Request:
+    self.waiting.sort(key=by_prompt)
+    return self.waiting[0]
+
+
+def forgets_return(self: Any) -> None:
+    min(self.waiting, key=by_prompt)
+
+
+def open_method(self: Any) -> Any: ...
+
+
+def none_method(self: Any) -> Any:
+    return None
 
 
 class Sluggish(Shortest):
@@ -82,85 +154,107 @@ class Sluggish(Shortest):
         return min(super().num_tokens_to_run(request, plan), 4)
 
 
-class OpenTurn(Scheduler):
-    def next_waiting(self) -> Any: ...
-
-
-class OpenBudget(Scheduler):
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> Any: ...
-
-
-class Overdrawn(Scheduler):
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        return min(request.num_new_tokens, self.config.max_num_batched_tokens)
-
-
-class Greedy(Scheduler):
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        return plan.budget
-
-
-class Number(Scheduler):
-    def next_waiting(self) -> Any:
-        return min(request.num_prompt_tokens for request in self.waiting)
-
-
-class Stuck(Scheduler):
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        return 0
-
-
-class Broken(Scheduler):
-    def next_waiting(self) -> Request:
-        raise KeyError("boom")
-
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        raise KeyError("boom")
-
-
 Check = Callable[..., Verdict]
 
 RIGHT: list[tuple[Check, Any]] = [
     (check_num_tokens, share),
+    (check_num_tokens, lambda *case: np.int64(share(*case))),
+    (check_num_tokens, lambda *case: torch.tensor(share(*case))),
+    (check_num_tokens, lambda known, computed, budget: sorted((known - computed, budget))[0]),
     (check_plan, plan),
+    (check_plan, lambda *case: {name: np.int64(n) for name, n in plan(*case).items()}),
+    (check_plan, lambda *case: Counter(plan(*case))),
     (check_metrics, metrics),
+    (check_metrics, lambda a, t: [float(x) for x in metrics(a, t)]),
+    (check_metrics, lambda a, t: tuple(torch.tensor(x) for x in metrics(a, t))),
+    (check_metrics, lambda a, t: (np.array(t)[0] - a, np.diff(t).mean())),
+    (check_metrics, lambda a, t: torch.tensor(metrics(a, t))),
     (check_shortest, Shortest),
-    (check_budget, Scheduler),
+    (check_shortest, ShortestBySorting),
+    (check_shortest, ShortestByLoop),
+    (check_fair, Fair),
+    (check_fair, FairByKey),
 ]
 WRONG: list[tuple[Check, Any, str]] = [
+    (check_num_tokens, lambda known, computed, budget: known - computed, "than the budget has"),
+    (check_num_tokens, lambda known, computed, budget: budget, "than the request has left"),
+    (check_num_tokens, lambda known, computed, budget: max(known - computed, budget), "larger"),
+    (check_num_tokens, lambda known, computed, budget: min(known, budget), "computed already"),
     (
         check_num_tokens,
-        lambda known, computed, budget: known - computed,
-        "than the budget has left",
+        lambda known, computed, budget: known - computed if known - computed <= budget else 0,
+        "may run in chunks",
     ),
-    (check_num_tokens, lambda known, computed, budget: budget, "than the request has left"),
-    (check_num_tokens, lambda known, computed, budget: min(known, budget), "computed already"),
     (check_num_tokens, lambda known, computed, budget: 1, "expected 10"),
+    (check_num_tokens, lambda known, computed, budget: 1.5, "no whole number"),
+    (check_num_tokens, lambda known, computed, budget: True, "no whole number"),
+    (check_num_tokens, none_of_three, "returns None whatever it is asked"),
     (check_plan, waiting_first, "those who run already come first"),
     (check_plan, with_zeros, "leave out who gets nothing"),
     (check_plan, lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
     (check_plan, lambda r, w, budget, most: plan(r, w, budget, 9), "more would run than may"),
     (check_plan, lambda r, w, budget, most: plan(r, w[:1], budget, most), "budget left"),
-    (check_plan, lambda r, w, budget, most: {"Z": 8}, "expected"),
+    (check_plan, lambda r, w, budget, most: {"Z": 8}, "no request 'Z'"),
+    (check_plan, lambda r, w, budget, most: {"C": 8}, "C has only 3 tokens"),
+    (check_plan, lambda r, w, budget, most: {"A": 1.5}, "a whole number"),
     (check_plan, lambda r, w, budget, most: [3], "must return a dict"),
     (check_metrics, lambda a, t: (t[0], metrics(a, t)[1]), "counts from the arrival"),
-    (check_metrics, lambda a, t: (t[-1] - a, metrics(a, t)[1]), "TTFT is 0.262 s"),
-    (check_metrics, lambda a, t: (t[0] - a, (t[-1] - t[0]) / len(t)), "20 tokens have 19 gaps"),
+    (check_metrics, lambda a, t: (t[-1] - a, metrics(a, t)[1]), "first token: 0.262 s"),
+    (check_metrics, lambda a, t: (t[0] - a, (t[-1] - t[0]) / len(t)), "n tokens have n − 1 gaps"),
     (check_metrics, lambda a, t: (t[0] - a, (t[-1] - a) / len(t)), "leaves out the first token"),
-    (check_metrics, lambda a, t: (t[0] - a, 1.0), "TPOT is 0.0640 s"),
+    (check_metrics, lambda a, t: (t[0] - a, (t[-1] - a) / (len(t) - 1)), "not with the arrival"),
+    (check_metrics, lambda a, t: (t[0] - a, median(np.diff(t))), "the mean of the gaps, not the"),
+    (check_metrics, lambda a, t: (t[0] - a, max(np.diff(t))), "not the largest"),
+    (check_metrics, lambda a, t: (t[0] - a, t[-1] - t[0]), "the time for all"),
+    (check_metrics, lambda a, t: (t[0] - a, 1 / metrics(a, t)[1]), "tokens per second"),
+    (check_metrics, lambda a, t: [1000 * x for x in metrics(a, t)], "do not turn them into ms"),
+    (check_metrics, lambda a, t: (t[0] - a, 1.0), "next: 0.0640 s"),
     (check_metrics, lambda a, t: 3, "two numbers"),
     (check_metrics, lambda a, t: metrics(a, t)[::-1], "TTFT comes first"),
-    (check_num_tokens, lambda known, computed, budget: 1.5, "no whole number"),
-    (check_budget, Greedy, "more than the request has left"),
-    (check_shortest, Number, "a request, not"),
     (check_shortest, Scheduler, "first come, first served"),
-    (check_shortest, Longest, "begins with the longest"),
-    (check_shortest, Latest, "expected"),
+    (check_shortest, type("Passed", (Scheduler,), {}), "first come, first served"),
+    (check_shortest, policy(lambda self: max(self.waiting, key=by_prompt)), "the longest"),
+    (check_shortest, policy(lambda self: self.waiting[-1]), "num_prompt_tokens says"),
+    (check_shortest, policy(lambda self: min(map(by_prompt, self.waiting))), "a Request; got 3"),
+    (check_shortest, policy(takes_it_out), "takes the request out of self.waiting"),
+    (check_shortest, policy(leaves_a_list), "self.waiting is a list now"),
+    (check_shortest, policy(sorts_the_queue), "finds the smallest without sorting"),
+    (check_shortest, policy(forgets_return), "does it end with `return`?"),
+    (check_shortest, policy(none_method), "returns None whatever it is asked"),
     (check_shortest, Sluggish, "unlike ours"),
-    (check_budget, Overdrawn, "= 9 > 8"),
-    (check_budget, PrefillFirst, "10"),
-    (check_budget, Stuck, "runs no token"),
+    (check_shortest, Shortest.next_waiting, "hand over the class"),
+    (check_fair, type("Passed", (Scheduler,), {}), "first come, first served: while nobody"),
+    (check_fair, type("Passed", (Shortest,), {}), "L still starves"),
+    (check_fair, policy(lambda self: min(late(self) or self.waiting, key=by_prompt)), "by arrival"),
+    (
+        check_fair,
+        policy(lambda self: (late(self) or [min(self.waiting, key=by_prompt)])[-1]),
+        "not the last one",
+    ),
+    (
+        check_fair,
+        policy(
+            lambda self: (
+                self.waiting[0] if self.now() > self.patience else min(self.waiting, key=by_prompt)
+            )
+        ),
+        "not self.now()",
+    ),
+    (check_fair, policy(lambda self: Fair.next_waiting(fixed(self))), "Use self.patience"),
+    (check_fair, policy(lambda self: late(self)[0]), "IndexError"),
+    (check_fair, policy(forgets_return), "does it end with `return`?"),
 ]
+
+
+def fixed(scheduler: Any) -> Any:
+    """As a scheduler with the number of seconds written into it."""
+    same = object.__new__(type(scheduler))
+    same.__dict__ |= scheduler.__dict__ | {"patience": 0.15}
+    return same
+
+
+POLICIES = (check_shortest, check_fair)
+CHECKS = (check_num_tokens, check_plan, check_metrics, *POLICIES)
 
 
 @pytest.mark.parametrize(("check", "answer"), RIGHT)
@@ -175,18 +269,18 @@ def test_mistake_is_named(check: Check, answer: Any, words: str) -> None:
     assert words in verdict.message, verdict
 
 
-@pytest.mark.parametrize("check", [check for check, _ in RIGHT])
+@pytest.mark.parametrize("check", CHECKS)
 def test_untouched_exercise_is_open(check: Check) -> None:
-    policies = {check_shortest: OpenTurn, check_budget: OpenBudget}
-    assert check(policies.get(check, lambda *_: None)).ok is None
+    untouched = policy(open_method) if check in POLICIES else lambda *_: ...
+    assert check(untouched).ok is None
 
 
-@pytest.mark.parametrize("check", [check for check, _ in RIGHT])
+@pytest.mark.parametrize("check", CHECKS)
 def test_exception_becomes_a_verdict(check: Check) -> None:
     def fails(*_: object) -> None:
         raise KeyError("boom")
 
-    verdict = check(Broken if check in (check_shortest, check_budget) else fails)
+    verdict = check(policy(fails) if check in POLICIES else fails)
     assert verdict.ok is False
     assert "boom" in verdict.message
 

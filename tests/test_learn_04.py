@@ -1,23 +1,29 @@
 """The checks, bug zoo and naive pages of notebook 04: right answers pass, mistakes are named."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engines import one_thread
+from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.learn.block_attention_check import MISTAKES
 from tutorial_engine.learn.bugs_04 import BUGS_04, Seen, StaleBlocks, scenes, stress, table
 from tutorial_engine.learn.checks_04 import (
-    check_eviction,
+    check_block_attention,
+    check_free,
     check_mended,
     check_num_blocks,
     check_slots,
+    check_take,
     check_visible,
 )
 from tutorial_engine.learn.verdict import Verdict
@@ -126,6 +132,69 @@ def visible_by_position(cells: Cells, seq_id: int, pos: int) -> tuple[int, ...]:
     return tuple(found[p] for p in range(pos + 1) if p in found)
 
 
+def block_attention(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, block_table: list[int], kv_len: int
+) -> Tensor:
+    largest, total, out = float("-inf"), 0.0, torch.zeros_like(q)
+    size = k_pool.shape[1]
+    for i, block in enumerate(block_table):
+        n = min(size, kv_len - i * size)
+        if n <= 0:
+            break
+        scores = k_pool[block, :n] @ q / q.shape[-1] ** 0.5
+        new = max(largest, scores.max().item())
+        weights, correction = (scores - new).exp(), math.exp(largest - new)
+        total = total * correction + weights.sum().item()
+        out = out * correction + weights @ v_pool[block, :n]
+        largest = new
+    return out / total
+
+
+def token_by_token(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, block_table: list[int], kv_len: int
+) -> Tensor:
+    size, m = k_pool.shape[1], torch.tensor(-math.inf)
+    total, out = torch.zeros(()), torch.zeros(v_pool.shape[-1])
+    for p in range(kv_len):
+        where = block_table[p // size], p % size
+        score = k_pool[where].dot(q) / math.sqrt(len(q))
+        new = torch.maximum(m, score)
+        total = total * torch.exp(m - new) + torch.exp(score - new)
+        out = out * torch.exp(m - new) + torch.exp(score - new) * v_pool[where]
+        m = new
+    return out / total
+
+
+def two_rounds(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, block_table: list[int], kv_len: int
+) -> Tensor:
+    """The scores of all blocks first, then the values: no running softmax, and no gather."""
+    q /= len(q) ** 0.5
+    size = k_pool.shape[1]
+    where = [(block_table[p // size], p % size) for p in range(kv_len)]
+    weights = torch.stack([k_pool[w] @ q for w in where]).softmax(0)
+    out = torch.zeros(v_pool.shape[-1])
+    for weight, w in zip(weights, where, strict=True):
+        out += weight * v_pool[w]
+    return out
+
+
+def in_double(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    q = q.double()
+    size, m, total, out = k.shape[1], -math.inf, 0.0, q * 0
+    for start, block in zip(range(0, n, size), table, strict=False):
+        end = min(size, n - start)
+        scores = k[block, :end].double() @ q / math.sqrt(len(q))
+        new = max(m, float(scores.max()))
+        p, factor = torch.exp(scores - new), math.exp(m - new)
+        m, total, out = (
+            new,
+            total * factor + float(p.sum()),
+            out * factor + p @ v[block][:end].double(),
+        )
+    return out / total
+
+
 # -- mistakes ---------------------------------------------------------------------------------
 
 
@@ -170,6 +239,16 @@ def free_elsewhere(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> li
     return [*free_queue, *reversed(table)]
 
 
+def free_in_a_new_list(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
+    free_queue = free_queue + table[::-1]
+
+
+def free_counting_only(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
+    for block in table:
+        ref_cnt[block] -= 1
+    free_queue = free_queue + table[::-1]
+
+
 def free_forgets_long_tables(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
     free(table[:4], ref_cnt, free_queue)
 
@@ -208,6 +287,16 @@ def take_hashed_only(free_queue: list[int], hash_of: Hashes, cached: Cached) -> 
     del cached[hash_of[block]]
     hash_of[block] = None
     return block
+
+
+def take_and_forget_names(free_queue: list[int], hash_of: Hashes, cached: Cached) -> int:
+    block = take(free_queue, hash_of, cached)
+    hash_of.update(dict.fromkeys(hash_of))
+    return block
+
+
+def take_silently(free_queue: list[int], hash_of: Hashes, cached: Cached) -> None:
+    take(free_queue, hash_of, cached)
 
 
 class KeepsBoth(StaleBlocks):
@@ -250,6 +339,30 @@ class NumberOnly(StaleBlocks):
         return block
 
 
+class SaysNo(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        BlockManager.forget(self, block)
+        return False
+
+
+class SaysYes(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        BlockManager.forget(self, block)
+        return True
+
+
+class KeepsTheName(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        return self.cached.pop(self.blocks[block].hash or b"", None) is not None
+
+
+class ForgetsNone(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        key, self.blocks[block].hash = self.blocks[block].hash, None
+        del self.cached[key]  # type: ignore[arg-type]
+        return True
+
+
 class ForgetsSilently(StaleBlocks):
     def forget(self, block: int) -> Any:
         BlockManager.forget(self, block)
@@ -278,8 +391,17 @@ RIGHT: list[tuple[Check, Answer]] = [
     (check_slots, (slots,)),
     (check_slots, (slots_as_tensor,)),
     (check_slots, (slots_block_by_block,)),
-    (check_eviction, (free, take)),
-    (check_eviction, (free_by_emptying, take_by_popping)),
+    (check_free, (free,)),
+    (check_free, (free_by_emptying,)),
+    (check_take, (take,)),
+    (check_take, (take_by_popping,)),
+    (check_take, (lambda *views: np.int64(take(*views)),)),
+    (check_block_attention, (block_attention,)),
+    (check_block_attention, (token_by_token,)),
+    (check_block_attention, (two_rounds,)),
+    (check_block_attention, (in_double,)),
+    (check_num_blocks, (lambda *case: np.int64(num_blocks(*case)),)),
+    (check_slots, (lambda *case: np.array(slots(*case), dtype=int),)),
     (check_mended, (Mended,)),
     (check_mended, (MendedBefore,)),
     (check_visible, (visible,)),
@@ -335,22 +457,29 @@ SLOTS_WRONG: list[tuple[Any, str]] = [
     (lambda t, s, n: [float(slot) for slot in slots(t, s, n)], "must return a list"),
 ]
 
-EVICTION_WRONG: list[tuple[Answer, str]] = [
-    ((head_first, take), "finds nothing, though 1, 2 and 3 are still there"),
-    ((free_at_the_front, take), "7 and 8 have been free for longer"),
-    ((free_head_at_the_front, take), "at the end, the last block first"),
-    ((free_elsewhere, take), "change it in place"),
-    ((free_shared, take), "in another's table still"),
-    ((free_uncounted, take), "nobody holds these blocks"),
-    ((free_counted_once, take), "another holds 0 and 1"),
-    ((free_forgets_long_tables, take), "the queue is"),
-    ((free, take_last), "the first one is next: 3"),
-    ((free, take_leaving), "3 is taken, expected [5]"),
-    ((free, take_keeping_hash), "the freed-block bug"),
-    ((free, take_forgetting_all), "or nothing is ever found"),
-    ((free, take_half), "block 3 is empty: None"),
-    ((free, take_hashed_only), "KeyError: None; block 5 has no hash"),
-    ((free, lambda *_: "3"), "got '3'"),
+FREE_WRONG: list[tuple[Any, str]] = [
+    (head_first, "finds nothing, though 1, 2 and 3 are still there"),
+    (free_at_the_front, "7 and 8 have been free for longer"),
+    (free_head_at_the_front, "at the end, the last block first"),
+    (free_elsewhere, "change it in place"),
+    (free_in_a_new_list, "neither ref_cnt nor free_queue has changed"),
+    (free_counting_only, "makes a new list that nobody else sees"),
+    (free_shared, "in another's table still"),
+    (free_uncounted, "nobody holds these blocks"),
+    (free_counted_once, "another holds 0 and 1"),
+    (free_forgets_long_tables, "the queue is"),
+]
+
+TAKE_WRONG: list[tuple[Any, str]] = [
+    (take_last, "the first one is next: 3"),
+    (take_leaving, "3 is taken, expected [5]"),
+    (take_keeping_hash, "the freed-block bug"),
+    (take_forgetting_all, "or nothing is ever found"),
+    (take_half, "block 3 is empty: None"),
+    (take_hashed_only, "KeyError: None; block 5 has no hash"),
+    (take_and_forget_names, "hash_of[1] has changed"),
+    (lambda *_: "3", "got '3'"),
+    (take_silently, "does it end with `return`?"),
 ]
 
 MENDED_WRONG: list[tuple[Any, str]] = [
@@ -363,6 +492,10 @@ MENDED_WRONG: list[tuple[Any, str]] = [
     (ClearsFoundOnly, "cannot be found"),
     (NumberOnly, "return True or False: could it be found"),
     (ForgetsSilently, "it forgets, but does not return"),
+    (SaysNo, "forget returned False for a block that had a hash"),
+    (SaysYes, "forget returned True for a block that had no hash"),
+    (KeepsTheName, "keeps its name"),
+    (ForgetsNone, "has no hash, nothing to forget"),
     (int, "hand over the class"),
     (BlockManager(4, 4), "hand over the class"),
 ]
@@ -385,10 +518,77 @@ VISIBLE_WRONG: list[tuple[Any, str]] = [
     (lambda c, s, q: c + 1, "TypeError"),
 ]
 
+
+def gathered(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    keys, values = k[table].flatten(0, 1)[:n], v[table].flatten(0, 1)[:n]
+    return (keys @ q / math.sqrt(len(q))).softmax(0) @ values
+
+
+def gathered_by_cat(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    keys, values = (torch.cat([pool[b] for b in table])[:n] for pool in (k, v))
+    return (keys @ q / math.sqrt(len(q))).softmax(0) @ values
+
+
+def masked_rest(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    """Right numbers, but the rest of the last block is computed with: 0 · NaN = NaN."""
+    size, m, total, out = k.shape[1], -math.inf, 0.0, torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        scores = k[block] @ q / math.sqrt(len(q))
+        scores[max(n - start, 0) :] = -math.inf
+        new = max(m, float(scores.max()))
+        p, factor = torch.exp(scores - new), math.exp(m - new)
+        m, total, out = new, total * factor + float(p.sum()), out * factor + p @ v[block]
+    return out / total
+
+
+def without_max(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    size, total, out = k.shape[1], torch.zeros(()), torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        p = torch.exp(k[block, : n - start] @ q / math.sqrt(len(q)))
+        total, out = total + p.sum(), out + p @ v[block, : n - start]
+    return out / total
+
+
+def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    k /= math.sqrt(len(q))
+    return block_attention(q * math.sqrt(len(q)), k, v, table, n)
+
+
+def of_heads(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    return block_attention(q, k, v, table, n)[None]
+
+
+def with_other(change: Callable[[Tensor, list[int], int], Any]) -> Callable[..., Tensor]:
+    """block_attention with another q, table or length."""
+    return lambda q, k, v, table, n: block_attention(
+        *(lambda a, b, c: (a, k, v, b, c))(*change(q, table, n))
+    )
+
+
+ATTENTION_WRONG: list[tuple[Any, str]] = [
+    (with_other(lambda q, t, n: (q * math.sqrt(len(q)), t, n)), "divided by √D"),
+    (with_other(lambda q, t, n: (q, t, -(-n // 4) * 4)), "the last block is open"),
+    (with_other(lambda q, t, n: (q, t, 4 * len(t))), "not needed yet"),
+    (with_other(lambda q, t, n: (q, list(range(len(t))), n)), "where logical block i is"),
+    (with_other(lambda q, t, n: (q, t, min(n, 4))), "only the first block"),
+    (with_other(lambda q, t, n: (q, t, n + 1 - (n > 1))), "compare with softmax"),
+    (lambda q, k, v, t, n: block_attention(q, k, k, t, n), "these are keys"),
+    (gathered, "that is a gather"),
+    (gathered_by_cat, "that is a gather"),
+    (masked_rest, "slots that nobody wrote"),
+    (without_max, "exp() overflows"),
+    (scaled_in_place, "wrote to k_pool"),
+    (of_heads, "returned shape [1, 8], expected [8]"),
+    (lambda *case: 3.0, "must return a tensor"),
+]
+
 WRONG: list[tuple[Check, Answer, str]] = [
+    *((check_block_attention, (answer,), words) for answer, words in ATTENTION_WRONG),
+    *((check_block_attention, (wrong,), words) for words, wrong in MISTAKES.items()),
     *((check_num_blocks, (answer,), words) for answer, words in BUDGET_WRONG),
     *((check_slots, (answer,), words) for answer, words in SLOTS_WRONG),
-    *((check_eviction, answer, words) for answer, words in EVICTION_WRONG),
+    *((check_free, (answer,), words) for answer, words in FREE_WRONG),
+    *((check_take, (answer,), words) for answer, words in TAKE_WRONG),
     *((check_mended, (answer,), words) for answer, words in MENDED_WRONG),
     *((check_visible, (answer,), words) for answer, words in VISIBLE_WRONG),
 ]
@@ -401,10 +601,9 @@ def nothing(*_: object) -> None:
 OPEN: list[tuple[Check, Answer]] = [
     (check_num_blocks, (nothing,)),
     (check_slots, (nothing,)),
-    (check_eviction, (nothing, nothing)),
-    (check_eviction, (free, nothing)),
-    (check_eviction, (nothing, take)),
-    (check_eviction, (free, lambda *_: ...)),
+    (check_free, (nothing,)),
+    (check_take, (lambda *_: ...,)),
+    (check_block_attention, (nothing,)),
     (check_mended, (Open,)),
     (check_visible, (nothing,)),
 ]
@@ -436,8 +635,7 @@ def test_exception_becomes_a_verdict(check: Check, error: Exception) -> None:
         raise error
 
     failing = type("Failing", (StaleBlocks,), {"forget": fails})
-    answer = {check_eviction: (fails, fails), check_mended: (failing,)}.get(check, (fails,))
-    verdict = check(*answer)
+    verdict = check(failing if check is check_mended else fails)
     assert verdict.ok is False
     assert f"{type(error).__name__}: " in verdict.message and "boom" in verdict.message
 

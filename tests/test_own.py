@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from learners import Spy, greedy, named, passes, raises_at
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
 from tutorial_engine.learn import own
 from tutorial_engine.learn.checks_01 import (
     check_attention,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
@@ -26,9 +27,9 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
     check_why_finished,
 )
-from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, Plugged, rms_norm
+from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
+from tutorial_engine.learn.parts import Plugged
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import TINY
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -48,6 +49,10 @@ def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q @ k.T / k.shape[-1] ** 0.5
     return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v
+
+
+def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    return h * num_kv_heads // num_heads
 
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
@@ -106,6 +111,7 @@ def why_finished(
 CHECKS: dict[str, Callable[..., Verdict]] = {
     "window_mask": check_window_mask,
     "attention": check_attention,
+    "kv_head": check_kv_head,
     "rope": check_rope,
     "project": check_project,
     "layer": check_layer,
@@ -117,28 +123,6 @@ CHECKS: dict[str, Callable[..., Verdict]] = {
 RIGHT: Parts = {name: globals()[name] for name in CHECKS}
 
 
-class Spy:
-    """A function under its own name that counts its calls and keeps what it was called with."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.__name__ = function, function.__name__
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls.append(args)
-        return self.function(*args)
-
-
-def passes(_: object) -> Verdict:
-    """A check that lets everything pass, to see what the engine itself does with a wrong part."""
-    return Verdict(True, "let through")
-
-
-def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__name__ = name
-    return function
-
-
 @pytest.fixture
 def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer)
@@ -147,20 +131,6 @@ def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
 @pytest.fixture
 def cached(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer, cached=True)
-
-
-@pytest.fixture(scope="session")
-def greedy() -> Callable[[list[int], int], list[int]]:
-    """The greedy tokens of transformers for a prompt."""
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-
-    def tokens(ids: list[int], count: int) -> list[int]:
-        told = theirs.generate(
-            torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
-        )
-        return told[0, len(ids) :].tolist()
-
-    return tokens
 
 
 def told(mine: OwnEngine, capsys: pytest.CaptureFixture[str], *args: Any, **more: Any) -> str:
@@ -191,7 +161,6 @@ def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausal
 def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     mine: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
 ) -> None:
@@ -209,7 +178,8 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     per_layer = steps * c.num_hidden_layers
     assert len(spies["project"].calls) == len(spies["window_mask"].calls) == per_layer
     assert len(spies["rope"].calls) == 2 * per_layer
-    assert len(spies["attention"].calls) == c.num_attention_heads * per_layer
+    per_head = c.num_attention_heads * per_layer
+    assert len(spies["attention"].calls) == len(spies["kv_head"].calls) == per_head
     for name, spy in spies.items():
         assert f"{name} ({len(spy.calls):,} calls)" in said
     assert "; the package's: layer\n" in said
@@ -222,7 +192,6 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
 def test_learners_layer_runs_with_the_learners_other_functions_inside(
     mine: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
 ) -> None:
@@ -244,7 +213,6 @@ def test_learners_layer_runs_with_the_learners_other_functions_inside(
 def test_all_of_the_learners_parts_run_with_a_cache(
     cached: OwnEngine,
     tokenizer: Tokenizer,
-    greedy: Callable[[list[int], int], list[int]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spies = {name: Spy(RIGHT[name]) for name in PARTS if name != "MyCache"}
@@ -425,17 +393,6 @@ def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
         mine.use(named("my_rope", lambda x, angles: x), check_rope)
 
 
-def raises_at(turn: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    spy = Spy(function)
-
-    def part(*args: Any) -> Any:
-        if len(spy.calls) == turn:
-            raise KeyError("moth")
-        return spy(*args)
-
-    return named(function.__name__, part)
-
-
 class RaisingCache(MyCache):
     def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         if len(k) == 1:
@@ -460,7 +417,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
     assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
     assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
     assert name not in cached.parts.own and len(cached.parts.own) == (
-        0 if not others else 7 if name in ("rope", "project") else 8
+        0 if not others else 8 if name in ("rope", "project") else 9
     )
 
 
@@ -470,6 +427,8 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
         ("window_mask", lambda q_len, kv_len, window: window_mask(q_len, kv_len, 2)),
         ("attention", lambda q, k, v, mask: v[: len(q)]),
         ("attention", lambda q, k, v, mask: attention(q, k, v, mask).squeeze()),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h % num_kv_heads),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h),
         ("rope", lambda x, angles: x),
         ("project", lambda *args: [project(*args)[i] for i in (0, 2, 1)]),
         ("project", lambda *args: None),

@@ -5,8 +5,10 @@ imports it.
 """
 
 from tutorial_engine.learn.own import OwnEngine
+from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.learn.yours import yours
 
-__all__ = ["OwnEngine", "Predictions", "check_close", "show_source"]
+__all__ = ["OwnEngine", "OwnServer", "Predictions", "check_close", "show_source", "yours"]

@@ -6,45 +6,75 @@ from functools import cache
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import Served, pages, scenes, serve
-from tutorial_engine.learn.verdict import Verdict, guarded, not_done
+from tutorial_engine.learn.own_memory import free as right_free
+from tutorial_engine.learn.own_memory import take as right_take
+from tutorial_engine.learn.parts import listed, whole
+from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, is_open, not_done
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
+# ---- 3. eviction
 
-def check_eviction(free: Callable[..., object], take: Callable[..., object]) -> Verdict:
-    """Check free(table, ref_cnt, free_queue) and take(free_queue, hash_of, cached) → block.
 
-    First by hand, then random operations beside the package's BlockManager.
-    """
+def check_free(free: Callable[..., object]) -> Verdict:
+    """Check free(table, ref_cnt, free_queue): by hand, then beside the package's BlockManager."""
 
     def run() -> Verdict:
-        for verdict in (_free_by_hand(free), _take_by_hand(take)):
-            if verdict is not None:
-                return verdict
-        for seed in range(10):
-            difference = _beside_ours(free, take, seed)
-            if difference:
-                return Verdict(False, f"eviction: {difference}")
-        return Verdict(True, "eviction: queue and cache are always as the package has them")
+        bad = _free_by_hand(free)
+        if bad is not None:
+            return bad
+        difference = next(filter(None, (_beside_ours(free, right_take, s) for s in range(10))), "")
+        if difference:
+            return Verdict(False, f"free: {difference}")
+        return Verdict(True, "free: the queue is always as the package has it")
 
-    return guarded("eviction", run)
+    return guarded("free", run, free)
+
+
+def check_take(take: Callable[..., object]) -> Verdict:
+    """Check take(free_queue, hash_of, cached) → block, in the same two ways."""
+
+    def run() -> Verdict:
+        bad = _take_by_hand(take)
+        if bad is not None:
+            return bad
+        difference = next(filter(None, (_beside_ours(right_free, take, s) for s in range(10))), "")
+        if difference:
+            return Verdict(False, f"take: {difference}")
+        return Verdict(True, "take: queue and cache are always as the package has them")
+
+    return guarded("take", run, take)
 
 
 def _free_by_hand(free: Callable[..., object]) -> Verdict | None:
     ref_cnt, queue = dict.fromkeys((0, 1, 2, 3), 1), [7, 8]
-    free([0, 1, 2, 3], ref_cnt, queue)
+    got = free([0, 1, 2, 3], ref_cnt, queue)
     if queue == [7, 8] and set(ref_cnt.values()) == {1}:
-        return Verdict(None, "not done yet: free changes nothing")
+        if has_gap(free):
+            return Verdict(None, "not done yet: there is still a `...` in free")
+        return Verdict(
+            False,
+            "free: neither ref_cnt nor free_queue has changed; change them in place: count down "
+            "in ref_cnt, and append to free_queue",
+        )
     told = f"free: the table [0, 1, 2, 3] and the queue [7, 8] became the queue {queue}"
+    if listed(got) and queue == [7, 8]:
+        return Verdict(
+            False,
+            f"{told}; `free_queue = free_queue + ...` makes a new list that nobody else sees: "
+            "change it in place, free_queue.append(block)",
+        )
     why = {
         (7, 8, 0, 1, 2, 3): "head first: after 7 and 8, block 0 is taken next, and then whoever "
         "has this prefix finds nothing, though 1, 2 and 3 are still there; last block first",
         (3, 2, 1, 0, 7, 8): "put them at the end: 7 and 8 have been free for longer",
         (0, 1, 2, 3, 7, 8): "put them at the end, the last block first",
-        (7, 8): "four blocks are nobody's now: free_queue must get them (change it in place)",
+        (7, 8): "four blocks are nobody's now: free_queue must get them, and `free_queue = "
+        "free_queue + ...` makes a new list that nobody else sees: change it in place",
     }
     if queue != [7, 8, 3, 2, 1, 0]:
-        return Verdict(False, f"{told}; {why.get(tuple(queue), 'expected [7, 8, 3, 2, 1, 0]')}")
+        known = why.get(tuple(queue), "expected [7, 8, 3, 2, 1, 0]")
+        return Verdict(False, f"{told}; {known}")
     if any(ref_cnt.values()):
         return Verdict(
             False, f"free: nobody holds these blocks, ref_cnt says {ref_cnt}; expected 0"
@@ -66,13 +96,17 @@ def _free_by_hand(free: Callable[..., object]) -> Verdict | None:
 def _take_by_hand(take: Callable[..., object]) -> Verdict | None:
     queue, hash_of, cached = [3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}
     got = take(queue, hash_of, cached)
-    bad = not_done("take", got)
+    bad = not_done("take", got, take)
     if bad is not None:
         return bad
-    if got != 3 or not isinstance(got, int):
+    if whole(got) != 3:
         return Verdict(False, f"take: got {got!r} of the queue [3, 5]; the first one is next: 3")
     if queue != [5]:
-        return Verdict(False, f"take: the queue [3, 5] became {queue}; 3 is taken, expected [5]")
+        return Verdict(
+            False,
+            f"take: the queue [3, 5] became {queue}; 3 is taken, expected [5] (in place: "
+            "free_queue.pop(0))",
+        )
     if "three" in cached:
         return Verdict(
             False,
@@ -85,6 +119,8 @@ def _take_by_hand(take: Callable[..., object]) -> Verdict | None:
         )
     if hash_of.get(3) is not None:
         return Verdict(False, "take: hash_of[3] still has the old hash; block 3 is empty: None")
+    if hash_of.get(1) != "one":
+        return Verdict(False, "take: hash_of[1] has changed; only block 3 is taken")
     try:
         take([5], {5: None}, {})
     except KeyError as error:
@@ -116,7 +152,7 @@ def _beside_ours(free: Callable[..., object], take: Callable[..., object], seed:
                     queue.remove(block)
             for block in table[found // 2 :]:
                 got = take(queue, hash_of, cached)
-                if got != block:
+                if whole(got) != block:
                     return f"operation {number} (seed {seed}): take gave {got!r}, ours {block}"
                 ref_cnt[block] = 1
             ours.commit(name, tokens, len(tokens))
@@ -144,25 +180,44 @@ BEGIN = {"A": "the first", "B": "the second", "D": "begins like A", "F": "begins
 PROMPTS = (tuple(range(40, 50)), tuple(range(60, 67)), (70, 71, 72))
 
 
-class _NotDone(Exception):
-    """The learner's method does nothing yet."""
+class _Told(Exception):
+    """The verdict is clear in the middle of a run."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
 
 
 def _watched(blocks: type[BlockManager]) -> type[BlockManager]:
-    """The class, with an eye on what its `forget` returns."""
+    """The class, with an eye on what its `forget` returns, and on what it leaves in the block."""
 
     def watch(self: BlockManager, block: int) -> bool:
         key = self.blocks[block].hash
-        got: object = blocks.forget(self, block)
-        if got is None or got is Ellipsis:
-            if key is None:
-                return False  # nothing to forget, and nothing said: what counts comes later
-            if key in self.cached:
-                raise _NotDone
-            raise ValueError("it forgets, but does not return whether the block could be found")
-        if not isinstance(got, bool):
-            raise ValueError(f"return True or False: could it be found until now? Not {got!r}")
-        return got
+        try:
+            got: object = blocks.forget(self, block)
+        except KeyError as error:
+            if key is not None:
+                raise
+            told = f"forget raised KeyError: {error}: block {block} has no hash, nothing to forget"
+            raise _Told(Verdict(False, f"mended: {told}")) from error
+        if isinstance(got, bool) and got != (key is not None):
+            had = "no hash" if key is None else "a hash, so that it could be found until now"
+            told = f"forget returned {got} for a block that had {had}"
+        elif got is None and key is None and not is_open(blocks.forget):
+            return False  # nothing to forget, and nothing said: what counts comes later
+        elif got is None and key not in self.cached:
+            told = "it forgets, but does not return whether the block could be found"
+        elif (bad := not_done("forget", got, blocks.forget)) is not None:
+            raise _Told(bad)
+        elif not isinstance(got, bool):
+            told = f"return True or False: could it be found until now? Not {got!r}"
+        elif self.blocks[block].hash is not None:
+            told = (
+                f"block {block} keeps its name: nobody finds it in self.cached, but "
+                "self.blocks[block].hash must become None as well, or it counts as full"
+            )
+        else:
+            return got
+        raise _Told(Verdict(False, f"mended: {told}"))
 
     return type(blocks.__name__, (blocks,), {"forget": watch})
 
@@ -194,8 +249,8 @@ def check_mended(
 
         try:
             theirs = through(_watched(blocks))
-        except _NotDone:
-            return Verdict(None, "not done yet: forget does nothing")
+        except _Told as told:
+            return told.verdict
         said = f" (check_integrity: {theirs.complaint})" if theirs.complaint else ""
         for name, tokens in serve(one, None, *scene[:3]).tokens.items():
             got = theirs.tokens.get(name)
@@ -219,4 +274,4 @@ def check_mended(
         n = len(ours.tokens)
         return Verdict(True, f"mended: {n} requests as if alone, {ours.num_found} tokens found")
 
-    return guarded("mended", run)
+    return guarded("forget", run, getattr(blocks, "forget", None))

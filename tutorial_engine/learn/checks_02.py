@@ -3,9 +3,6 @@
 Every check hands out copies, so that an answer that works in place is as good as another.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -19,28 +16,11 @@ from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
 from tutorial_engine.learn.own import MyCache as RightCache
 from tutorial_engine.learn.own import why_finished as right_reason
-from tutorial_engine.learn.verdict import Cases, Verdict, close, is_open, not_done
-from tutorial_engine.learn.verdict import guarded as guarded_run
+from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import top_p
-
-
-def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> Verdict:
-    """As verdict.guarded; a body that is only `return None` is an answer, and a wrong one."""
-    if is_open(function) and _has_return(function):
-        return Verdict(False, f"{name} returns None whatever it is asked")
-    return guarded_run(name, run, function, hint)
-
-
-def _has_return(function: object) -> bool:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return False
-    return any(isinstance(node, ast.Return) for node in ast.walk(tree))
-
 
 # -- MyCache --------------------------------------------------------------------------------------
 

@@ -1,18 +1,24 @@
 """Introduced in notebook 04. The checks of notebook 04: each knows the usual mistakes by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from tutorial_engine.learn.block_checks import check_eviction, check_mended
+from tutorial_engine.learn.block_attention_check import check_block_attention
+from tutorial_engine.learn.block_checks import check_free, check_mended, check_take
 from tutorial_engine.learn.cause_check import check_causes
+from tutorial_engine.learn.own_memory import Cells
+from tutorial_engine.learn.own_memory import slots as right_slots
+from tutorial_engine.learn.own_memory import visible as right_visible
+from tutorial_engine.learn.parts import listed, whole
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
 
 __all__ = [
+    "check_block_attention",
     "check_causes",
-    "check_eviction",
+    "check_free",
     "check_mended",
     "check_num_blocks",
     "check_slots",
+    "check_take",
     "check_visible",
 ]
 
@@ -21,15 +27,13 @@ Mistakes = Mapping[str, Formula]  # what to say -> the function that makes this 
 GIB = 2**30
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _listed(value: object) -> Any:
-    """Ranges, tuples, arrays and tensors are lists, too."""
-    if isinstance(value, list | tuple | range):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else value
+def _numbers(answer: object) -> list[int] | None:
+    """A list of whole numbers, whatever holds them. None for anything else."""
+    found = listed(answer)
+    numbers = None if found is None else [whole(one) for one in found]
+    return (
+        None if numbers is None or None in numbers else [one for one in numbers if one is not None]
+    )
 
 
 def _mistake(cases: Sequence[tuple], answers: Sequence[object], mistakes: Mistakes) -> str:
@@ -68,20 +72,21 @@ def _block(layers: int, heads: int, dim: int, itemsize: int, size: int) -> int:
     return 2 * layers * heads * dim * itemsize * size
 
 
-def check_num_blocks(function: Callable[[int, int, int, int, int, int], int]) -> Verdict:
+def check_num_blocks(function: Callable[[int, int, int, int, int, int], object]) -> Verdict:
     """Check function(budget_bytes, num_layers, num_kv_heads, head_dim, itemsize, block_size)."""
 
     def run() -> Verdict:
-        answers = []
+        answers: list[int] = []
         for case in BUDGETS:
-            answers.append(got := function(*case))
-            bad = not_done("num_blocks", got)
+            answer: object = function(*case)
+            bad = not_done("num_blocks", answer, function)
             if bad is not None:
                 return bad
-            if isinstance(got, float):
-                return Verdict(False, f"num_blocks: {got} is a float; blocks are whole: use //")
-            if not _whole(got):
-                return Verdict(False, f"num_blocks: got {got!r}, which is no whole number")
+            if isinstance(answer, float):
+                return Verdict(False, f"num_blocks: {answer} is a float; blocks are whole: use //")
+            if (got := whole(answer)) is None:
+                return Verdict(False, f"num_blocks: got {answer!r}, which is no whole number")
+            answers.append(got)
         wants = [budget // _block(*sizes) for budget, *sizes in BUDGETS]
         if answers == wants:
             return Verdict(True, "num_blocks: 10 GiB are 1,280 blocks of 16 for Llama-2 7B")
@@ -97,7 +102,7 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], int]) ->
             told += f", that is {needed} {name} in a budget of {budget // unit:,} {name}"
         return Verdict(False, f"{told}; {why or f'expected {wants[i]:,}'}")
 
-    return guarded("num_blocks", run)
+    return guarded("num_blocks", run, function)
 
 
 # ---- 2. block table → slots
@@ -130,25 +135,22 @@ SLOT_MISTAKES: Mistakes = {
 }
 
 
-def _slots(table: Sequence[int], size: int, n: int) -> list[int]:
-    return [table[p // size] * size + p % size for p in range(n)]
-
-
-def check_slots(function: Callable[[list[int], int, int], list[int]]) -> Verdict:
+def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     """Check a learner's function(block_table, block_size, num_tokens) → slots by position."""
 
     def run() -> Verdict:
         answers = []
         for table, size, n in TABLES:
-            answers.append(got := _listed(function(list(table), size, n)))
-            bad = not_done("slots", got)
+            answer = function(list(table), size, n)
+            bad = not_done("slots", answer, function)
             if bad is not None:
                 return bad
-            if not isinstance(got, list) or not all(_whole(slot) for slot in got):
-                return Verdict(False, f"slots must return a list of slot numbers, got {got!r}")
+            if (numbers := _numbers(answer)) is None:
+                return Verdict(False, f"slots must return a list of slot numbers, got {answer!r}")
+            answers.append(numbers)
         why = _mistake(TABLES, answers, SLOT_MISTAKES)
         for (table, size, n), got in zip(TABLES, answers, strict=True):
-            want = _slots(table, size, n)
+            want = right_slots(table, size, n)
             if got == want:
                 continue
             where = f"slots({table}, {size}, {n}): got {got}"
@@ -163,12 +165,11 @@ def check_slots(function: Callable[[list[int], int, int], list[int]]) -> Verdict
             return Verdict(False, f"{where}; {why}")
         return Verdict(True, "slots: block × block_size + offset, borders and open blocks too")
 
-    return guarded("slots", run)
+    return guarded("slots", run, function)
 
 
 # ---- 5. which cells a query sees
 
-Cells = Sequence[tuple[int | None, set[int]]]
 SEEN_BY = ((1, 3), (2, 2), (1, 1), (2, 0), (3, 5))  # (seq_id, pos)
 
 
@@ -178,31 +179,26 @@ def _cells() -> list[tuple[int | None, set[int]]]:
     return [*first, (1, {1, 2}), (None, set()), (2, {1}), (3, {2})]
 
 
-def _visible(cells: Cells, seq_id: int, pos: int) -> list[int]:
-    seen = [(p, i) for i, (p, own) in enumerate(cells) if p is not None and seq_id in own]
-    return [i for p, i in sorted(seen) if p <= pos]
-
-
 VISIBLE_MISTAKES: Mistakes = {
-    "a query sees its own position, too: <=": lambda cells, s, q: _visible(cells, s, q - 1),
+    "a query sees its own position, too: <=": lambda cells, s, q: right_visible(cells, s, q - 1),
     "other sequences' cells are hidden: look at the owners": lambda cells, s, q: [
         i for p, i in sorted((p, i) for i, (p, _) in enumerate(cells) if p is not None) if p <= q
     ],
     "by position, not by index: the first cell need not hold position 0": lambda cells, s, q: (
-        sorted(_visible(cells, s, q))
+        sorted(right_visible(cells, s, q))
     ),
     "compare the cell's position with pos, not its index": lambda cells, s, q: [
         i for i, (p, own) in enumerate(cells) if s in own and i <= q
     ],
-    "what comes after pos is hidden": lambda cells, s, q: _visible(cells, s, 99),
-    "the lowest position comes first": lambda cells, s, q: _visible(cells, s, q)[::-1],
+    "what comes after pos is hidden": lambda cells, s, q: right_visible(cells, s, 99),
+    "the lowest position comes first": lambda cells, s, q: right_visible(cells, s, q)[::-1],
     "return the cells' indices, not their positions": lambda cells, s, q: [
-        cells[i][0] for i in _visible(cells, s, q)
+        cells[i][0] for i in right_visible(cells, s, q)
     ],
 }
 
 
-def check_visible(function: Callable[[Cells, int, int], Sequence[int]]) -> Verdict:
+def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     """Check a learner's function(cells, seq_id, pos) → the visible cells, by position."""
     cases = [(_cells(), *query) for query in SEEN_BY]
 
@@ -210,27 +206,28 @@ def check_visible(function: Callable[[Cells, int, int], Sequence[int]]) -> Verdi
         answers = []
         for _, seq_id, pos in cases:
             try:
-                got = _listed(function(_cells(), seq_id, pos))
+                answer = function(_cells(), seq_id, pos)
             except TypeError as error:
                 if "NoneType" not in str(error):
                     raise
                 return Verdict(False, f"visible: an empty cell has position None ({error})")
-            answers.append(got)
-            bad = not_done("visible", got)
+            bad = not_done("visible", answer, function)
             if bad is not None:
                 return bad
-            if not isinstance(got, list):
-                return Verdict(False, f"visible must return a list of cell numbers, got {got!r}")
+            if (got := listed(answer)) is None:
+                told = f"visible must return a list of cell numbers, got {answer!r}"
+                return Verdict(False, told)
+            answers.append(got)
         why = _mistake(cases, answers, VISIBLE_MISTAKES)
         for (cells, seq_id, pos), got in zip(cases, answers, strict=True):
-            want = _visible(cells, seq_id, pos)
+            want = right_visible(cells, seq_id, pos)
             if got == want:
                 continue
             where = f"visible: sequence {seq_id} at position {pos}: got {got}"
-            empty = [i for i in got if _whole(i) and 0 <= i < len(cells) and cells[i][0] is None]
+            empty = [i for i in _numbers(got) or () if i < len(cells) and cells[i][0] is None]
             if empty and not why:
                 why = "an empty cell holds nothing"
             return Verdict(False, f"{where}; {why or f'expected {want}'}")
         return Verdict(True, "visible: by owner and position, wherever the cells are")
 
-    return guarded("visible", run)
+    return guarded("visible", run, function)

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The parts that a learner wrote in notebook 01, running in a later one.
+"""Introduced in notebook 02. What a learner wrote in one notebook, running in a later one.
 
 Reads the learner's own notebook file: the cells of its exercises are run, and what they define is
 checked as it was there.
@@ -14,49 +14,107 @@ import torch
 
 from tutorial_engine.learn.checks_01 import (
     check_attention,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
     check_window_mask,
 )
-from tutorial_engine.learn.own import IN_01, OwnEngine
+from tutorial_engine.learn.checks_02 import (
+    check_cache,
+    check_run_new,
+    check_top_p,
+    check_why_finished,
+)
+from tutorial_engine.learn.checks_03 import (
+    check_fair,
+    check_metrics,
+    check_num_tokens,
+    check_plan,
+    check_shortest,
+)
+from tutorial_engine.learn.own import OwnEngine
+from tutorial_engine.learn.own_scheduler import POLICIES
+from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict
 
-CHECKS: dict[str, Callable[..., Verdict]] = {
-    "window_mask": check_window_mask,
-    "attention": check_attention,
-    "rope": check_rope,
-    "project": check_project,
-    "layer": check_layer,
+Checks = dict[str, Callable[..., Verdict]]
+
+# notebook -> the parts that a later one can take over
+CHECKS: dict[str, Checks] = {
+    "01": {
+        "window_mask": check_window_mask,
+        "attention": check_attention,
+        "kv_head": check_kv_head,
+        "rope": check_rope,
+        "project": check_project,
+        "layer": check_layer,
+    },
+    "02": {
+        "MyCache": check_cache,
+        "run_new": check_run_new,
+        "keep_top_p": check_top_p,
+        "why_finished": check_why_finished,
+    },
+    "03": {
+        "num_tokens_to_run": check_num_tokens,
+        "plan": check_plan,
+        "ttft_and_tpot": check_metrics,
+        "ShortestFirst": check_shortest,
+        "Fair": check_fair,
+    },
 }
 
 
 class Brought(dict[str, Verdict]):
-    """Part → what its check says of the function that came from a notebook file."""
+    """Part → what its check says of the function that came from a notebook file.
+
+    `wanted` are the parts that the notebook has, and this engine too.
+    """
+
+    def __init__(self, number: str, wanted: Sequence[str]) -> None:
+        super().__init__()
+        self.number, self.wanted = number, wanted
 
     def __repr__(self) -> str:
         right = [name for name, verdict in self.items() if verdict.ok]
-        lines = [f"✔ yours from notebook 01: {', '.join(right)}"] if right else []
+        lines = [f"✔ yours from notebook {self.number}: {', '.join(right)}"] if right else []
         lines += [repr(verdict) for verdict in self.values() if verdict.ok is False]
-        left = [name for name in IN_01 if name not in right]
+        left = [name for name in self.wanted if name not in right]
         if left:
             lines.append(f"☐ the package's run for: {', '.join(left)}")
         return "\n".join(lines)
 
 
-def bring(mine: OwnEngine, notebook: str) -> Brought:
-    """Put the right functions of the exercises of notebook 01 (a file that was saved) into `mine`.
+def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
+    """Put the right functions of the exercises of a notebook (a file that was saved) into `mine`.
 
-    An exercise that is not done or not right, or a file that is not there, leaves the package's
-    part where it is.
+    The number in the file's name (01, 02 or 03) says which one it is, `names` which parts (none
+    given: all that both have, but no policy). An exercise that is not done or not right, or a file
+    that is not there, leaves the package's part where it is. ValueError for a name without one.
     """
     path = Path(notebook)
+    number = next((one for one in CHECKS if one in path.name), None)
+    if number is None:
+        raise ValueError(f"{path.name!r} must have one of {sorted(CHECKS)} in its name")
+    checks = {
+        name: check
+        for name, check in CHECKS[number].items()
+        if name in mine.parts.package and (name in names if names else name not in POLICIES)
+    }
     cells = nbformat.read(path, as_version=4).cells if path.is_file() else []
     code = [cell for cell in cells if cell.cell_type == "code"]
     exercises = [cell.source for cell in code if "exercise" in cell.metadata.get("tags", [])]
-    # what notebook 01 begins with
-    scope: dict[str, Any] = {"torch": torch, "model": mine.package, "c": mine.package.config}
-    found = Brought()
+    # what a notebook begins with
+    model = mine.package if isinstance(mine, OwnEngine) else mine.model
+    scope: dict[str, Any] = {
+        "torch": torch,
+        "model": model,
+        "c": model.config,
+        "tokenizer": mine.tokenizer,
+        "__name__": path.stem,  # classes are defined in a module
+    }
+    found = Brought(number, tuple(checks))
     for source in [*_helpers([cell.source for cell in code], exercises), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)
@@ -64,7 +122,7 @@ def bring(mine: OwnEngine, notebook: str) -> Brought:
             first = source.strip().splitlines()[0]
             told = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
             found[first] = Verdict(False, told)
-    for name, check in CHECKS.items():
+    for name, check in checks.items():
         if name in scope:
             found[name] = mine.use(scope[name], check).verdict
     return found

@@ -5,9 +5,7 @@ until the learner's is right. A wrong one is told, and the package's runs in its
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -16,9 +14,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request, RequestStatus
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.parts import Parts, PartsHolder, between_parts, cast_to
 from tutorial_engine.model.attention import (
     AttentionBackend,
     KVCache,
@@ -92,6 +91,11 @@ def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """One head: q [q, D], k and v [kv, D], mask [q, kv] → [q, D]."""
     return naive_attention(q[:, None], k[:, None], v[:, None], mask).out[:, 0]
+
+
+def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    """The K/V head that query head h reads: neighbouring query heads share one (GQA)."""
+    return h // (num_heads // num_kv_heads)
 
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
@@ -170,7 +174,7 @@ def why_finished(
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part
     for part in (
-        *(window_mask, attention, rope, project, layer),
+        *(window_mask, attention, kv_head, rope, project, layer),
         *(MyCache, run_new, keep_top_p, why_finished),
     )
 }
@@ -179,74 +183,10 @@ PARTS: dict[str, Callable[..., Any]] = {
 # -- the model made of parts ----------------------------------------------------------------------
 
 
-class PartFailed(Exception):
-    """A part of the learner's raised an error while the model ran."""
-
-    def __init__(self, name: str, error: Exception) -> None:
-        super().__init__(f"your {name} raised {type(error).__name__} in the model: {error}")
-        self.name = name
-
-
-class ModelFailed(Exception):
-    """The model raised between the parts: what one of them answered did not fit."""
-
-
-@contextmanager
-def _between_parts() -> Iterator[None]:
-    """Inside the block an error is no error of the part that called the model."""
-    try:
-        yield
-    except (PartFailed, ModelFailed):
-        raise
-    except Exception as error:
-        raise ModelFailed(f"{type(error).__name__}: {error}") from error
-
-
-class Parts:
-    """Which function runs for each part, and how often: `parts("rope", x, angles)` calls one.
-
-    `own` are the learner's; a name that is not in it stands for the package's (`PARTS`). One of the
-    learner's may work in place (it is given copies) and in any float dtype (its answer is cast).
-    """
-
-    def __init__(self) -> None:
-        self.own: dict[str, Callable[..., Any]] = {}
-        self.calls: Counter[str] = Counter()
-
-    def __call__(self, name: str, *args: Any) -> Any:
-        """Call a part. PartFailed when it is the learner's and raises."""
-        self.calls[name] += 1
-        if name not in self.own:
-            return PARTS[name](*args)
-        with self.blamed(name):
-            copies = [one.clone() if isinstance(one, Tensor) else one for one in args]
-            given = (one.dtype for one in copies if isinstance(one, Tensor))
-            return _cast(self.own[name](*copies), next(given, torch.float32))
-
-    @contextmanager
-    def blamed(self, name: str) -> Iterator[None]:
-        """Inside the block an error is this part's: PartFailed, if it is the learner's."""
-        try:
-            yield
-        except (PartFailed, ModelFailed):
-            raise  # of what this part called
-        except Exception as error:  # the learner's code may raise anything at all
-            if name not in self.own:
-                raise
-            raise PartFailed(name, error) from error
-
-
-def _cast(answer: Any, dtype: torch.dtype) -> Any:
-    """Tensors of another float dtype in the one of the weights; anything else as it is."""
-    if isinstance(answer, Tensor):
-        return answer.to(dtype) if answer.is_floating_point() else answer
-    return [_cast(one, dtype) for one in answer] if isinstance(answer, tuple | list) else answer
-
-
 class OwnAttention:
-    """An attention backend of the parts `attention` and `window_mask`: one head after the other.
+    """An attention backend of the parts `attention`, `kv_head` and `window_mask`, head by head.
 
-    Query head h reads K/V head h // group. With a window it sees no farther back than that.
+    With a window a query sees no farther back than that.
     """
 
     def __init__(self, parts: Parts, cache: KVCache, window: int | None = None) -> None:
@@ -254,23 +194,25 @@ class OwnAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
-        if isinstance(self.cache, NoCache):
-            contexts = list(self.cache.update(layer, k, v, batch))
+        contexts: Iterable[tuple[Tensor, Tensor]]
+        if isinstance(self.cache, NoCache | KVStorage):
+            contexts = self.cache.update(layer, k, v, batch)  # a pair at a time: see KVStorage
         else:
             self.parts.calls["MyCache"] += 1
             with self.parts.blamed("MyCache"):
-                contexts = _cast(list(self.cache.update(layer, k, v, batch)), k.dtype)
+                contexts = cast_to(list(self.cache.update(layer, k, v, batch)), k.dtype)
         pairs = zip(q.split(batch.query_lens), contexts, strict=True)
-        return torch.cat([self._one_sequence(q_s, *kv) for q_s, kv in pairs])
+        return torch.cat([self.one_sequence(q_s, *kv) for q_s, kv in pairs])
 
-    def _one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = q.shape[1] // k.shape[1]
+    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [q, H, D] of one sequence, all its k and v [kv, H_kv, D] → [q, H, D]."""
+        num_heads, num_kv_heads = q.shape[1], k.shape[1]
         mask = self.parts("window_mask", len(q), len(k), self.window or len(k))
-        heads = [
-            self.parts("attention", q[:, h], k[:, h // group], v[:, h // group], mask)
-            for h in range(q.shape[1])
-        ]
-        return torch.stack(heads, dim=1)
+        heads = []
+        for h in range(num_heads):
+            at = self.parts("kv_head", h, num_heads, num_kv_heads)
+            heads.append(self.parts("attention", q[:, h], k[:, at], v[:, at], mask))
+        return torch.stack(heads, dim=1)  # [q, H, D]
 
 
 class OwnModel(Qwen3ForCausalLM):
@@ -285,7 +227,7 @@ class OwnModel(Qwen3ForCausalLM):
 
     def forward(self, batch: Batch, attention: AttentionBackend | None = None) -> Tensor:
         """Hidden state of every token, [T, hidden]. PartFailed or ModelFailed for any error."""
-        with _between_parts():
+        with between_parts():
             return self._forward(batch, attention or self.default_attention)
 
     def _forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
@@ -295,8 +237,8 @@ class OwnModel(Qwen3ForCausalLM):
         for number, weights in enumerate(self.layer_weights):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                q, k, v = _cast((q, k, v), dtype)
-                with _between_parts():
+                q, k, v = cast_to((q, k, v), dtype)
+                with between_parts():
                     return attention.attend(number, q, k, v, batch)
 
             x = self._layer(x, weights, angles, attend)
@@ -401,21 +343,10 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
-IN_01 = ("window_mask", "attention", "rope", "project", "layer")
+IN_01 = ("window_mask", "attention", "kv_head", "rope", "project", "layer")
 
 
-class Plugged(NamedTuple):
-    """What became of a part that was handed in; shown below the exercise."""
-
-    verdict: Verdict
-    name: str
-
-    def __repr__(self) -> str:
-        whose = "Your" if self.verdict.ok else "The package's"
-        return f"{self.verdict!r}\n{whose} {self.name} runs in the model now."
-
-
-class OwnEngine:
+class OwnEngine(PartsHolder):
     """The engine with the learner's parts in it: `use` puts one in, `tell` tells a story with all.
 
     `cached=False` recomputes everything for each token, as notebook 01 does; with True the parts
@@ -423,23 +354,14 @@ class OwnEngine:
     """
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
+        super().__init__(PARTS)
         self.package, self.tokenizer, self.cached = model, tokenizer, cached
-        self.parts = Parts()
         self.model = OwnModel(model, self.parts)
 
-    def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """Check the learner's function; if it is right, it is the part of its name from now on.
-
-        ValueError for a name that is no part.
-        """
-        name = function.__name__
-        if name not in PARTS:
-            raise ValueError(f"{name!r} is no part of the engine; the parts are {sorted(PARTS)}")
-        verdict = check(function)
-        self.parts.own.pop(name, None)
-        if verdict.ok:
-            self.parts.own[name] = function
-        return Plugged(verdict, name)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that this notebook is about."""
+        return tuple(PARTS) if self.cached else IN_01
 
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
@@ -474,61 +396,14 @@ class OwnEngine:
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
-        while True:
-            self.parts.calls.clear()
-            try:
-                told = self.generate(prompt, params, window)
-            except PartFailed as failed:
-                print(f"✘ {failed}")
-                self._take_out(failed.name)
-                continue
-            except Exception as error:  # what a part answered did not fit
-                if not self.parts.own:
-                    raise
-                guilty = self._who_differs(prompt, params, wanted.token_ids)
-                kind = "" if isinstance(error, ModelFailed) else f"{type(error).__name__}: "
-                print(f"✘ With your {' and '.join(guilty)} the model raised {kind}{error}")
-                self._take_out(*guilty)
-                continue
-            if window is not None or told.output_token_ids == wanted.token_ids:
-                break
-            guilty = self._who_differs(prompt, params, wanted.token_ids)
-            print(f"✘ With your {' and '.join(guilty)} the tokens are not the package's.")
-            self._take_out(*guilty)
+
+        def wrong(told: Request) -> str:
+            right = window is not None or told.output_token_ids == wanted.token_ids
+            return "" if right else "the tokens are not the package's."
+
+        told = self.settle(lambda: self.generate(prompt, params, window), wrong)
         print(prompt + told.checker.text)
-        print(self._who_ran())
+        print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
             many = len(wanted.token_ids)
             print(f"✔ {many} of {many} tokens are those of the package's engine.")
-
-    def _take_out(self, *names: str) -> None:
-        for name in names:
-            print(f"  The package's {name} runs in its place.")
-            del self.parts.own[name]
-
-    def _who_differs(self, prompt: str, params: SamplingParams, wanted: Sequence[int]) -> list[str]:
-        """The first of the learner's parts without which the tokens are right; else all of them."""
-        mine = dict(self.parts.own)
-        for name in mine:
-            self.parts.own = {key: part for key, part in mine.items() if key != name}
-            with suppress(Exception):  # then it is not this one alone
-                if self.generate(prompt, params).output_token_ids == wanted:
-                    self.parts.own = mine
-                    return [name]
-        self.parts.own = mine
-        return list(mine)
-
-    def _who_ran(self) -> str:
-        ran, own = self.parts.calls, self.parts.own
-        # the learner's layer calls these itself, past the counter
-        inside = {"project", "rope"} if "layer" in own else set()
-        counted = [f"{name} ({ran[name]:,} calls)" for name in own if name in ran]
-        counted += [f"{name} (inside layer)" for name in own if name in inside]
-        package = [name for name in self.names if name in ran and name not in own]
-        lines = f"yours: {', '.join(counted) or 'none yet'}"
-        return lines + (f"; the package's: {', '.join(package)}" if package else "")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parts that this notebook is about."""
-        return tuple(PARTS) if self.cached else IN_01

@@ -31,7 +31,19 @@ Cases = Callable[[], Verdict]
 
 
 def is_open(function: object) -> bool:
-    """Is this an exercise that nobody has touched: a body that is only `...` or a docstring?"""
+    """Is this an exercise that nobody has touched: a body that is only `...` or a docstring?
+
+    `return None` is an answer, where the source can be read.
+    """
+    return _says_nothing(function) and not _has_return(function)
+
+
+def _has_return(function: object) -> bool:
+    return any(isinstance(node, ast.Return) for node in _nodes(function))
+
+
+def _says_nothing(function: object) -> bool:
+    """Does it give None whatever it is asked?"""
     code = getattr(function, "__code__", None)
     if code is None:
         return False
@@ -41,17 +53,22 @@ def is_open(function: object) -> bool:
     )
 
 
+def _nodes(function: object) -> list[ast.AST]:
+    """The nodes of its source; none where that cannot be read."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))  # type: ignore[arg-type]
+        return list(ast.walk(ast.parse(source)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+
+
 def has_gap(function: object) -> bool:
     """Is there still a `...` among its lines? False where its source cannot be read."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return False
     return any(
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and node.value.value is ...
-        for node in ast.walk(tree)
+        for node in _nodes(function)
     )
 
 
@@ -62,6 +79,8 @@ def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> V
     """
     if is_open(function):
         return Verdict(None, f"not done yet: the body of {name} is still `...`")
+    if _says_nothing(function):
+        return Verdict(False, f"{name} returns None whatever it is asked")
     try:
         return run()
     except Exception as error:  # the learner's code may raise anything at all

@@ -1,0 +1,532 @@
+"""The learner's functions serve requests in the real engine; a wrong one is told and replaced."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learners import Spy, greedy, named, passes, raises_at
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.engine.policies import OneByOne
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.ledger import ledger, our_paths
+from tutorial_engine.learn import OwnServer, checks_03, checks_04
+from tutorial_engine.learn.bugs_04 import StaleBlocks
+from tutorial_engine.learn.dry_run import steps
+from tutorial_engine.learn.earlier import CHECKS as EARLIER
+from tutorial_engine.learn.own import PARTS
+from tutorial_engine.learn.own_memory import PARTS_04
+from tutorial_engine.learn.own_scheduler import PARTS_03
+from tutorial_engine.learn.own_server import _names
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import (
+    Admitted,
+    BlockCopied,
+    BlockFreed,
+    BlockTaken,
+    Preempted,
+    Trace,
+)
+
+PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+TOKENS = 8
+PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+SMALL: dict[str, dict[str, Any]] = {  # so small that a request gives way
+    "rows": {},
+    "pages": {"num_blocks": 8, "block_size": 4},
+    "cells": {"num_cells": 28},
+}
+LIMITS = {"max_num_batched_tokens": 8, "max_num_seqs": 3}
+DONE = "✔ 3 of 3 requests have the tokens that they have alone.\n"
+
+
+class Mended(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        return BlockManager.forget(self, block)
+
+
+CHECKS: dict[str, Any] = {
+    **EARLIER["03"],
+    "num_blocks": checks_04.check_num_blocks,
+    "slots": checks_04.check_slots,
+    "free": checks_04.check_free,
+    "take": checks_04.check_take,
+    "Mended": checks_04.check_mended,
+    "block_attention": checks_04.check_block_attention,
+    "visible": checks_04.check_visible,
+}
+RIGHT: dict[str, Any] = {**PARTS_03, **PARTS_04, "Mended": Mended}
+MEMORY = {
+    **dict.fromkeys(PARTS_03, "rows"),
+    **dict.fromkeys(PARTS_04, "pages"),
+    "visible": "cells",
+}
+
+
+class Serving:
+    """A server, and what it printed when it served the three prompts."""
+
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: Any) -> None:
+        self.model, self.tokenizer, self.capsys = model, tokenizer, capsys
+
+    def of(self, memory: str) -> OwnServer:
+        return OwnServer(self.model, self.tokenizer, memory, **SMALL[memory])
+
+    def serve(self, server: OwnServer, params: Any = PARAMS, **limits: Any) -> tuple[Any, str]:
+        self.capsys.readouterr()
+        run = server.serve(PROMPTS, params, **{**LIMITS, **limits})
+        return run, self.capsys.readouterr().out
+
+    def spied(self, server: OwnServer, *names: str) -> dict[str, Spy]:
+        """Right parts, handed in with their checks; what the check asked is forgotten."""
+        spies = {}
+        for name in names:
+            spies[name] = spy = Spy(RIGHT[name])
+            assert server.use(spy, CHECKS[name]).verdict.ok is True
+            spy.calls.clear(), spy.answers.clear()
+        return spies
+
+    @property
+    def ids(self) -> list[list[int]]:
+        return [self.tokenizer.encode(prompt).ids for prompt in PROMPTS]
+
+    def check_tokens(self, run: Any) -> None:
+        """Those of transformers."""
+        got = [list(output.outputs[0].token_ids) for output in run.outputs]
+        assert got == [greedy(ids, TOKENS) for ids in self.ids]
+
+
+@pytest.fixture
+def serving(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> Serving:
+    return Serving(model, tokenizer, capsys)
+
+
+def count(trace: Trace, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in trace.events)
+
+
+# -- the learner's are called --------------------------------------------------------------------
+
+
+def test_every_part_has_a_check_and_the_packages_own_passes_it(serving: Serving) -> None:
+    assert set(CHECKS) == {*PARTS_03, *PARTS_04}
+    for name, check in CHECKS.items():
+        assert check((PARTS_03 | PARTS_04)[name]).ok is True, name
+
+
+@pytest.mark.parametrize("memory", SMALL)
+def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) -> None:
+    run, said = serving.serve(serving.of(memory))
+    serving.check_tokens(run)
+    assert [line[0] for line in said.splitlines()[:3]] == ["A", "B", "C"]
+    assert all(prompt in said for prompt in PROMPTS)
+    assert "yours: none yet; the package's: " in said and said.endswith(DONE)
+    assert (count(run.trace, Preempted) > 0) == (memory != "rows"), "the pool is small"
+    assert repr(run) == f"3 requests in {run.trace.num_steps} steps"
+
+
+@pytest.mark.parametrize("memory", SMALL)
+def test_learners_plan_decides_each_step(serving: Serving, memory: str) -> None:
+    server = serving.of(memory)
+    spy = serving.spied(server, "plan", "num_tokens_to_run")["plan"]
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert f"plan ({len(spy.calls)} calls), num_tokens_to_run (inside plan)" in said
+    assert {call[2:] for call in spy.calls} == {(8, 3)}
+    if memory == "rows":  # nobody gives way: what was planned was run
+        assert steps(run.trace) == spy.answers
+    server.use(named("plan", one_token_each), passes)
+    slow, said = serving.serve(server)
+    assert said.endswith(DONE) and slow.trace.num_steps > run.trace.num_steps, "it decides"
+    assert all(set(shares.values()) == {1} for shares in steps(slow.trace))
+
+
+def one_token_each(running: Any, waiting: Any, budget: int, most: int) -> dict[str, int]:
+    return {name: 1 for name, _ in [*running, *waiting][:most]}
+
+
+def test_learners_num_tokens_to_run_decides_without_a_plan(serving: Serving) -> None:
+    server = serving.of("rows")
+    spy = serving.spied(server, "num_tokens_to_run")["num_tokens_to_run"]
+    run, said = serving.serve(server, long_prefill_token_threshold=3)
+    serving.check_tokens(run)
+    assert f"num_tokens_to_run ({len(spy.calls)} calls)" in said
+    ran = [n for shares in steps(run.trace) for n in shares.values()]
+    assert ran == [min(n, 3) for n in spy.answers if n]
+    spy.calls.clear()
+    run, said = serving.serve(server, enable_chunked_prefill=False, max_num_batched_tokens=16)
+    assert not spy.calls and said.endswith(DONE), "whole prompts are another rule, the package's"
+
+
+def test_learners_metrics_are_what_is_printed(serving: Serving) -> None:
+    server = serving.of("rows")
+    spy = serving.spied(server, "ttft_and_tpot")["ttft_and_tpot"]
+    run, said = serving.serve(server)
+    asked = [(output.metrics.arrival, list(output.metrics.token_times)) for output in run.outputs]
+    assert sorted(spy.calls) == sorted(asked)
+    for (ttft, tpot), call in zip(spy.answers, spy.calls, strict=True):
+        line = said.splitlines()[asked.index(call)]
+        assert f"TTFT {1000 * ttft:4.0f} ms, TPOT {1000 * tpot:4.1f} ms" in line
+    _, said = serving.serve(server, replace(PARAMS, max_tokens=1))
+    assert "TPOT      -" in said and said.endswith(DONE), "one token has no gap"
+
+
+def admitted(trace: Trace) -> str:
+    return "".join(event.request_id for event in trace.events if isinstance(event, Admitted))
+
+
+@pytest.mark.parametrize("with_plan", [False, True])
+def test_learners_policy_admits_and_the_last_one_used_counts(
+    serving: Serving, with_plan: bool
+) -> None:
+    asked: list[str] = []
+
+    class ShortestFirst(Scheduler):
+        def next_waiting(self) -> Request:
+            asked.append("shortest")
+            return min(self.waiting, key=lambda request: request.num_prompt_tokens)
+
+    class Fair(Scheduler):
+        patience = 0.1
+
+        def next_waiting(self) -> Request:
+            asked.append("fair")
+            late = [r for r in self.waiting if self.now() - r.arrival >= self.patience]
+            if late:
+                return min(late, key=lambda request: request.arrival)
+            return min(self.waiting, key=lambda request: request.num_prompt_tokens)
+
+    server, longer = serving.of("rows"), replace(PARAMS, max_tokens=12)
+    if with_plan:
+        serving.spied(server, "plan")
+    orders = []
+    for policy, check in ((ShortestFirst, checks_03.check_shortest), (Fair, checks_03.check_fair)):
+        plugged = server.use(policy, check)
+        assert repr(plugged).endswith(f"\nYour {policy.__name__} runs in the engine now.")
+        asked.clear()
+        run, said = serving.serve(server, longer, max_num_seqs=1)
+        assert said.endswith(DONE)
+        assert f"{policy.__name__} ({len(asked)} calls)" in said
+        assert run.trace.settings["policy"] == policy.__name__
+        orders.append(admitted(run.trace))
+    assert orders == ["CBA", "CAB"] and set(asked) == {"fair"}, "A came first, and waited too long"
+    server.use(type("Fair", (Scheduler,), {}), checks_03.check_fair)
+    run, said = serving.serve(server, longer, max_num_seqs=1)
+    assert admitted(run.trace) == "CAB" and "the package's: " in said, "the package's policy"
+    engine = server.engine(policy=OneByOne)
+    assert type(engine.scheduler) is OneByOne
+
+
+def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: Serving) -> None:
+    server = serving.of("pages")
+    spies = serving.spied(server, "slots", "free", "take", "block_attention")
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert count(run.trace, Preempted) > 0 and run.bytes_gathered == 0
+    assert "attention copied 0 bytes of K and V\n" in said
+    for name, spy in spies.items():
+        assert f"{name} ({len(spy.calls):,} calls)" in said
+    taken = [event.block for event in run.trace.events if isinstance(event, BlockTaken)]
+    freed = [event.block for event in run.trace.events if isinstance(event, BlockFreed)]
+    assert spies["take"].answers == taken
+    assert [block for call in spies["free"].calls for block in call[0][::-1]] == freed
+    kv_lens = {call[4] for call in spies["block_attention"].calls}
+    longest = max(len(ids) for ids in serving.ids) + TOKENS - 1
+    assert kv_lens == set(range(1, longest + 1))
+    assert all(call[0].shape == (32,) for call in spies["block_attention"].calls)
+    assert "the package's" not in said
+
+
+def test_learners_forget_runs_with_and_without_take(serving: Serving) -> None:
+    for names in ((), ("take",), ("take", "free")):
+        server = serving.of("pages")
+        serving.spied(server, *names)
+        assert server.use(Mended, checks_04.check_mended).verdict.ok is True
+        run, said = serving.serve(server)
+        serving.check_tokens(run)
+        taken = count(run.trace, BlockTaken)
+        assert f"Mended ({taken} calls)" in said
+        assert not names or f"take ({taken} calls)" in said
+
+
+def test_learners_num_blocks_sizes_the_pool(serving: Serving) -> None:
+    server = serving.of("pages")
+    spy = serving.spied(server, "num_blocks")["num_blocks"]
+    run, said = serving.serve(server, memory_bytes=100_000, block_size=8)
+    serving.check_tokens(run)
+    assert spy.calls == [(100_000, 4, 2, 32, 4, 8)]
+    assert run.trace.settings["num_blocks"] == spy.answers[0]
+    assert "num_blocks (1 call)" in said
+
+
+def test_learners_visible_says_what_attention_reads(serving: Serving) -> None:
+    server = serving.of("cells")
+    spy = serving.spied(server, "visible")["visible"]
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert count(run.trace, Preempted) > 0 and f"visible ({len(spy.calls)} calls)" in said
+    assert {call[1] for call in spy.calls} == {"A", "B", "C"}
+    assert all(
+        len(cells) == pos + 1 for cells, (*_, pos) in zip(spy.answers, spy.calls, strict=True)
+    )
+    assert all(len(call[0]) == 28 for call in spy.calls)
+
+
+@pytest.mark.parametrize("memory", SMALL)
+def test_samples_that_share_are_served_by_the_learners_parts(serving: Serving, memory: str) -> None:
+    server = serving.of(memory)
+    serving.spied(server, "plan", "slots", "free", "take", "visible")
+    two = SamplingParams(max_tokens=6, n=2, temperature=1.0, seed=3, ignore_eos=True)
+    run, said = serving.serve(server, two, num_blocks=16, num_cells=64)
+    assert said.endswith(DONE) and "✘" not in said
+    assert (count(run.trace, BlockCopied) > 0) == (memory == "pages"), "a copy-on-write"
+
+
+@pytest.mark.parametrize("memory", SMALL)
+def test_parts_of_notebook_01_serve_too(serving: Serving, memory: str) -> None:
+    server, spies = serving.of(memory), {}
+    for name in ("project", "rope", "attention", "window_mask", "keep_top_p"):
+        spies[name] = Spy(PARTS[name])
+        server.use(spies[name], passes)
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    drawn = SamplingParams(max_tokens=6, temperature=1.2, top_p=0.9, seed=7)
+    _, said = serving.serve(server, drawn)
+    assert said.endswith(DONE) and all(spy.calls for spy in spies.values())
+    for name in spies:
+        assert f"{name} (" in said
+
+
+@pytest.mark.parametrize("memory", SMALL)
+def test_learners_server_is_a_row_of_the_ledger(serving: Serving, memory: str) -> None:
+    server = serving.of(memory)
+    names = [name for name in RIGHT if MEMORY[name] in ("rows", memory) and name != "Mended"]
+    for name in names:
+        server.use(RIGHT[name], CHECKS[name])
+    paths = {
+        "no cache": our_paths(serving.model)["no cache"],
+        "yours": server.path(max_num_batched_tokens=8),
+    }
+    assert all(row.ok and row.steps == 18 for row in ledger(paths, serving.ids, num_tokens=6))
+    server.use(named("rope", lambda x, angles: PARTS["rope"](x, 1.1 * angles)), passes)
+    assert not ledger(paths, serving.ids, num_tokens=6)[1].ok, "the row is the learner's"
+
+
+# -- unusual right parts -------------------------------------------------------------------------
+
+
+def numpy_plan(*case: Any) -> dict[str, Any]:
+    return {name: np.int64(share) for name, share in PARTS_03["plan"](*case).items()}
+
+
+def free_by_emptying(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
+    while table:
+        block = table.pop()
+        ref_cnt[block] -= 1
+        if not ref_cnt[block]:
+            del ref_cnt[block]
+            free_queue += [block]
+
+
+def take_by_popping(free_queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> Any:
+    block, *free_queue[:] = free_queue
+    cached.pop(hash_of.pop(block, None), None)
+    return torch.tensor(block)
+
+
+def attention_in_place(q: Any, k: Any, v: Any, table: Any, n: int) -> Any:
+    q *= 1.0
+    return PARTS_04["block_attention"](q.double(), k.double(), v.double(), table, n)
+
+
+UNUSUAL: list[tuple[str, Any]] = [
+    ("plan", numpy_plan),
+    ("num_tokens_to_run", lambda *case: torch.tensor(PARTS_03["num_tokens_to_run"](*case))),
+    ("ttft_and_tpot", lambda *case: torch.tensor(PARTS_03["ttft_and_tpot"](*case))),
+    ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
+    ("free", free_by_emptying),
+    ("take", take_by_popping),
+    ("block_attention", attention_in_place),
+    ("visible", lambda *case: np.array(PARTS_04["visible"](*case), dtype=int)),
+]
+
+
+@pytest.mark.parametrize(("name", "part"), UNUSUAL, ids=[name for name, _ in UNUSUAL])
+def test_unusual_right_part_serves_too(serving: Serving, name: str, part: Any) -> None:
+    server = serving.of(MEMORY[name])
+    server.use(named(name, part), passes)
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert "✘" not in said and f"yours: {name} (" in said and said.endswith(DONE)
+
+
+# -- what is wrong is told and replaced ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "Mended"])
+def test_wrong_or_untouched_part_is_told_and_the_packages_runs(serving: Serving, name: str) -> None:
+    server = serving.of(MEMORY[name])
+    policies = {"ShortestFirst", "Fair"}
+
+    def untouched(*_: Any) -> Any: ...
+
+    for method, mark in ((untouched, "☐ not done yet: "), (lambda *args: 1 / 0, "✘ ")):
+        part: Any = type(name, (Scheduler,), {"next_waiting": method}) if name in policies else None
+        server.use(RIGHT[name], CHECKS[name])  # was right, is changed for the worse
+        plugged = server.use(part or named(name, method), CHECKS[name])
+        assert repr(plugged).startswith(mark)
+        assert repr(plugged).endswith(f"\nThe package's {name} runs in the engine now.")
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert "yours: none yet; the package's: " in said and "✘" not in said
+
+
+class RaisingPolicy(Scheduler):
+    def next_waiting(self) -> Request:
+        raise KeyError("moth")
+
+
+class RaisingBlocks(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        raise KeyError("moth")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> None:
+    server = serving.of(MEMORY[name])
+    others = [other for other in RIGHT if MEMORY[other] == MEMORY[name] and other != name]
+    for other in others:
+        if other not in ("ShortestFirst", "Fair") and (other, name) != (
+            "plan",
+            "num_tokens_to_run",
+        ):
+            server.use(RIGHT[other], CHECKS[other])
+    bases = {"Mended": RaisingBlocks, "ShortestFirst": RaisingPolicy, "Fair": RaisingPolicy}
+    base: Any = bases.get(name)
+    server.use(type(name, (base,), {}) if base else raises_at(0, RIGHT[name]), passes)
+    before = set(server.parts.own)
+    run, said = serving.serve(server, **({"memory_bytes": 60_000} if name == "num_blocks" else {}))
+    assert said.startswith(f"✘ your {name} raised KeyError in the engine: 'moth'\n")
+    assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
+    serving.check_tokens(run)
+    assert set(server.parts.own) == before - {name} and said.endswith(DONE)
+
+
+def plan_with(change: Callable[[dict[str, int]], Any]) -> Callable[..., Any]:
+    return lambda *case: change(PARTS_03["plan"](*case))
+
+
+class Stranger(Scheduler):
+    def next_waiting(self) -> Any:
+        return "A"
+
+
+class AlwaysNone(StaleBlocks):
+    def forget(self, block: int) -> Any:
+        super().forget(block)
+
+
+def stale_take(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> int:
+    block = queue.pop(0)
+    hash_of[block] = None
+    return block
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("plan", plan_with(lambda shares: None), "gave None, which is no dict"),
+    ("plan", plan_with(lambda shares: {}), "gave nobody a token, and ['A', 'B', 'C'] have"),
+    ("plan", plan_with(lambda shares: shares | {"Z": 1}), "'Z' 1 tokens: there is no such request"),
+    ("plan", plan_with(lambda shares: {"A": 10, "B": 7}), "17 tokens, the budget is 8"),
+    ("plan", plan_with(lambda shares: dict.fromkeys(shares, 1.5)), "gave 'A' 1.5 tokens"),
+    ("plan", plan_with(lambda shares: dict.fromkeys(shares, 99)), "has 10 left to run"),
+    ("plan", lambda r, w, budget, most: {name: 1 for name, _ in [*w, *r]}, "more than 2"),
+    ("num_tokens_to_run", lambda n, done, left: n, "gave 10 for request A"),
+    ("num_tokens_to_run", lambda n, done, left: None, "gave None for request A"),
+    ("ttft_and_tpot", lambda arrival, times: (0.0, 0.0), "gave [0.0, 0.0] for request"),
+    ("ttft_and_tpot", lambda arrival, times: None, "gave None for request"),
+    ("Fair", Stranger, "chose 'A': next_waiting must return one of the requests"),
+    ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
+    ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1, 2] in blocks of 4"),
+    ("slots", lambda table, size, n: [99] * n, "expected 12 slots of 0 .. 31"),
+    ("slots", lambda table, size, n: list(range(n)), "the slots of A are not those of"),
+    ("free", lambda table, ref_cnt, queue: None, "(it had 1) and is not in the free queue"),
+    (
+        "free",
+        lambda table, ref_cnt, queue: queue.extend(table),
+        "(it had 1) and is in the free",
+    ),
+    ("free", lambda table, ref_cnt, queue: queue.extend(2 * table), "may be there once"),
+    ("take", lambda queue, hash_of, cached: queue[0], "left it in the free queue"),
+    ("take", lambda queue, hash_of, cached: "0", "gave '0'; the free queue was"),
+    ("take", stale_take, "the engine raised AssertionError: "),
+    ("Mended", AlwaysNone, "gave None from forget"),
+    ("block_attention", lambda q, k, v, t, n: v[t[0]], "gave [4, 32], expected [32]"),
+    ("block_attention", lambda q, k, v, t, n: k.mul_(2)[0, 0], "wrote to the pool"),
+    ("block_attention", lambda q, k, v, t, n: v[t[0], 0], "A and B and C have other tokens"),
+    ("block_attention", lambda q, k, v, t, n: v[t].mean((0, 1)), "have other tokens"),  # NaN
+    ("visible", lambda cells, seq, pos: None, "gave None: the cells are 0 .. 27"),
+    ("visible", lambda cells, seq, pos: [0], "gave 1 cells for sequence"),
+    ("visible", lambda cells, seq, pos: list(range(pos + 1)), "have other tokens than alone"),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "words"), WRONG)
+def test_part_that_a_check_let_through_is_found(
+    serving: Serving, name: str, part: Any, words: str
+) -> None:
+    server, kept = serving.of(MEMORY[name]), {"plan", "slots", "visible"} - {name}
+    serving.spied(server, *(kept - {"plan"} if name == "num_tokens_to_run" else kept))
+    server.use(type(name, (part,), {}) if isinstance(part, type) else named(name, part), passes)
+    before = set(server.parts.own)
+    limits = {"max_num_seqs": 2} if "more than 2" in words else {}
+    if name == "num_blocks":
+        limits = {"memory_bytes": 60_000}
+    run, said = serving.serve(server, **limits)
+    serving.check_tokens(run)
+    assert said.startswith("✘ ") and said.count("✘") == 1 and words in said
+    assert f"  The package's {name} runs in its place.\n" in said and said.endswith(DONE)
+    assert set(server.parts.own) == before - {name}, "and only this one was taken out"
+
+
+def test_two_wrong_parts_are_taken_out_and_a_right_one_stays(serving: Serving) -> None:
+    server = serving.of("pages")
+    server.use(RIGHT["slots"], CHECKS["slots"])
+    server.use(named("rope", lambda x, angles: x), passes)
+    server.use(named("attention", lambda q, k, v, mask: v[: len(q)] * 0), passes)
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert said.startswith("✘ With your rope and attention A and B and C have other tokens than ")
+    assert said.count("✘") == 1 and set(server.parts.own) == {"slots"}
+
+
+def test_an_error_of_the_package_is_not_blamed_on_the_learner(serving: Serving) -> None:
+    server = serving.of("pages")
+    serving.spied(server, "plan", "free")
+    with pytest.raises(ValueError, match="max_num_seqs"):
+        serving.serve(server, max_num_seqs=0)
+    with pytest.raises(ValueError, match="tokens"):
+        server.serve(PROMPTS[0] * 200, PARAMS)
+    with pytest.raises(ValueError, match="3 prompts need as many times, got 1"):
+        server.serve(PROMPTS, PARAMS, times=[0.0])
+    assert set(server.parts.own) == {"plan", "free"}
+    with pytest.raises(ValueError, match="memory must be one of"):
+        OwnServer(serving.model, serving.tokenizer, memory="disk")
+    with pytest.raises(ValueError, match="'my_plan' is no part of the engine"):
+        server.use(named("my_plan", lambda *_: {}), checks_03.check_plan)
+
+
+def test_requests_may_come_over_time(serving: Serving) -> None:
+    server = serving.of("pages")
+    spy = serving.spied(server, "plan")["plan"]
+    run = server.serve(PROMPTS, PARAMS, times=[0.5, 0.0, 9.0], **LIMITS)
+    assert [output.metrics.arrival for output in run.outputs] == [0.5, 0.0, 9.0]
+    assert {len(call[0]) + len(call[1]) for call in spy.calls} == {1}, "each finds an empty engine"
+    assert _names(28)[-3:] == ["Z", "A1", "B1"]

@@ -1,0 +1,355 @@
+"""Introduced in notebook 04. The learner's slots, eviction and attention in the real memory.
+
+The parts of notebook 04 under the signatures of its exercises, and pages and cells that ask them.
+An exercise has plain lists and dicts: what the memory holds is turned into those, and back.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.cell_table import CellTable, SeqId
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import attend_in_blocks
+from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.learn.parts import CannotBe, Parts, listed, whole
+from tutorial_engine.model.batch import Allocation
+from tutorial_engine.model.rope import RotaryEmbedding
+from tutorial_engine.trace.events import BlockFreed, Recorder
+
+Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
+
+# -- the package's own parts, under the names and signatures of the exercises ----------------------
+
+
+def num_blocks(
+    budget_bytes: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    block_size: int,
+) -> int:
+    """Blocks of block_size tokens that fit into a budget."""
+    return budget_bytes // (2 * num_layers * num_kv_heads * head_dim * itemsize * block_size)
+
+
+def slots(block_table: Sequence[int], block_size: int, num_tokens: int) -> list[int]:
+    """The slot of each of the positions 0 .. num_tokens − 1."""
+    return [block_table[p // block_size] * block_size + p % block_size for p in range(num_tokens)]
+
+
+def free(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
+    """One request gives its table back: ref_cnt and free_queue change in place."""
+    for block in reversed(table):
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0:
+            free_queue.append(block)
+
+
+def take(free_queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> int:
+    """The next block, which nobody finds under its old hash any more."""
+    block = free_queue.pop(0)
+    if hash_of[block] is not None:
+        del cached[hash_of[block]]
+        hash_of[block] = None
+    return block
+
+
+def block_attention(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, block_table: Sequence[int], kv_len: int
+) -> Tensor:
+    """One query q [D] of one head over kv_len tokens in k_pool, v_pool [blocks, block_size, D].
+
+    Block by block with a running softmax; no key or value is copied → [D].
+    """
+    block_size = k_pool.shape[1]
+    largest, total, out = -math.inf, torch.zeros(()), torch.zeros_like(v_pool[0, 0])
+    for start, block in zip(range(0, kv_len, block_size), block_table, strict=False):
+        n = min(block_size, kv_len - start)
+        scores = k_pool[block, :n] @ q / math.sqrt(len(q))
+        new_largest = max(largest, float(scores.max()))
+        weights, correction = (scores - new_largest).exp(), math.exp(largest - new_largest)
+        total = total * correction + weights.sum()
+        out = out * correction + weights @ v_pool[block, :n]
+        largest = new_largest
+    return out / total
+
+
+def visible(cells: Cells, seq_id: SeqId, pos: int) -> list[int]:
+    """Numbers of the cells that a query of a sequence may attend to, by position."""
+    seen = [(p, i) for i, (p, own) in enumerate(cells) if p is not None and seq_id in own]
+    return [i for p, i in sorted(seen) if p <= pos]
+
+
+PARTS_04: dict[str, Callable[..., Any]] = {
+    "num_blocks": num_blocks,
+    "slots": slots,
+    "free": free,
+    "take": take,
+    "Mended": BlockManager,
+    "block_attention": block_attention,
+    "visible": visible,
+}
+
+# -- pages made of parts ---------------------------------------------------------------------------
+
+
+class OwnBlocks(BlockManager):
+    """A BlockManager in which the parts `free` and `take` give blocks back and hand them out.
+
+    See `blocks_with_parts`: the learner's `Mended` is the class below it.
+    """
+
+    parts: Parts
+    claims_itself = False  # does the learner's class say how a block is taken?
+
+    def free(self, seq_id: str) -> None:
+        """As BlockManager.free."""
+        if "free" not in self.parts.own:
+            self.parts.calls["free"] += 1
+            return super().free(seq_id)
+        if table := self.tables.pop(seq_id, []):
+            self._give_back(table)
+        for block in reversed(table):
+            self._record(BlockFreed, seq_id, block)
+        self._chains.pop(seq_id, None)
+
+    def _release(self, block: int) -> None:
+        if "free" in self.parts.own:  # a copy-on-write: the table loses this block alone
+            self._give_back([block])
+        else:
+            super()._release(block)
+
+    def _give_back(self, table: list[int]) -> None:
+        counts = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
+        queue = list(self.free_queue)
+        with self.parts.blamed("free"):
+            self.parts("free", list(table), counts, queue)
+            held = [whole(counts.get(number, 0)) for number in range(self.num_blocks)]
+            if None in held:
+                raise CannotBe(f"left ref_cnt {counts}: a block has a whole number of holders")
+            free_ones = self._queue(queue)
+            for number, (count, block) in enumerate(zip(held, self.blocks, strict=True)):
+                want = block.ref_cnt - (number in table)
+                if count != want or (want == 0) != (number in free_ones):
+                    where = "in" if number in free_ones else "not in"
+                    raise CannotBe(
+                        f"gave {table} back, and now block {number} has {count} holders (it had "
+                        f"{block.ref_cnt}) and is {where} the free queue"
+                    )
+            self.free_queue = free_ones
+        for block, count in zip(self.blocks, held, strict=True):
+            block.ref_cnt = count or 0
+
+    def _queue(self, blocks: Sequence[object]) -> OrderedDict[int, None]:
+        """The free queue that a list is. CannotBe for what is no block, or is there twice."""
+        queue = [whole(block) for block in blocks]
+        known = [block for block in queue if block is not None and 0 <= block < self.num_blocks]
+        if len(known) < len(queue) or len(set(known)) < len(known):
+            raise CannotBe(
+                f"left the free queue {list(blocks)}: each block of 0 .. {self.num_blocks - 1} may "
+                "be there once"
+            )
+        return OrderedDict.fromkeys(known)
+
+    def _claim(self) -> tuple[int, bool]:
+        """As BlockManager._claim. The learner's `forget` runs before `take`."""
+        own = self.parts.own
+        if "take" not in own or self.claims_itself:
+            self.parts.calls["take"] += "take" not in own
+            with self.parts.blamed("Mended"):
+                return super()._claim()
+        evicted = "Mended" in own and self.forget(next(iter(self.free_queue)))
+        queue, cached = list(self.free_queue), dict(self.cached)
+        hash_of = {number: block.hash for number, block in enumerate(self.blocks)}
+        with self.parts.blamed("take"):
+            answer = self.parts("take", queue, hash_of, cached)
+            taken = whole(answer)
+            if taken is None or taken not in self.free_queue:
+                raise CannotBe(f"gave {answer!r}; the free queue was {list(self.free_queue)}")
+            if taken in queue:
+                raise CannotBe(f"gave block {taken}, and left it in the free queue")
+            self.free_queue = self._queue(queue)
+        evicted = evicted or self.blocks[taken].hash is not None
+        self.cached = cached
+        for number, block in enumerate(self.blocks):
+            block.hash = hash_of.get(number)
+        self.blocks[taken].ref_cnt = 1
+        return taken, evicted
+
+    def forget(self, block: int) -> bool:
+        """As BlockManager.forget."""
+        if "Mended" not in self.parts.own:
+            return super().forget(block)
+        self.parts.calls["Mended"] += 1
+        with self.parts.blamed("Mended"):
+            found = super().forget(block)
+            if not isinstance(found, bool):
+                raise CannotBe(f"gave {found!r} from forget, which is neither True nor False")
+        return found
+
+
+def blocks_with_parts(parts: Parts) -> type[BlockManager]:
+    """The BlockManager of the parts: over the learner's `Mended`, or over the package's."""
+    below = cast("type[BlockManager]", parts.own.get("Mended", BlockManager))
+    claims = below._claim is not BlockManager._claim
+    return type("OwnBlocks", (OwnBlocks, below), {"parts": parts, "claims_itself": claims})
+
+
+class OwnPages(PagedKVCache):
+    """A PagedKVCache of the parts. NaN where nobody wrote."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        storage: KVStorage,
+        block_size: int,
+        *,
+        max_len: int | None = None,
+        prefix_caching: bool = True,
+        trace: Recorder | None = None,
+    ) -> None:
+        super().__init__(storage, block_size, max_len=max_len, trace=trace)
+        self.parts = parts
+        self.blocks = blocks_with_parts(parts)(
+            self.blocks.num_blocks,
+            block_size,
+            prefix_caching=prefix_caching,
+            copy=self._copy_block,
+            trace=trace,
+        )
+        poison(storage)
+
+    def _slots_of(self, blocks: Sequence[int]) -> list[int]:
+        if "slots" not in self.parts.own:
+            self.parts.calls["slots"] += 1
+            return super()._slots_of(blocks)
+        size, table = self.block_size, list(blocks)
+        num_tokens, end = len(table) * size, self.storage.num_slots
+        with self.parts.blamed("slots"):
+            answer = self.parts("slots", table, size, num_tokens)
+            found = [whole(slot) for slot in listed(answer) or ()]
+            known = [slot for slot in found if slot is not None and 0 <= slot < end]
+            if len(known) != num_tokens or len(found) != num_tokens:
+                raise CannotBe(
+                    f"gave {answer!r} for the table {list(blocks)} in blocks of {size}: expected "
+                    f"{num_tokens} slots of 0 .. {end - 1}"
+                )
+        return known
+
+
+def poison(storage: KVStorage) -> None:
+    """NaN in every slot: one that is read before it is written cannot go unnoticed."""
+    for tensor in (storage.k, storage.v):
+        tensor.fill_(math.nan)
+
+
+class InBlocks:
+    """What NaivePagedAttention asks for a sequence, by the part `block_attention`.
+
+    Query after query and head after head. The pools are the real ones: it may not write to them.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        block_table: Sequence[int],
+        kv_len: int,
+    ) -> Tensor:
+        """As paged_attention.AttendInBlocks. PartFailed for what is no head's answer."""
+        parts = self.parts
+        if "block_attention" not in parts.own:
+            parts.calls["block_attention"] += 1
+            return attend_in_blocks(q, k_pool, v_pool, block_table, kv_len)
+        (q_len, heads, _), kv_heads = q.shape, k_pool.shape[1]
+        out = q.new_empty(q_len, heads, v_pool.shape[-1])
+        before = k_pool._version, v_pool._version
+        with parts.blamed("block_attention"):
+            for i in range(q_len):
+                for head in range(heads):
+                    pools = (pool[:, head // (heads // kv_heads)] for pool in (k_pool, v_pool))
+                    parts.calls["block_attention"] += 1
+                    one = parts.own["block_attention"](
+                        q[i, head].clone(), *pools, list(block_table), kv_len - q_len + i + 1
+                    )
+                    if not isinstance(one, Tensor) or one.shape != out[i, head].shape:
+                        shape = list(one.shape) if isinstance(one, Tensor) else repr(one)
+                        raise CannotBe(f"gave {shape}, expected [{out.shape[-1]}]")
+                    out[i, head] = one
+            if (k_pool._version, v_pool._version) != before:
+                raise CannotBe("wrote to the pool: other requests read it too")
+        return out
+
+
+# -- cells made of parts ---------------------------------------------------------------------------
+
+
+class OwnTable(CellTable):
+    """A CellTable in which the part `visible` says what a query may attend to."""
+
+    parts: Parts
+
+    def visible(self, seq_id: SeqId, pos: int, window: int | None = None) -> list[int]:
+        """As CellTable.visible; a window is the package's."""
+        if "visible" not in self.parts.own or window is not None:
+            self.parts.calls["visible"] += 1
+            return super().visible(seq_id, pos, window)
+        numbers = range(self.num_cells)
+        cells = [(cell.pos, set(cell.owners)) for cell in map(self.__getitem__, numbers)]
+        with self.parts.blamed("visible"):
+            answer = self.parts("visible", cells, seq_id, pos)
+            found = [whole(cell) for cell in listed(answer) or ()]
+            known = [cell for cell in found if cell is not None and cell in numbers]
+            if listed(answer) is None or len(known) < len(found):
+                raise CannotBe(f"gave {answer!r}: the cells are 0 .. {self.num_cells - 1}")
+        return known
+
+
+class OwnCells(CellKVCache):
+    """A CellKVCache of the parts: what new tokens may read is asked of its table's `visible`.
+
+    NaN where nobody wrote.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        storage: KVStorage,
+        rope: RotaryEmbedding,
+        trace: Recorder | None = None,
+    ) -> None:
+        super().__init__(storage, rope, trace)
+        self.parts, self.table = parts, OwnTable(storage.num_slots)
+        self.table.parts = parts
+        poison(storage)
+
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        """As CellKVCache.allocate."""
+        allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
+        if allocation is None:
+            return None
+        last = allocation.first_position + len(allocation.new_slots) - 1
+        seen, there = self.table.visible(seq_id, last), allocation.context_slots
+        count = there.stop - there.start if isinstance(there, slice) else len(there)
+        if len(seen) != count:
+            with self.parts.blamed("visible"):
+                raise CannotBe(
+                    f"gave {len(seen)} cells for sequence {seq_id} at position {last}, of which "
+                    f"{count} tokens are there"
+                )
+        slots = SlotNumbers(seen, self.storage.device)
+        return allocation._replace(context_slots=slots.first(len(seen)))

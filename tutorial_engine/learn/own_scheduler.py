@@ -1,0 +1,218 @@
+"""Introduced in notebook 03. The learner's plan and policy, running as the real Scheduler.
+
+The parts of notebook 03 under the signatures of its exercises, and a Scheduler that asks them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.learn.parts import CannotBe, Parts, listed, number, whole
+
+Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
+
+# -- the package's own parts, under the names and signatures of the exercises ----------------------
+
+
+def num_tokens_to_run(num_tokens: int, num_computed_tokens: int, budget_left: int) -> int:
+    """How many of its tokens a request may run in this step."""
+    return min(num_tokens - num_computed_tokens, budget_left)
+
+
+def plan(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> dict[str, int]:
+    """Who runs how many tokens in this step: those who run already, then those who wait."""
+    shares: dict[str, int] = {}
+    for name, left in [*running, *waiting[: max(0, max_num_seqs - len(running))]]:
+        if budget:
+            shares[name] = num_tokens_to_run(left, 0, budget)
+            budget -= shares[name]
+    return shares
+
+
+def ttft_and_tpot(arrival: float, token_times: Sequence[float]) -> tuple[float, float]:
+    """Time to first token, and mean time per token after it, in seconds."""
+    metrics = RequestMetrics(arrival, None, tuple(token_times))
+    assert metrics.ttft is not None and metrics.tpot is not None, "there are two tokens at least"
+    return metrics.ttft, metrics.tpot
+
+
+class ShortestFirst(Scheduler):
+    """Of those who wait, the one with the shortest prompt is next."""
+
+    def next_waiting(self) -> Request:
+        """As Scheduler.next_waiting."""
+        return min(self.waiting, key=lambda request: request.num_prompt_tokens)
+
+
+class Fair(ShortestFirst):
+    """The shortest prompt is next; but who has waited for `patience` seconds goes before them."""
+
+    patience = 0.1
+
+    def next_waiting(self) -> Request:
+        """As Scheduler.next_waiting; of those who have waited long, the first to arrive."""
+        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+        return min(late, key=lambda one: one.arrival) if late else super().next_waiting()
+
+
+POLICIES: dict[str, type[Scheduler]] = {"ShortestFirst": ShortestFirst, "Fair": Fair}
+PARTS_03: dict[str, Callable[..., Any]] = {
+    "num_tokens_to_run": num_tokens_to_run,
+    "plan": plan,
+    "ttft_and_tpot": ttft_and_tpot,
+    **POLICIES,
+}
+
+# -- the scheduler made of parts -------------------------------------------------------------------
+
+
+class OwnScheduler(Scheduler):
+    """A Scheduler whose steps the parts `plan` or `num_tokens_to_run` decide; see `with_parts`.
+
+    `plan` is asked once for a step, and once more when all who ran have given way. It is given the
+    waiting requests in the order of the policy.
+    """
+
+    parts: Parts
+    _shares: dict[str, int] | None = None  # request_id -> tokens that the plan gives it
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """As Scheduler.schedule. Without chunked prefill the package's rule decides."""
+        is_own = "plan" in self.parts.own and self.can_chunk
+        self._shares = self._ask_plan(self.config.max_num_batched_tokens) if is_own else None
+        if not is_own:
+            self.parts.calls["plan"] += 1
+        return super().schedule()
+
+    def schedule_waiting(self, plan: StepPlan) -> None:
+        """As Scheduler.schedule_waiting."""
+        if self._shares is not None and plan.preempted:  # the plan was made for another state
+            self._shares = self._ask_plan(plan.budget)
+        super().schedule_waiting(plan)
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        """As Scheduler.may_admit, and only who is in the plan."""
+        return super().may_admit(plan) and (self._shares is None or self._planned() is not None)
+
+    def next_waiting(self) -> Request:
+        """As Scheduler.next_waiting: the plan's next, or the policy's."""
+        planned = None if self._shares is None else self._planned()
+        return self._chosen() if planned is None else planned
+
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
+        """As Scheduler.num_tokens_to_run."""
+        if self._shares is not None:
+            return self._shares.pop(request.request_id, 0)
+        if "num_tokens_to_run" not in self.parts.own or not self.can_chunk:
+            self.parts.calls["num_tokens_to_run"] += 1
+            return super().num_tokens_to_run(request, plan)
+        known, computed = request.num_tokens, request.num_computed_tokens
+        with self.parts.blamed("num_tokens_to_run"):
+            answer = self.parts("num_tokens_to_run", known, computed, plan.budget)
+            share, most = whole(answer), min(known - computed, plan.budget)
+            if share is None or not 0 <= share <= most:
+                raise CannotBe(
+                    f"gave {answer!r} for request {request.request_id}: it has "
+                    f"{known - computed} tokens left to run, and the budget has {plan.budget}"
+                )
+        return min(share, self.config.long_prefill_token_threshold or share)
+
+    def _planned(self) -> Request | None:
+        """The next of the waiting requests to which the plan gives tokens."""
+        waiting = {request.request_id: request for request in self.waiting}
+        return next((waiting[name] for name in self._shares or () if name in waiting), None)
+
+    def _chosen(self) -> Request:
+        """The policy's choice. PartFailed when that is none of the waiting requests."""
+        name = self.policy_name
+        if name in self.parts.package:
+            self.parts.calls[name] += 1
+        with self.parts.blamed(name):
+            chosen = super().next_waiting()
+            if not any(chosen is request for request in self.waiting):
+                raise CannotBe(
+                    f"chose {chosen!r}: next_waiting must return one of the requests in "
+                    "self.waiting"
+                )
+        return chosen
+
+    @property
+    def policy_name(self) -> str:
+        """The name of the class below this one."""
+        return type(self).__name__
+
+    def _in_order(self) -> list[Request]:
+        """The waiting requests, as the policy would take them one after the other."""
+        queue, order = self.waiting, list[Request]()
+        self.waiting = deque(queue)
+        try:
+            while self.waiting:
+                order.append(self._chosen())
+                self.waiting.remove(order[-1])
+        finally:
+            self.waiting = queue
+        return order
+
+    def _ask_plan(self, budget: int) -> dict[str, int]:
+        """The answer of the learner's `plan`. PartFailed for one that no step can run."""
+        cap = self.config.long_prefill_token_threshold
+
+        def left(requests: Sequence[Request]) -> list[tuple[str, int]]:
+            return [
+                (one.request_id, min(one.num_new_tokens, cap or one.num_new_tokens))
+                for one in requests
+            ]
+
+        running, waiting = left(self.running), left(self._in_order())
+        most = self.config.max_num_seqs
+        with self.parts.blamed("plan"):
+            answer = self.parts("plan", list(running), list(waiting), budget, most)
+            return _possible(answer, running, waiting, budget, most)
+
+
+def _possible(
+    answer: object, running: Work, waiting: Work, budget: int, max_num_seqs: int
+) -> dict[str, int]:
+    """The plan as whole numbers. CannotBe for one that no step can run."""
+    if not isinstance(answer, Mapping):
+        raise CannotBe(f"gave {answer!r}, which is no dict of names and tokens")
+    left, shares = dict([*running, *waiting]), dict[str, int]()
+    for name, given in answer.items():
+        share = whole(given)
+        if name not in left or share is None or not 0 <= share <= left[name]:
+            has = f"it has {left[name]} left to run" if name in left else "there is no such request"
+            raise CannotBe(f"gave {name!r} {given!r} tokens: {has}")
+        shares[name] = share
+    shares = {name: share for name, share in shares.items() if share}
+    if sum(shares.values()) > budget:
+        raise CannotBe(f"gave {shares}: {sum(shares.values())} tokens, the budget is {budget}")
+    if len(shares.keys() | dict(running).keys()) > max_num_seqs:
+        raise CannotBe(f"gave {shares}: with those who run that is more than {max_num_seqs}")
+    if not shares:
+        raise CannotBe(f"gave nobody a token, and {list(left)} have tokens to run")
+    return shares
+
+
+def with_parts(policy: type[Scheduler], parts: Parts) -> type[Scheduler]:
+    """The policy as a class of the same name, with the parts in it."""
+    return type(policy.__name__, (OwnScheduler, policy), {"parts": parts})
+
+
+def checked_metrics(parts: Parts, name: str, metrics: RequestMetrics) -> tuple[float, float]:
+    """TTFT and TPOT of a request of two tokens or more, by the part. PartFailed if they are not."""
+    arrival, times = metrics.arrival, list(metrics.token_times)
+    want = ttft_and_tpot(arrival, times)
+    with parts.blamed("ttft_and_tpot"):
+        answer = parts("ttft_and_tpot", arrival, times)
+        got = [number(one) for one in listed(answer) or ()]
+        if len(got) != 2 or any(
+            one is None or not abs(one - right) <= 1e-6 * max(1, right)
+            for one, right in zip(got, want, strict=True)
+        ):
+            raise CannotBe(
+                f"gave {answer!r} for request {name}: TTFT is {want[0]:.4f} s, TPOT {want[1]:.4f} s"
+            )
+    return want

@@ -1,0 +1,323 @@
+"""Introduced in notebook 03. The learner's functions, serving requests in the real LLMEngine.
+
+`OwnServer` makes engines whose scheduler, memory and attention are taken apart where the exercises
+are. A wrong part is told, and the package's runs in its place.
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.intake import Prompt, params_for_each, prompt_token_ids
+from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.ledger import LedgerPath, engine_path
+from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel, OwnSampler
+from tutorial_engine.learn.own_memory import PARTS_04, InBlocks, OwnCells, OwnPages
+from tutorial_engine.learn.own_scheduler import (
+    PARTS_03,
+    POLICIES,
+    checked_metrics,
+    with_parts,
+)
+from tutorial_engine.learn.parts import CannotBe, PartsHolder, Plugged, whole
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.rope import RotaryEmbedding
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder, Trace
+
+IN_MODEL = (
+    "project",
+    "rope",
+    "layer",
+    "attention",
+    "kv_head",
+    "window_mask",
+)  # parts of notebook 01
+EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
+# memory -> the parts of the notebooks that it is about
+NAMES = {
+    "rows": ("num_tokens_to_run", "plan", "ttft_and_tpot", *POLICIES),
+    "pages": ("num_blocks", "slots", "free", "take", "block_attention"),
+    "cells": ("visible",),
+}
+INSIDE = {"num_tokens_to_run": "plan", "project": "layer", "rope": "layer"}
+
+
+@dataclass(frozen=True, repr=False)
+class OwnRun:
+    """What came of `OwnServer.serve`: the trace, and an output for each request, in their order.
+
+    `bytes_gathered` of K and V were copied for attention.
+    """
+
+    trace: Trace
+    outputs: tuple[RequestOutput, ...]
+    bytes_gathered: int = 0
+
+    def __repr__(self) -> str:
+        return f"{len(self.outputs)} requests in {self.trace.num_steps} steps"
+
+
+class RaisingRunner(ModelRunner):
+    """A ModelRunner that raises what a forward raises, so that a wrong part is found."""
+
+    @torch.inference_mode()
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
+        """As ModelRunner.run_once."""
+        return self.run_once(scheduled)
+
+
+class OwnServer(PartsHolder):
+    """The real LLMEngine with the learner's parts: `use` puts one in, `serve` serves requests.
+
+    `memory` is "rows", "pages" or "cells"; num_blocks and block_size, or num_cells, are its sizes
+    unless `serve` or `engine` is given others. Time is VirtualClock's. ValueError for another one.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        tokenizer: Tokenizer,
+        memory: str = "rows",
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        num_cells: int | None = None,
+    ) -> None:
+        super().__init__({**EARLIER, **PARTS_03, **PARTS_04}, "engine")
+        if memory not in NAMES:
+            raise ValueError(f"memory must be one of {sorted(NAMES)}, got {memory!r}")
+        self.model, self.tokenizer, self.memory = model, tokenizer, memory
+        self.sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_cells": num_cells}
+        self.policy = ""  # the one that was used last
+        self.in_place = False  # was `block_attention` handed in?
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that this memory's notebook is about."""
+        return NAMES[self.memory]
+
+    def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
+        """As PartsHolder.use. A policy replaces the one before.
+
+        After `block_attention` attention reads blocks in place, with the learner's or ours.
+        """
+        plugged = super().use(function, check)
+        if plugged.name in POLICIES:
+            self.policy = plugged.name
+        self.in_place |= plugged.name == "block_attention"
+        return plugged
+
+    # -- engines
+
+    def engine(
+        self,
+        *,
+        policy: type[Scheduler] | None = None,
+        memory_bytes: int | None = None,
+        num_blocks: int | None = None,
+        block_size: int | None = None,
+        num_cells: int | None = None,
+        prefix_caching: bool = True,
+        **limits: Any,
+    ) -> LLMEngine:
+        """A fresh engine with the parts as they are; `limits` are those of an EngineConfig.
+
+        A `policy` of the package runs as it is, without the parts of notebook 03. Where parts run
+        `memory_bytes`, the part `num_blocks` sizes the pool. PartFailed when it cannot be right.
+        """
+        parts, config = self.parts, EngineConfig(**limits)
+        own = [name for name in IN_MODEL if name in parts.own]
+        model = OwnModel(self.model, parts) if own else self.model
+        size = block_size or self.sizes["block_size"] or 16
+        if memory_bytes is not None:
+            num_blocks = self._num_blocks_in(memory_bytes, size)
+        num_blocks = num_blocks or self.sizes["num_blocks"]
+        memory = self._memory(config, size, num_blocks, num_cells, prefix_caching)
+        if policy is None:
+            chosen = parts.own.get(self.policy, POLICIES.get(self.policy, Scheduler))
+            policy = with_parts(cast("type[Scheduler]", chosen), parts)
+        attention: AttentionBackend | None = None
+        if self.in_place and isinstance(memory, OwnPages):
+            attention = NaivePagedAttention(memory, InBlocks(parts))
+        elif own:
+            attention = OwnAttention(parts, memory.storage)
+        return LLMEngine(
+            model,
+            self.tokenizer,
+            config,
+            scheduler=policy,
+            memory=memory,
+            clock=VirtualClock(),
+            runner=RaisingRunner(model, memory.storage, attention),
+        )
+
+    def _memory(
+        self,
+        config: EngineConfig,
+        block_size: int,
+        num_blocks: int | None,
+        num_cells: int | None,
+        prefix_caching: bool,
+    ) -> KVCacheManager:
+        """The memory that this server is about; without a size, room for all who may run."""
+        model, trace = self.model, Recorder()
+        rows = config.rows(model.dtype, model.device)
+        if self.memory == "rows":
+            return StaticKVCache.from_config(model.config, rows, trace)
+        spec, longest = (
+            KVCacheSpec.from_model(model.config, model.dtype),
+            rows.length_for(model.config),
+        )
+        if self.memory == "cells":
+            cells = num_cells or self.sizes["num_cells"] or config.max_num_seqs * longest
+            rope = RotaryEmbedding(model.config.head_dim, model.config.rope_theta).to(model.device)
+            return OwnCells(self.parts, KVStorage(spec, cells, model.device, True), rope, trace)
+        blocks = num_blocks or config.max_num_seqs * -(-longest // block_size)
+        return OwnPages(
+            self.parts,
+            KVStorage(spec, blocks * block_size, model.device, slots_first=True),
+            block_size,
+            max_len=model.config.max_position_embeddings,
+            prefix_caching=prefix_caching,
+            trace=trace,
+        )
+
+    def _num_blocks_in(self, memory_bytes: int, block_size: int) -> int:
+        """The answer of the part `num_blocks`. PartFailed when other blocks fit, or more."""
+        spec = KVCacheSpec.from_model(self.model.config, self.model.dtype)
+        want = num_blocks_in(memory_bytes, spec, block_size)
+        shape = spec.num_layers, spec.num_kv_heads, spec.k_head_dim, self.model.dtype.itemsize
+        with self.parts.blamed("num_blocks"):
+            answer = self.parts("num_blocks", memory_bytes, *shape, block_size)
+            if whole(answer) != want:
+                raise CannotBe(f"gave {answer!r}: {memory_bytes:,} bytes have room for {want}")
+        return want
+
+    # -- serving
+
+    def serve(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        times: Sequence[float] | None = None,
+        **limits: Any,
+    ) -> OwnRun:
+        """Serve all prompts together, as requests A, B, C, ...; print what came of each.
+
+        `times` are their arrivals in seconds (None: all at once); `limits` as in `engine`. A part
+        that raises, or with which a request has other tokens than alone, is told and taken out.
+        """
+        sequences = prompt_token_ids(prompts, self.tokenizer)
+        each = params_for_each(params, len(sequences))
+        asked = list(zip(_names(len(sequences)), sequences, each, strict=True))
+        when = [0.0] * len(sequences) if times is None else list(times)
+        if len(when) != len(sequences):
+            raise ValueError(f"{len(sequences)} prompts need as many times, got {len(when)}")
+        alone = self._each_alone(asked, limits.get("max_model_len"))
+
+        def wrong(run: OwnRun) -> str:
+            wanted = [alone[one.request_id] for one in run.outputs]
+            pairs = zip(run.outputs, wanted, strict=True)
+            others = [one.request_id for one, want in pairs if _tokens(one) != want]
+            verb = "has" if len(others) == 1 else "have"
+            told = f"{' and '.join(others)} {verb} other tokens than alone."
+            return told if others else ""
+
+        run = self.settle(lambda: self._run(asked, when, limits), wrong)
+        right = sum(_tokens(one) == alone[one.request_id] for one in run.outputs)
+        for one in run.outputs:
+            print(_line(one, self.tokenizer))
+        if self.memory != "rows":
+            print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
+        print(self.who_ran(INSIDE))
+        mark = "✔" if right == len(alone) else "✘"
+        print(f"{mark} {right} of {len(alone)} requests have the tokens that they have alone.")
+        return run
+
+    def _run(
+        self,
+        asked: Sequence[tuple[str, list[int], SamplingParams]],
+        when: Sequence[float],
+        limits: dict[str, Any],
+    ) -> OwnRun:
+        """All requests to their end, with an integrity check after each step."""
+        self.parts.failure = None
+        engine = self.engine(**limits)
+        outputs: dict[str, RequestOutput] = {}
+        to_come = sorted(zip(when, asked, strict=True), key=lambda pair: pair[0])
+        total = sum(len(ids) + params.max_tokens for _, ids, params in asked)
+        while to_come or engine.has_unfinished_requests:
+            if to_come and not engine.has_unfinished_requests:
+                engine.clock.wait_until(to_come[0][0])
+            while to_come and to_come[0][0] <= engine.clock.now():
+                time, (name, ids, params) = to_come.pop(0)
+                sampler = self._sampler(params)
+                engine.add_request(ids, params, name, arrival=time, sampler=sampler)
+            for output in engine.run(max_steps=1):
+                outputs[output.request_id] = output
+            if self.parts.failure is not None:  # the engine ended one request, and went on
+                raise self.parts.failure
+            engine.check_integrity()
+            if engine.num_steps > 20 * total:
+                raise RuntimeError(f"{engine.num_steps} steps did not suffice: who makes progress?")
+        for name, output in outputs.items():
+            if len(output.metrics.token_times) > 1:
+                checked_metrics(self.parts, name, output.metrics)
+        storage, trace = engine.memory.storage, engine.trace
+        assert isinstance(storage, KVStorage) and trace is not None, "so is each memory made here"
+        told = tuple(outputs[name] for name, *_ in asked)
+        return OwnRun(trace.trace(), told, storage.bytes_gathered)
+
+    def _sampler(self, params: SamplingParams) -> OwnSampler | None:
+        if "keep_top_p" not in self.parts.own or params.n > 1:
+            return None
+        return OwnSampler(params, self.model.config.eos_token_ids, self.parts)
+
+    def _each_alone(
+        self,
+        asked: Sequence[tuple[str, list[int], SamplingParams]],
+        max_model_len: int | None,
+    ) -> dict[str, list[tuple[int, ...]]]:
+        """Request → its tokens when the package's engine serves nobody else."""
+        config = EngineConfig(max_model_len=max_model_len)
+        engine = LLMEngine(self.model, self.tokenizer, config)
+        return {name: _tokens(engine.generate([ids], own)[0]) for name, ids, own in asked}
+
+    def path(self, **limits: Any) -> LedgerPath:
+        """A row of the ledger: the parts as they are, each step followed by an integrity check."""
+        return engine_path(lambda: self.engine(**limits))
+
+
+def _names(count: int) -> list[str]:
+    """A, B, C, ...; beyond Z A1, B1, ..."""
+    letters = string.ascii_uppercase
+    return [letters[i % 26] + (str(i // 26) if i >= 26 else "") for i in range(count)]
+
+
+def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
+    return [one.token_ids for one in output.outputs]
+
+
+def _line(output: RequestOutput, tokenizer: Tokenizer) -> str:
+    """A request's name, times and text, in one line."""
+    metrics = output.metrics
+    ttft = f"{1000 * (metrics.ttft or 0):4.0f} ms"
+    tpot = "     -" if metrics.tpot is None else f"{1000 * metrics.tpot:4.1f} ms"
+    text = tokenizer.decode([*output.prompt_token_ids, *output.outputs[0].token_ids])
+    return f"{output.request_id}  TTFT {ttft}, TPOT {tpot}  {' '.join(text.split())}"

@@ -1,0 +1,228 @@
+"""Introduced in notebook 01. Which function runs for each part: the learner's, or the package's.
+
+`OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 and 04) hold parts. One that raises, or with
+which the answers are others, is told and taken out, and the package's runs in its place.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.learn.verdict import Verdict
+
+Result = TypeVar("Result")
+
+
+class CannotBe(Exception):
+    """An answer of a part that cannot be right; the message says why."""
+
+
+class PartFailed(Exception):
+    """A part of the learner's raised an error, or gave an answer that cannot be right."""
+
+    def __init__(self, name: str, error: Exception, where: str) -> None:
+        told = f"raised {type(error).__name__} in the {where}: {error}"
+        super().__init__(f"your {name} {error if isinstance(error, CannotBe) else told}")
+        self.name = name
+
+
+class ModelFailed(Exception):
+    """The model raised between the parts: what one of them answered did not fit."""
+
+
+@contextmanager
+def between_parts() -> Iterator[None]:
+    """Inside the block an error is no error of the part that called the model."""
+    try:
+        yield
+    except (PartFailed, ModelFailed):
+        raise
+    except Exception as error:
+        raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+
+class Parts:
+    """Which function runs for each part, and how often: `parts("rope", x, angles)` calls one.
+
+    `own` are the learner's; a name that is not in it stands for the `package`'s. One of the
+    learner's may work in place (it is given copies of tensors) and in any float dtype (its answer
+    is cast). `where` is said with an error: the model, or the engine.
+    """
+
+    def __init__(self, package: Mapping[str, Callable[..., Any]], where: str = "model") -> None:
+        self.package, self.where = package, where
+        self.own: dict[str, Callable[..., Any]] = {}
+        self.calls: Counter[str] = Counter()
+        self.failure: PartFailed | None = None  # the last one, for whoever swallowed it
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """Call a part. PartFailed when it is the learner's and raises."""
+        self.calls[name] += 1
+        if name not in self.own:
+            return self.package[name](*args)
+        with self.blamed(name):
+            copies = [one.clone() if isinstance(one, Tensor) else one for one in args]
+            given = (one.dtype for one in copies if isinstance(one, Tensor))
+            return cast_to(self.own[name](*copies), next(given, torch.float32))
+
+    @contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Inside the block an error is this part's: PartFailed, if it is the learner's."""
+        try:
+            yield
+        except (PartFailed, ModelFailed):
+            raise  # of what this part called
+        except Exception as error:  # the learner's code may raise anything at all
+            if name not in self.own:
+                raise
+            self.failure = PartFailed(name, error, self.where)
+            raise self.failure from error
+
+
+def cast_to(answer: Any, dtype: torch.dtype) -> Any:
+    """Tensors of another float dtype in the one of the weights; anything else as it is."""
+    if isinstance(answer, Tensor):
+        return answer.to(dtype) if answer.is_floating_point() else answer
+    if isinstance(answer, tuple | list):
+        return [cast_to(one, dtype) for one in answer]
+    return answer
+
+
+def whole(value: object) -> int | None:
+    """The whole number that a value is: an int, or numpy's or torch's. None for all others."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def number(value: object) -> float | None:
+    """The number that a value is, numpy's and torch's scalars too. None for all others."""
+    if isinstance(value, bool | str | bytes):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def listed(value: object) -> list[Any] | None:
+    """The list that a value is: tuples, ranges, arrays and tensors are lists too. None if none."""
+    if isinstance(value, list | tuple | range):
+        return list(value)
+    plain = value.tolist() if hasattr(value, "tolist") else None
+    return plain if isinstance(plain, list) else None
+
+
+class Plugged(NamedTuple):
+    """What became of a part that was handed in; shown below the exercise."""
+
+    verdict: Verdict
+    name: str
+    where: str = "model"
+
+    def __repr__(self) -> str:
+        whose = "Your" if self.verdict.ok else "The package's"
+        return f"{self.verdict!r}\n{whose} {self.name} runs in the {self.where} now."
+
+
+class PartsHolder:
+    """What runs with a learner's parts: `use` puts one in, `settle` takes out what is wrong."""
+
+    def __init__(self, package: Mapping[str, Callable[..., Any]], where: str = "model") -> None:
+        self.parts = Parts(package, where)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that are named when the package's run for them."""
+        return tuple(self.parts.package)
+
+    def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
+        """Check the learner's function; if it is right, it is the part of its name from now on.
+
+        ValueError for a name that is no part.
+        """
+        name = function.__name__
+        if name not in self.parts.package:
+            known = sorted(self.parts.package)
+            raise ValueError(f"{name!r} is no part of the engine; the parts are {known}")
+        verdict = check(function)
+        self.parts.own.pop(name, None)
+        if verdict.ok:
+            self.parts.own[name] = function
+        return Plugged(verdict, name, self.parts.where)
+
+    def settle(self, run: Callable[[], Result], wrong: Callable[[Result], str]) -> Result:
+        """What `run` gives once no part is wrong; those that were are told and taken out.
+
+        `wrong` says what is wrong with a result, "" if nothing is. An error that the package's
+        parts raise as well is nobody's fault here: it is raised.
+        """
+        while True:
+            self.parts.calls.clear()
+            try:
+                result = run()
+            except PartFailed as failed:
+                print(f"✘ {failed}")
+                self._take_out(failed.name)
+                continue
+            except Exception as error:  # what a part answered did not fit
+                if not self._is_right(run, wrong, {}):
+                    raise
+                guilty = self._guilty(run, wrong)
+                kind = "" if isinstance(error, ModelFailed) else f"{type(error).__name__}: "
+                told = f"the {self.parts.where} raised {kind}{error}"
+            else:
+                told = wrong(result)
+                if not told or not self.parts.own:
+                    return result
+                guilty = self._guilty(run, wrong)
+            print(f"✘ With your {' and '.join(guilty)} {told}")
+            self._take_out(*guilty)
+
+    def _take_out(self, *names: str) -> None:
+        for name in names:
+            print(f"  The package's {name} runs in its place.")
+            del self.parts.own[name]
+
+    def _guilty(self, run: Callable[[], Result], wrong: Callable[[Result], str]) -> Sequence[str]:
+        """The learner's parts that spoil a run of the others; all of them, if none does."""
+        good: dict[str, Any] = {}
+        for name, part in self.parts.own.items():
+            if self._is_right(run, wrong, {**good, name: part}):
+                good[name] = part
+        return [name for name in self.parts.own if name not in good] or list(self.parts.own)
+
+    def _is_right(
+        self, run: Callable[[], Result], wrong: Callable[[Result], str], own: dict[str, Any]
+    ) -> bool:
+        """Would a run with only these parts of the learner's be right?"""
+        mine, self.parts.own = self.parts.own, own
+        try:
+            with suppress(Exception):
+                return not wrong(run())
+            return False
+        finally:
+            self.parts.own = mine
+
+    def who_ran(self, inside: Mapping[str, str]) -> str:
+        """A line: the learner's parts that ran, how often, and the package's.
+
+        `inside`: part → the part of the learner's that calls it itself, past the counter.
+        """
+        ran, own = self.parts.calls, self.parts.own
+        hidden = [name for name in own if name in inside and inside[name] in own]
+        counted = [
+            f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})" for name in own if ran[name]
+        ]
+        counted += [f"{name} (inside {inside[name]})" for name in hidden if not ran[name]]
+        package = [name for name in self.names if ran[name] and name not in own]
+        line = f"yours: {', '.join(counted) or 'none yet'}"
+        return line + (f"; the package's: {', '.join(package)}" if package else "")
