@@ -15,6 +15,7 @@ from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
 from tutorial_engine.learn import own
 from tutorial_engine.learn.checks_01 import (
     check_attention,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
@@ -48,6 +49,10 @@ def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q @ k.T / k.shape[-1] ** 0.5
     return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v
+
+
+def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    return h * num_kv_heads // num_heads
 
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
@@ -106,6 +111,7 @@ def why_finished(
 CHECKS: dict[str, Callable[..., Verdict]] = {
     "window_mask": check_window_mask,
     "attention": check_attention,
+    "kv_head": check_kv_head,
     "rope": check_rope,
     "project": check_project,
     "layer": check_layer,
@@ -172,7 +178,8 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     per_layer = steps * c.num_hidden_layers
     assert len(spies["project"].calls) == len(spies["window_mask"].calls) == per_layer
     assert len(spies["rope"].calls) == 2 * per_layer
-    assert len(spies["attention"].calls) == c.num_attention_heads * per_layer
+    per_head = c.num_attention_heads * per_layer
+    assert len(spies["attention"].calls) == len(spies["kv_head"].calls) == per_head
     for name, spy in spies.items():
         assert f"{name} ({len(spy.calls):,} calls)" in said
     assert "; the package's: layer\n" in said
@@ -410,7 +417,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
     assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
     assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
     assert name not in cached.parts.own and len(cached.parts.own) == (
-        0 if not others else 7 if name in ("rope", "project") else 8
+        0 if not others else 8 if name in ("rope", "project") else 9
     )
 
 
@@ -420,6 +427,8 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
         ("window_mask", lambda q_len, kv_len, window: window_mask(q_len, kv_len, 2)),
         ("attention", lambda q, k, v, mask: v[: len(q)]),
         ("attention", lambda q, k, v, mask: attention(q, k, v, mask).squeeze()),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h % num_kv_heads),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h),
         ("rope", lambda x, angles: x),
         ("project", lambda *args: [project(*args)[i] for i in (0, 2, 1)]),
         ("project", lambda *args: None),

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write five parts of a language model: the projection to queries, keys and values,
-# attention, its mask, RoPE, and one whole decoder layer. As soon as a part is right, it runs inside a
-# real model. At the end your five parts tell a story together, token for token the same as Hugging
-# Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
+# In this lesson you write six parts of a language model: the projection to queries, keys and values,
+# attention, its mask, the choice of a key head, RoPE, and one whole decoder layer. As soon as a part is
+# right, it runs inside a real model. At the end your six parts tell a story together, token for token the
+# same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
 # Plan about 2 to 2½ hours. Good places for a pause are after section 6 and after section 9.
 
@@ -20,7 +20,7 @@
 # %%
 import torch
 
-from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source
+from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source, yours
 from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
 from tutorial_engine.model.attention import naive_attention
 
@@ -83,7 +83,8 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
 # The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
-# at the embedding table. Each token keeps one vector. Every *decoder layer* adds to it twice: first what
+# at the embedding table. T is the number of tokens. Each token keeps one vector, all the way down (the
+# *residual stream*). Every *decoder layer* adds to it twice: first what
 # attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
 # becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
 # token comes next. You need not understand the boxes yet: each has its section.
@@ -95,7 +96,7 @@ block_picture(model)
 
 # %% [markdown]
 # A story comes out if we take the token with the largest logit, append it to the text, and run the model
-# again. `mine` is this model, taken apart: five of its parts can be exchanged. All of them are still the
+# again. `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the
 # package's own. From now on each exercise replaces one of them by yours.
 
 # %%
@@ -214,7 +215,9 @@ three_token_picture(q, k, v) if answered else None
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
-by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]  # None: one head
+by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[
+    2, 0
+]  # None adds an axis: one head
 check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% [markdown]
@@ -377,32 +380,67 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
-# value for each token. That saves memory, as section 13 will show. The `group` is the number of query heads
-# divided by the number of K/V heads. Query head *h* reads K/V head `h // group`.
+# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares
+# one *K/V head*: one key and one value for each token. That saves memory, as section 13 will show. This model
+# has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read K/V head 1.
+#
+# ### Exercise 4: which K/V head? (3 minutes)
+#
+# Write it for any model. Heads are counted from 0, and all groups are equally large.
+#
+# <details><summary>Hint</summary>First compute how many query heads are in a group. The operator
+# <code>//</code> divides and rounds down: <code>5 // 3</code> is 1.</details>
+
+
+# %% tags=["exercise"]
+def kv_head(h, num_heads, num_kv_heads):
+    """The number of the K/V head that query head h reads."""
+    ### BEGIN SOLUTION
+    group = num_heads // num_kv_heads
+    return h // group
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_kv_head
+
+mine.use(kv_head, check_kv_head)
+
+# %%
+mine.tell("Once upon a time Ben had a blue ball. Anna had a red kite. One day")
 
 # %% tags=["figure-gqa"]
 from tutorial_engine.viz.model_plots import gqa_picture
 
-print(f"group = {c.num_attention_heads} // {c.num_key_value_heads} = {c.group_size}")
 gqa_picture(c)
 
 # %% [markdown]
-# Whoever writes `h % kv_heads` instead gets the same shapes and other numbers. No shape check will ever
-# find this bug. Compare the output of each head:
+# This is the loop of `mine` that calls your parts, for one text and one layer. `self.parts("attention", ...)`
+# calls your `attention` if it was right, and the package's otherwise.
 
 # %%
-q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
-mask = causal_mask(5, 5)
-grouped = naive_attention(q6, k2, v2, mask).out
-modulo = naive_attention(q6, k2.repeat(1, 3, 1), v2.repeat(1, 3, 1), mask).out
-same = [bool(torch.allclose(grouped[:, h], modulo[:, h])) for h in range(6)]
-print("K/V head with h // 3:", [h // 3 for h in range(6)])
-print("K/V head with h % 2: ", [h % 2 for h in range(6)])
-print("same output:         ", same)
+from tutorial_engine.learn.own import OwnAttention
+
+show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# *This is a good place for a pause.* Three of your five parts can be in the model now.
+# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no
+# shape check will ever find it. Here it runs in the model, past our check:
+
+
+# %%
+def kv_head_by_remainder(h, num_heads, num_kv_heads):
+    return h % num_kv_heads
+
+
+wrong = OwnEngine(model, tokenizer)
+wrong.parts.own["kv_head"] = kv_head_by_remainder
+print(PROMPT + wrong.generate(PROMPT).checker.text)
+
+# %% [markdown]
+# *This is a good place for a pause.* Four of your six parts can be in the model now. If you restart the
+# notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
+# needs their answers.
 #
 # ## 7 · Why divide by √D?
 #
@@ -449,7 +487,9 @@ for d in head_dims:
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
+q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
 in_order = naive_attention(q6[-1:], k2, v2).out
+# [-1:] keeps the last query only
 shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
 check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
@@ -457,7 +497,7 @@ check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 # *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point
 # in the plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
 #
-# **ω_i = θ^(−2i/D)**, in radians per position.
+# **ω_i = θ^(−2i/D)**, in radians per position (a full turn is 2π radians).
 #
 # θ (theta) is a number from the model's configuration. Pair 0 turns by one radian per position, and each
 # next pair turns more slowly.
@@ -508,7 +548,7 @@ print("half-split pairs ", list(zip(first.tolist(), second.tolist(), strict=True
 print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()])
 
 # %% [markdown]
-# ### Exercise 4: turn the pairs (10 minutes)
+# ### Exercise 5: turn the pairs (10 minutes)
 #
 # A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
@@ -680,11 +720,11 @@ print(list(normed.shape), "->", [len(normed), len(w.gate)], "->", list(swiglu.sh
 check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package")
 
 # %% [markdown]
-# ### Exercise 5: one decoder layer (15 minutes)
+# ### Exercise 6: one decoder layer (15 minutes)
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads. It has the mask already: call `attend(q, k, v)`.
+# your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`.
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -829,15 +869,6 @@ check_close(
 # %%
 naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
 check_close(naive, reference, 1e-4, "naive attention = transformers")
-
-# %% [markdown]
-# Two texts of different length can go through the model together, one after the other in one flat batch.
-# They do not see each other:
-
-# %%
-short = tokenizer.encode("Ben had a blue ball.").ids
-both = logits_of(Batch.from_sequences([ids, short]))
-check_close(both[: len(ids)], reference, 1e-4, "with a neighbour = alone")
 
 # %% [markdown]
 # ### The bug zoo
@@ -1010,7 +1041,7 @@ print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.n
 show_source(random_row)
 
 # %% [markdown]
-# ### Exercise 6: the induction score (5 minutes)
+# ### Exercise 7: the induction score (5 minutes)
 #
 # Which heads do it? The *induction score* of a head is the attention that it gives, on average over the
 # queries of the second round, to the right place: the token *after* the earlier place of the same token.
@@ -1049,9 +1080,14 @@ heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]
 # An induction head cannot work alone. It must find a place where the token before is the same as the
 # current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
 # vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself?
+# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is
+# your score of L3 H3, in the text of the maps.)
 
 # %%
+from tutorial_engine.tiny.induction import score_of_heads
+
+l3_h3 = float(score_of_heads(weights, period)[3, 3])
+yours(induction_score, l3_h3, weights[3, 3], period)
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
 for back in (0, 1, 2):
@@ -1187,7 +1223,7 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 # including it. If we kept these
 # keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
 #
-# ### Exercise 7: what would it cost? (5 minutes)
+# ### Exercise 8: what would it cost? (5 minutes)
 #
 # Count the bytes that the keys and values of one token need, in all layers of the model together.
 #
@@ -1212,16 +1248,17 @@ check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
 # How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: a K/V head for each query
-# head would cost `group` times as much. The next notebook builds this cache.
+# head would cost as many times more as a group has heads. The next notebook builds this cache.
 
 # %%
 from tutorial_engine.cache.config import KVCacheSpec
 
 spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
-tokens = big.num_parameters() * 2 // spec.bytes_per_token
+per_token = yours(kv_bytes, spec.bytes_per_token, qwen3_06b, 2)
+tokens = big.num_parameters() * 2 // per_token
 print(f"weights: {big.num_parameters() * 2 / 1e6:,.0f} MB")
-print(f"K and V of one token: {spec.bytes_per_token:,} bytes")
-print(f"without GQA: {qwen3_06b.group_size * spec.bytes_per_token:,} bytes")
+print(f"K and V of one token: {per_token:,} bytes")
+print(f"without GQA: {qwen3_06b.group_size * per_token:,} bytes")
 print(f"after {tokens:,} tokens the cache is as large as the weights")
 
 # %% [markdown]
@@ -1289,6 +1326,9 @@ else:
 # Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
 # token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
 # once.
+#
+# To read on: attention (Vaswani et al., 2017), GQA (Ainslie et al., 2023), RoPE (Su et al., 2021), RMSNorm
+# (Zhang and Sennrich, 2019), SwiGLU (Shazeer, 2020), and induction heads (Olsson et al., 2022).
 
 # %%
 print(predictions.score())

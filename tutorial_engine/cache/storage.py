@@ -43,7 +43,7 @@ class KVStorage:
                     torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
                     for dim in (spec.k_head_dim, spec.v_head_dim)
                 )
-        except RuntimeError as error:  # PyTorch's allocator
+        except (RuntimeError, TypeError) as error:  # PyTorch's allocator; sizes beyond 64 bits
             raise ValueError(
                 f"no memory for {num_slots:,} slots of {spec.bytes_per_token:,} bytes "
                 f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "

@@ -220,6 +220,45 @@ def _wrong_mask(
     )
 
 
+# -- kv_head --------------------------------------------------------------------------------------
+
+
+def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
+    """Check a learner's function(h, num_heads, num_kv_heads) → the K/V head of query head h."""
+
+    def run() -> Verdict:
+        for num_heads, num_kv_heads in ((6, 2), (16, 8), (8, 1), (4, 4)):
+            heads, group = range(num_heads), num_heads // num_kv_heads
+            got = [function(h, num_heads, num_kv_heads) for h in heads]
+            bad = not_done("kv_head", next((x for x in got if x is None), got[0]), function)
+            if bad is not None:
+                return bad
+            got = [x.item() if hasattr(x, "item") else x for x in got]
+            want = [h // group for h in heads]
+            if got == want and all(isinstance(x, int) for x in got):
+                continue
+            where = f"kv_head ({num_heads} query heads, {num_kv_heads} K/V heads): got {got}"
+            named = {
+                "h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the "
+                "group": [h % num_kv_heads for h in heads],
+                "divide by the size of a group, num_heads // num_kv_heads, not by the number of "
+                "K/V heads": [h // num_kv_heads for h in heads],
+                "this is the size of a group; in which group is head h?": [group] * num_heads,
+                "this is the query head itself": [*heads],
+                "a group has 3 heads in this model only; compute its size": [h // 3 for h in heads],
+                "this is the place inside the group": [h % group for h in heads],
+                "this is the first query head of the group": [h // group * group for h in heads],
+            }
+            whole = all(isinstance(x, int) for x in got)
+            why = next((why for why, wrong in named.items() if got == wrong), f"expected {want}")
+            if not whole:
+                why = "a head has a whole number: divide with //"
+            return Verdict(False, f"{where}; {why}")
+        return Verdict(True, "kv_head: 6/2, 16/8, 8/1 and 4/4 heads")
+
+    return guarded("kv_head", run, function)
+
+
 # -- rope -----------------------------------------------------------------------------------------
 
 
