@@ -12,12 +12,14 @@ from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial, DialPoint, Measured, sharing, sweep_block_sizes
 from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
+from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import CELLS, ROWS
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
@@ -138,8 +140,9 @@ def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.Mo
         copied[0] = 0
         point = dial.at(position)
         assert point.bytes_gathered == copied[0]
-        assert point.bytes_gathered_per_step == copied[0] / point.num_steps
         found[position] = point.bytes_gathered
+        assert sum(point.copied) * dial.storage.spec.bytes_per_token == copied[0]
+        assert len(point.copied) == sum(len(s.scheduled) for s in history(point.trace))
     assert found[ROWS] == 0 < found[16] < found[4]
 
 
@@ -154,7 +157,19 @@ def test_counts_are_those_of_the_trace() -> None:
         assert point.mean_waste == sum(u.reserved for u in usage) / len(usage)
         assert point.peak_waste == max(u.reserved for u in usage)
         assert point.names == tuple(one.request_id for one in arrivals())
+        ended = max(e.time for e in point.trace.events if isinstance(e, events.Finished))
+        assert point.milliseconds == 1000 * ended > 0
     assert any(point.preemptions for point in points())
+
+
+def test_time_counts_what_steps_do_not() -> None:
+    """Requests come over time: who has fewer steps need not be done sooner."""
+    clock = VirtualClock()
+    for point in points():
+        work = point.num_steps * clock.per_forward + point.tokens_run * clock.per_token
+        assert point.milliseconds >= 1000 * work - 1e-6, "and waits for arrivals, besides"
+    order = [sorted(points(), key=key) for key in (lambda p: p.num_steps, lambda p: p.milliseconds)]
+    assert order[0] != order[1] and at(ROWS).milliseconds == max(p.milliseconds for p in points())
 
 
 def test_a_second_sweep_counts_the_same() -> None:

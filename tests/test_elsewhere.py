@@ -1,8 +1,10 @@
 """The names of other engines: ours exist, nothing is told twice."""
 
+import re
+
 import pytest
 
-from tutorial_engine.learn.elsewhere import PIECES, find, table
+from tutorial_engine.learn.elsewhere import BOXES, LLAMA_CPP, PIECES, SGLANG, VLLM, box, find, table
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.ours)
@@ -24,3 +26,23 @@ def test_the_table_has_a_line_for_each_and_columns() -> None:
     for name in ("vLLM", "SGLang", "llama.cpp"):
         column = head.index(name)
         assert all(len(line) <= column or line[column - 1] == " " for line in lines)
+
+
+FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")
+
+
+@pytest.mark.parametrize("topic", BOXES)
+def test_a_box_names_versions_files_and_no_line_numbers(topic: str) -> None:
+    told = box(topic)
+    assert max(map(len, told.splitlines())) <= 92 and BOXES[topic].title in told
+    who = (f"here ({BOXES[topic].piece})", VLLM, SGLANG, LLAMA_CPP)
+    assert all(f"  {name}: " in told for name in who)
+    assert find(BOXES[topic].piece) is not None
+    assert FILE.search(BOXES[topic].vllm) and FILE.search(BOXES[topic].llama_cpp)
+    assert FILE.search(BOXES[topic].sglang) or "no shift" in BOXES[topic].sglang
+    assert not re.search(r"\.(py|cpp|h)(:|#L)\d|\bline \d", told)
+
+
+def test_an_unknown_topic_is_told_which_there_are() -> None:
+    with pytest.raises(ValueError, match="there is no box 'beam'; there are fork, admission, "):
+        box("beam")

@@ -11,7 +11,7 @@ from engines import one_thread
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.paged import PagedKVCache, num_blocks_in
+from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.learn.bugs_04 import BUGS_04, Seen, StaleBlocks, scenes, stress, table
 from tutorial_engine.learn.checks_04 import (
     check_eviction,
@@ -20,10 +20,8 @@ from tutorial_engine.learn.checks_04 import (
     check_slots,
     check_visible,
 )
-from tutorial_engine.learn.eager_pages import Cost, EagerPages, cost, crowd, tokens
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.trace.events import Trace
 
 GIB = 2**30
 # the three prompts of the notebooks
@@ -553,41 +551,3 @@ def test_table_is_one_line_for_each_row(rows: Sequence[Seen]) -> None:
 def test_prompts_that_cannot_show_the_bugs_are_refused(prompts: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="at least 8, 4 and 1 tokens"):
         scenes(prompts)
-
-
-# -- admission that thrashes ------------------------------------------------------------------
-
-LONG = [PROMPTS[0] * 2, PROMPTS[0][::-1] * 2, (PROMPTS[1] * 3)[:20]]
-
-
-def both(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], **sizes: Any) -> list[Trace]:
-    return [crowd(pages, model, prompts, **sizes) for pages in (EagerPages, PagedKVCache)]
-
-
-def test_eager_admission_throws_one_request_out_four_times(model: Qwen3ForCausalLM) -> None:
-    eager, right = both(model, PROMPTS)
-    assert cost(eager) == Cost(22, 6, {"B": 4, "C": 2}, 27)
-    assert cost(right) == Cost(23, 2, {"B": 1, "C": 1}, 16)
-    assert tokens(eager) == tokens(right) and len(tokens(right)) == 3
-
-
-def test_long_prompts_thrash_though_they_need_not(model: Qwen3ForCausalLM) -> None:
-    eager, right = both(model, LONG, num_blocks=9, max_tokens=12)
-    assert cost(eager) == Cost(54, 13, {"B": 5, "C": 8}, 85)
-    assert cost(right) == Cost(54, 0, {}, 0)
-    assert tokens(eager) == tokens(right)
-    assert all(len(set(got)) > 3 for got in tokens(right).values()), "the test would prove little"
-
-
-def test_with_room_for_all_eager_pages_cost_nothing(model: Qwen3ForCausalLM) -> None:
-    eager, right = both(model, PROMPTS, num_blocks=16)
-    assert cost(eager) == cost(right) and not cost(eager).num_recomputed
-    assert tokens(eager) == tokens(right)
-
-
-def test_eager_pages_find_prefixes_like_others(model: Qwen3ForCausalLM) -> None:
-    alike = [PROMPTS[0], PROMPTS[0] + PROMPTS[1]]
-    sizes = {"num_blocks": 16, "prefix_caching": True}
-    eager, right = both(model, alike, **sizes)
-    plain = crowd(PagedKVCache, model, alike, num_blocks=16)
-    assert tokens(eager) == tokens(right) == tokens(plain)

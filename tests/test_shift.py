@@ -7,17 +7,22 @@ from unittest.mock import patch
 import pytest
 import torch
 from engines import one_thread
+from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import forward, prefill
 from tutorial_engine.lab.shift import (
     ShiftGap,
     random_model,
     shift_gap,
+    shifted_text,
 )
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.memory_plots import TOLERANCE
 
 take_shifts = CellTable.take_shifts
@@ -92,3 +97,34 @@ def test_random_models_are_the_same_every_time_and_differ_by_seed() -> None:
         return prefill(model, CellKVCache.from_config(model.config, 8), [Request("A", TOKENS[:5])])
 
     assert torch.equal(logits(0), logits(0)) and not torch.allclose(logits(0), logits(1))
+
+
+# -- the text that follows ------------------------------------------------------------------------
+
+STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
+
+
+@pytest.mark.parametrize("discard", [6, 10])
+def test_fresh_text_is_that_of_the_model_on_what_was_kept(
+    discard: int, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(STORY).ids
+    told = shifted_text(model, tokenizer, STORY, discard, 12)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
+    (output,) = generate(model, [ids[discard:]], params, tokenizer=tokenizer)
+    assert told.fresh == tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=False)
+    for token in output.outputs[0].tokens:
+        (_, best), (_, second) = token.top_logprobs
+        assert best - second > 1e-3, "the text does not hang on rounding"
+    assert told.forgotten + told.kept == STORY and told.gap == shift_gap(model, ids, discard)
+    assert told == shifted_text(model, tokenizer, ids, discard, 12)
+
+
+def test_the_trained_model_goes_on_otherwise_and_one_layer_does_not(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    told = shifted_text(model, tokenizer, STORY + " Anna had a d", 6)
+    assert told.gap.logits > 0.5 and told.num_same < told.num_tokens == 16
+    assert told.shifted != told.fresh and told.shifted[:4] == told.fresh[:4]
+    one = shifted_text(random_model(1), tokenizer, [t % 97 for t in TOKENS], 6)
+    assert one.num_same == 16 and one.shifted == one.fresh and one.gap.logits <= TOLERANCE

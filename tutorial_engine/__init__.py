@@ -18,6 +18,7 @@ tutorial_engine/
   trace/               what an engine did
     events          03 frozen events, the recorder, JSON
     history         03 each step: the state before, planned, and after
+    chrome          03 the same for Perfetto and chrome://tracing
     pool            04 each step's slots: used, reserved, free
   cache/               one KV storage, three maps from positions to slots
     config          02 what a token costs, how long a cache is
@@ -48,9 +49,14 @@ tutorial_engine/
     hf              02 transformers under our loop, our cache under transformers
     ledger          02 every path against every other, number by number
     workload        03 requests that come over time
+    static_batch    03 answers when the whole batch is over, as it was
+    pool_log        04 vLLM's two log lines, of our memories
+    hit_rate        04 five runs that find nothing in the cache, and why
+    when_full       04 a preempted request: recompute or swap, the prices
     layouts         04 the same bytes by token and by layer
     shift           04 a context shift against a fresh run, number by number
     dial            04 block size from one cell to a whole row, measured
+    block_size      04 why 16: bookkeeping against waste
   parallel/            one model on several processes
     tensor_parallel 04 a rank's part of the weights, and what it adds up
     report          04 what ranks did: tokens, bytes, who agreed

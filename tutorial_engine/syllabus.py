@@ -72,6 +72,7 @@ ROOMS = (
         (
             Module("events", 3, "frozen events, the recorder, JSON"),
             Module("history", 3, "each step: the state before, planned, and after"),
+            Module("chrome", 3, "the same for Perfetto and chrome://tracing"),
             Module("pool", 4, "each step's slots: used, reserved, free"),
         ),
     ),
@@ -117,9 +118,14 @@ ROOMS = (
             Module("hf", 2, "transformers under our loop, our cache under transformers"),
             Module("ledger", 2, "every path against every other, number by number"),
             Module("workload", 3, "requests that come over time"),
+            Module("static_batch", 3, "answers when the whole batch is over, as it was"),
+            Module("pool_log", 4, "vLLM's two log lines, of our memories"),
+            Module("hit_rate", 4, "five runs that find nothing in the cache, and why"),
+            Module("when_full", 4, "a preempted request: recompute or swap, the prices"),
             Module("layouts", 4, "the same bytes by token and by layer"),
             Module("shift", 4, "a context shift against a fresh run, number by number"),
             Module("dial", 4, "block size from one cell to a whole row, measured"),
+            Module("block_size", 4, "why 16: bookkeeping against waste"),
         ),
     ),
     Room(

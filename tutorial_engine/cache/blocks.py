@@ -58,7 +58,7 @@ class BlockManager:
         self.tables: dict[str, list[int]] = {}  # seq_id -> block ids, by position
         self.cached: dict[bytes, int] = {}  # hash -> block id
         self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its computed blocks
-        self._root = sha256(salt.encode()).digest()  # where every chain of hashes begins
+        self.use_salt(salt)
         self._copy = copy or (lambda source, target, num_tokens: None)
 
     @property
@@ -76,6 +76,13 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     # ---- what is known already
+
+    def use_salt(self, salt: str) -> None:
+        """From now on every chain of hashes begins with it: blocks named otherwise are not found.
+
+        For users who must not find out what others asked.
+        """
+        self._root = sha256(salt.encode()).digest()
 
     def hash_of(self, parent: bytes | None, token_ids: Sequence[int]) -> bytes:
         """The name of a full block: it stands for these tokens and for all that is before them."""

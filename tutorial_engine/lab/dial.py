@@ -31,6 +31,7 @@ from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, Trace
+from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 
 Position = int | str  # where the dial stands: a block size, or ROWS or CELLS, its two ends
@@ -75,10 +76,19 @@ class DialPoint(PoolHistory):
         """When the last request was done, on the virtual clock: it charges forwards and tokens."""
         return 1000 * self.trace.events[-1].time
 
-    @property
-    def bytes_gathered_per_step(self) -> float:
-        """Bytes that attention copied together in a step, on average, in all layers."""
-        return self.bytes_gathered / self.num_steps
+    @cached_property
+    def copied(self) -> list[int]:
+        """For each context that attention read (a request in a step), the tokens that it copied.
+
+        0 where its slots are neighbours: then they are read where they are.
+        """
+        found = []
+        for step in history(self.trace):
+            for name, ran in step.scheduled.items():
+                slots = step.planned.requests[name].slots[: ran.first_position] + ran.slots
+                neighbours = slots[-1] - slots[0] == len(slots) - 1 and list(slots) == sorted(slots)
+                found.append(0 if neighbours else len(slots))
+        return found
 
 
 class Dial:
@@ -148,12 +158,12 @@ class Dial:
         gathered = self.storage.bytes_gathered
         outputs, _ = self._serve(self.memory_at(position, recorder), runner)
         trace = recorder.trace()
-        history = PoolHistory.of(trace)
+        pool = PoolHistory.of(trace)
         found = [e.num_cached for e in trace.events if isinstance(e, events.Admitted)]
         return DialPoint(
-            history.pool,
-            history.names,
-            history.snapshots,
+            pool.pool,
+            pool.names,
+            pool.snapshots,
             position,
             trace,
             tokens_found=sum(found),

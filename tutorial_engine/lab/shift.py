@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
@@ -37,23 +38,10 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
 
     ValueError unless at least one token is forgotten and one stays before the last.
     """
-    kept = len(token_ids) - 1 - discard
-    if discard < 1 or kept < 1:
-        raise ValueError(
-            f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
-            "leave at least 1 before the last"
-        )
-    cache, one = _cells(model, len(token_ids)), Request("A", token_ids[:-1])
-    prefill(model, cache, [one])
-    cache.seq_rm("A", 0, discard)
-    cache.seq_add("A", discard, -1, -discard)
-    one.token_ids, one.num_computed_tokens = list(token_ids[discard:]), kept
-    shifted = decode(model, cache, [one])  # turns the keys before anything reads them
-    other, two = _cells(model, kept + 1), Request("A", token_ids[discard:-1])
-    prefill(model, other, [two])
-    two.token_ids.append(token_ids[-1])
-    fresh = decode(model, other, [two])
-    gaps: list[tuple[float, float]] = []
+    cache, one = _shifted(model, token_ids, discard)
+    other, two = _afresh(model, token_ids, discard)
+    shifted, fresh = decode(model, cache, [one]), decode(model, other, [two])
+    kept, gaps = len(token_ids) - 1 - discard, list[tuple[float, float]]()
     for layer in range(model.config.num_hidden_layers):
         pairs = zip(_kv(cache, layer, kept), _kv(other, layer, kept), strict=True)
         k, v = (float((ours - theirs).abs().max()) for ours, theirs in pairs)
@@ -61,6 +49,52 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
     keys, values = zip(*gaps, strict=True)
     difference = float((shifted - fresh).abs().max())
     return ShiftGap(len(gaps), difference, keys, values, float(fresh.abs().max()))
+
+
+class ShiftedText(NamedTuple):
+    """What a model says after a shift, and what it says if it never saw what is forgotten.
+
+    `forgotten` and `kept` are the two parts of the text before. `num_same`: how many tokens of the
+    two continuations are the same from the start, of `num_tokens`. `gap` is of the first of them.
+    """
+
+    forgotten: str
+    kept: str
+    shifted: str
+    fresh: str
+    num_same: int
+    num_tokens: int
+    gap: ShiftGap
+
+
+def shifted_text(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    text: str | Sequence[int],
+    discard: int,
+    max_tokens: int = 16,
+) -> ShiftedText:
+    """Forget the first `discard` tokens of a text and go on, greedily: by a shift, and afresh.
+
+    ValueError as shift_gap.
+    """
+    token_ids = tokenizer.encode(text).ids if isinstance(text, str) else list(text)
+    said = []
+    for cache, request in (
+        _shifted(model, token_ids, discard, max_tokens),
+        _afresh(model, token_ids, discard, max_tokens),
+    ):
+        start = len(request.token_ids)
+        for _ in range(max_tokens):
+            request.token_ids.append(int(decode(model, cache, [request]).argmax()))
+        said.append(request.token_ids[start:])
+    same = next((i for i, (a, b) in enumerate(zip(*said, strict=True)) if a != b), max_tokens)
+    parts = (token_ids[:discard], token_ids[discard:], *said)
+    forgotten, kept, shifted, fresh = (
+        tokenizer.decode(part, skip_special_tokens=False) for part in parts
+    )
+    gap = shift_gap(model, token_ids, discard)
+    return ShiftedText(forgotten, kept, shifted, fresh, same, max_tokens, gap)
 
 
 def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
@@ -88,6 +122,35 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
             parameter.data.normal_(std=std, generator=generator)
     model.tie_weights()
     return model.requires_grad_(False).eval()
+
+
+def _shifted(
+    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, max_tokens: int = 0
+) -> tuple[CellKVCache, Request]:
+    """All tokens but the last are run, then the first are forgotten and the others moved down."""
+    kept = len(token_ids) - 1 - discard
+    if discard < 1 or kept < 1:
+        raise ValueError(
+            f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
+            "leave at least 1 before the last"
+        )
+    cache, request = _cells(model, len(token_ids) + max_tokens), Request("A", token_ids[:-1])
+    prefill(model, cache, [request])
+    cache.seq_rm("A", 0, discard)
+    cache.seq_add("A", discard, -1, -discard)  # the keys are turned before anything reads them
+    request.token_ids, request.num_computed_tokens = list(token_ids[discard:]), kept
+    return cache, request
+
+
+def _afresh(
+    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, max_tokens: int = 0
+) -> tuple[CellKVCache, Request]:
+    """The same tokens in a cache that never had those which are forgotten."""
+    request = Request("A", token_ids[discard:-1])
+    cache = _cells(model, len(token_ids) - discard + max_tokens)
+    prefill(model, cache, [request])
+    request.token_ids.append(token_ids[-1])
+    return cache, request
 
 
 def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellKVCache:

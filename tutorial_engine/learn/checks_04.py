@@ -4,9 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tutorial_engine.learn.block_checks import check_eviction, check_mended
+from tutorial_engine.learn.cause_check import check_causes
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
 
-__all__ = ["check_eviction", "check_mended", "check_num_blocks", "check_slots", "check_visible"]
+__all__ = [
+    "check_causes",
+    "check_eviction",
+    "check_mended",
+    "check_num_blocks",
+    "check_slots",
+    "check_visible",
+]
 
 Formula = Callable[..., object]
 Mistakes = Mapping[str, Formula]  # what to say -> the function that makes this mistake

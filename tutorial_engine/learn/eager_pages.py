@@ -6,7 +6,9 @@ naive one costs is read from a trace.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -14,6 +16,14 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Preempted, Recorder, Scheduled, TokenSampled, Trace
+
+USERS = (
+    "Once upon a time Anna had a red kite.",
+    "Ben had a blue ball.",
+    "One day Anna and Ben went to the park.",
+    "The little dog was very happy.",
+)
+REPEATS = 36  # sentences of the long text
 
 
 class EagerPages(PagedKVCache):
@@ -30,19 +40,22 @@ class EagerPages(PagedKVCache):
 
 
 class Cost(NamedTuple):
-    """What a run did, and did in vain: `num_recomputed` tokens were run more than once.
+    """What a run did, and did in vain: of `num_tokens` run, `num_recomputed` had been run before.
 
     `num_preemptions` counts all; `preempted` is request_id → how often, for those who gave way.
+    `milliseconds` until the last one was done, on the engine's clock.
     """
 
     num_steps: int
     num_preemptions: int
     preempted: dict[str, int]
     num_recomputed: int
+    num_tokens: int
+    milliseconds: float
 
 
 def cost(trace: Trace) -> Cost:
-    """Count preemptions, and tokens that were run again, in a trace."""
+    """Count preemptions, tokens that were run, and those that were run again, in a trace."""
     gave_way = Counter(e.request_id for e in trace.events if isinstance(e, Preempted))
     ran, ends = 0, dict[str, int]()
     for event in trace.events:
@@ -50,7 +63,8 @@ def cost(trace: Trace) -> Cost:
             ran += len(event.slots)
             end = event.first_position + len(event.slots)
             ends[event.request_id] = max(ends.get(event.request_id, 0), end)
-    return Cost(trace.num_steps, gave_way.total(), dict(gave_way), ran - sum(ends.values()))
+    again, took = ran - sum(ends.values()), trace.events[-1].time - trace.events[0].time
+    return Cost(trace.num_steps, gave_way.total(), dict(gave_way), again, ran, 1000 * took)
 
 
 def tokens(trace: Trace) -> dict[str, tuple[int, ...]]:
@@ -68,15 +82,15 @@ def crowd(
     prompts: Sequence[Sequence[int]],
     *,
     num_blocks: int = 5,
-    max_tokens: int = 8,
+    max_tokens: int | Sequence[int] = 8,
     budget: int = 6,
     chunk: int = 3,
     prefix_caching: bool = False,
 ) -> Trace:
     """Serve the prompts (A, B, C ...) in blocks of 4, in a pool too small for all, in chunks.
 
-    Greedy, and time is VirtualClock's: the same trace on every machine. Without prefix caching a
-    request that was thrown out runs all its tokens again.
+    Greedy, and time is VirtualClock's: the same trace on every machine. `max_tokens` is one for
+    all or one each. Without prefix caching a request that was thrown out runs all its tokens again.
     """
     recorder = Recorder()
     memory = pages.from_config(
@@ -90,8 +104,29 @@ def crowd(
     )
     config = EngineConfig(max_num_batched_tokens=budget, long_prefill_token_threshold=chunk)
     engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock())
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
+    most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+    for i, (prompt, limit) in enumerate(zip(prompts, most, strict=True)):
+        params = SamplingParams(max_tokens=limit, ignore_eos=True)
         engine.add_request(prompt, params, chr(ord("A") + i))
     engine.run()
     return recorder.trace()
+
+
+def drama(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> dict[str, Trace]:
+    """Four users decode, and E brings a text that needs nearly the whole pool. Under both rules.
+
+    E's whole prompt does not fit beside them, its first chunk does. So the naive rule lets E in,
+    runs its chunks until a user needs a block, throws E out, and lets it in again: most steps carry
+    hundreds of tokens that are thrown away, and the users wait for them. vLLM's pull request 37307
+    reports the same from a server, and cures it in the same way.
+    """
+    sentences = [tokenizer.encode(text).ids for text in USERS]
+    long = [token for i in range(REPEATS) for token in sentences[i % len(sentences)]]
+    sizes: dict[str, Any] = {
+        "num_blocks": 100,
+        "max_tokens": [32, 32, 32, 32, 4],
+        "budget": 512,
+        "chunk": 256,
+    }
+    rules = {"the whole prompt must fit": PagedKVCache, "the first chunk fits": EagerPages}
+    return {name: crowd(pages, model, [*sentences, long], **sizes) for name, pages in rules.items()}

@@ -1,9 +1,10 @@
-"""Introduced in notebook 04. What our pieces are called in vLLM, SGLang and llama.cpp.
+"""Introduced in notebook 03. Our pieces and ways beside those of vLLM, SGLang and llama.cpp.
 
-A list of names to search for, each of ours checked to be there. Theirs were looked up in vLLM v1,
-SGLang's `srt` and llama.cpp's `src`; they may move.
+A table of names to search for, and boxes where we differ. Each name of ours is checked to be there.
+Theirs were looked up in the versions that are named; they may move, so no line numbers.
 """
 
+import textwrap
 from importlib import import_module
 from typing import NamedTuple
 
@@ -54,3 +55,159 @@ def table() -> str:
     wide = [max(len(line[i]) for line in lines) + 2 for i in range(len(head))]
     rows = ("".join(f"{cell or '–':<{wide[i]}}" for i, cell in enumerate(line)) for line in lines)
     return "\n".join(row.rstrip() for row in rows)
+
+
+VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33", "SGLang 0.5.19", "llama.cpp, build 10970"
+
+
+class Box(NamedTuple):
+    """One thing that engines do in different ways: ours by name, and a sentence or two for each."""
+
+    title: str
+    piece: str  # room.module.name, below tutorial_engine
+    ours: str
+    vllm: str
+    sglang: str
+    llama_cpp: str
+
+
+BOXES = {
+    "fork": Box(
+        "several answers to one prompt",
+        "engine.scheduler.Scheduler.fork",
+        "The prompt is run once. Then the request is forked: its samples share all blocks, and who "
+        "writes first to a shared open block copies it.",
+        "n answers are n requests (ParentRequest in vllm/v1/engine/parallel_sampling.py). They "
+        "share full blocks because the prefix cache finds them; nothing is forked.",
+        "The prompt is first run alone with max_new_tokens = 0, which fills the prefix cache. Then "
+        "n requests follow (TokenizerManager._handle_batch_request in "
+        "python/sglang/srt/managers/tokenizer_manager.py).",
+        "A slot that has run the prompt gives its cells to the others (server_slot::copy_state_to "
+        "in tools/server/server-context.cpp, which calls seq_cp). In one common buffer only owners "
+        "are added; with a buffer for each slot the data is copied (llama_kv_cache::seq_cp in "
+        "src/llama-kv-cache.cpp).",
+    ),
+    "admission": Box(
+        "who is let in",
+        "cache.paged.PagedKVCache.tokens_to_admit",
+        "The whole prompt must fit, and its blocks are taken at once.",
+        "The whole prompt must fit (scheduler_reserve_full_isl in vllm/config/scheduler.py, on by "
+        "default), but blocks are taken chunk by chunk (KVCacheManager.allocate_slots in "
+        "vllm/v1/core/kv_cache_manager.py). Before pull request 37307 the first chunk decided; its "
+        "author saw a server fall from about 100 to 1.5 tokens a second.",
+        "The rest of the prompt and a guess of the tokens to come must fit "
+        "(PrefillAdder.add_one_req in python/sglang/srt/managers/schedule_policy.py).",
+        "There is no pool to share out: a request waits for a free slot "
+        "(server_context_impl::get_available_slot in tools/server/server-context.cpp).",
+    ),
+    "same_step": Box(
+        "two requests with the same beginning in the same step",
+        "cache.blocks.BlockManager.commit",
+        "A block gets its name after the forward, so both run the beginning.",
+        "A block gets its name when it is planned (KVCacheManager.allocate_slots in "
+        "vllm/v1/core/kv_cache_manager.py). The second request finds it in the same step: each "
+        "layer writes the K and V of all requests before anybody reads them.",
+        "With the policy lpm one of the two is held back until the other has filled the cache "
+        "(SchedulePolicy._compute_prefix_matches in "
+        "python/sglang/srt/managers/schedule_policy.py). With fcfs both run the beginning.",
+        "Slots are compared by their earlier prompts only "
+        "(server_context_impl::get_available_slot in tools/server/server-context.cpp): both run "
+        "the beginning.",
+    ),
+    "context_shift": Box(
+        "the context is full",
+        "cache.cells.CellKVCache.seq_add",
+        'The request ends ("length"). A shift is made by hand, and is refused for a shared cell.',
+        "The request ends (check_stop in vllm/v1/core/sched/utils.py). There is no shift.",
+        "The request ends. There is no shift.",
+        "A shift exists and is off by default (--context-shift in common/arg.cpp): the server "
+        "forgets half of what follows the kept beginning "
+        "(tools/server/server-context.cpp, seq_rm and seq_add). A cell has one position, so "
+        "llama_kv_cells::pos_add in src/llama-kv-cells.h moves it for all its owners.",
+    ),
+    "ranks": Box(
+        "one model on several devices",
+        "parallel.job.Job",
+        "Each rank runs its own engine and scheduler. All decide the same, because they see the "
+        "same requests and the same logits.",
+        "One scheduler for all ranks, in EngineCore (vllm/v1/engine/core.py). Each step it sends "
+        "the plan to the workers (MultiprocExecutor in vllm/v1/executor/multiproc_executor.py).",
+        "A scheduler in each rank, as here. Rank 0 receives the requests and sends them to the "
+        "others (SchedulerRequestReceiver.recv_requests in "
+        "python/sglang/srt/managers/scheduler_components/request_receiver.py).",
+        "One process drives all devices; --split-mode in common/arg.cpp says whether layers or the "
+        "rows of matrices are divided.",
+    ),
+    "radix": Box(
+        "how a known beginning is found",
+        "cache.blocks.BlockManager.find",
+        "By a hash of each full block and of all that is before it.",
+        "The same (hash_block_tokens in vllm/v1/core/kv_cache_utils.py).",
+        "In a radix tree over token ids (RadixCache.match_prefix in "
+        "python/sglang/srt/mem_cache/radix_cache.py), by default token by token.",
+        "By comparing the new prompt with what each slot holds "
+        "(server_context_impl::get_available_slot in tools/server/server-context.cpp): one slot's "
+        "beginning is used again.",
+    ),
+    "static_batching": Box(
+        "static batching",
+        "engine.policies.StaticBatching",
+        "For comparison only. Ours gives an answer as soon as it is over; static_as_it_was says "
+        "when it was given in reality.",
+        "Gone: the batch is made anew in each step (Scheduler.schedule in "
+        "vllm/v1/core/sched/scheduler.py). The old way lives on in transformers 5: generate pads "
+        "who is done until all are (GenerationMixin._sample in "
+        "src/transformers/generation/utils.py).",
+        "Gone as well (Scheduler.get_next_batch_to_run in "
+        "python/sglang/srt/managers/scheduler.py).",
+        "Gone in the server (server_context_impl::update_slots in "
+        "tools/server/server-context.cpp).",
+    ),
+    "swap": Box(
+        "memory is full while requests run",
+        "engine.scheduler.Scheduler.preempt",
+        "The last one gives way, and is computed again.",
+        "The same (Scheduler._preempt_request in vllm/v1/core/sched/scheduler.py). The first vLLM "
+        "could swap; v1 cannot, but may keep copies of blocks in the computer's memory "
+        "(OffloadingConnector, below vllm/distributed/kv_transfer).",
+        "Requests are retracted and computed again (ScheduleBatch.retract_decode in "
+        "python/sglang/srt/managers/schedule_batch.py). The prefix cache may spill to the "
+        "computer's memory (HiRadixCache in python/sglang/srt/mem_cache/hiradix_cache.py).",
+        "Prompts of idle slots are kept in the computer's memory (--cache-ram; "
+        "server_prompt_cache in tools/server/server-task.cpp).",
+    ),
+    "kv_unified": Box(
+        "is the context divided among the users?",
+        "cache.cells.CellKVCache",
+        "Rows: yes, each user has max_model_len. Pages and cells: no, all share one pool.",
+        "No: one pool of blocks (BlockPool in vllm/v1/core/block_pool.py).",
+        "No: one pool (python/sglang/srt/mem_cache/memory_pool.py).",
+        "It depends. With a number of slots given (-np), each has its part of -c (n_ctx_seq in "
+        "src/llama-context.cpp). With --kv-unified (-kvu), which is on where the number of slots "
+        "is not given (tools/server/server.cpp), all share one buffer.",
+    ),
+}
+
+
+def box(topic: str) -> str:
+    """What we do, and what vLLM, SGLang and llama.cpp do, with file and function, ready to print.
+
+    ValueError, with the topics there are, for another one.
+    """
+    if topic not in BOXES:
+        raise ValueError(f"there is no box {topic!r}; there are {', '.join(BOXES)}")
+    told = BOXES[topic]
+    find(told.piece)
+    who = (f"here ({told.piece})", VLLM, SGLANG, LLAMA_CPP)
+    parts = told.ours, told.vllm, told.sglang, told.llama_cpp
+    lines = [f"In other engines today: {told.title}"]
+    for name, text in zip(who, parts, strict=True):
+        lines += textwrap.wrap(
+            f"{name}: {text}",
+            92,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)

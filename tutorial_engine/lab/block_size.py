@@ -1,0 +1,103 @@
+"""Introduced in notebook 04. Why 16? What small blocks cost in time, and large ones in memory.
+
+Requests of some hundred tokens, on the tables alone: no model runs. Waste and table entries are
+counted, bookkeeping and reading are measured on this machine.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.checks import at_least_one
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+HEADS, HEAD_DIM = 8, 64  # K of one layer and token: 2 KiB in fp32
+READ = 2048  # tokens of the context that is read
+
+
+class Trade(NamedTuple):
+    """One block size. Counted: `waste`, the share of the slots held that have no token, in percent;
+    `entries`, a request's table, on average. Measured, in microseconds per token: `bookkeeping`
+    (admit, extend, commit, free), and `reading` K of a token in one layer through a shuffled table.
+    """
+
+    block_size: int
+    waste: float
+    entries: float
+    bookkeeping: float
+    reading: float
+
+
+def block_size_trade(
+    block_sizes: Sequence[int] = SIZES,
+    num_requests: int = 32,
+    prompt_lens: tuple[int, int] = (32, 512),
+    output_lens: tuple[int, int] = (16, 128),
+    repeats: int = 3,
+    seed: int = 0,
+) -> list[Trade]:
+    """The same requests with blocks of each size; the best of some repeats, taken in turn."""
+    at_least_one("num_requests", num_requests)
+    at_least_one("repeats", repeats)
+    draw = random.Random(seed)
+    lens = [(draw.randint(*prompt_lens), draw.randint(*output_lens)) for _ in range(num_requests)]
+    requests = [(draw.choices(range(32_000), k=sum(pair)), pair[0]) for pair in lens]
+    rounds = [
+        {size: (_bookkeeping(requests, size), _reading(size, draw)) for size in block_sizes}
+        for _ in range(repeats)
+    ]
+    lengths = [sum(pair) for pair in lens]
+    return [_trade(size, lengths, [one[size] for one in rounds]) for size in block_sizes]
+
+
+def _trade(size: int, lengths: Sequence[int], runs: Sequence[tuple[float, float]]) -> Trade:
+    entries = [-(-length // size) for length in lengths]
+    held = size * sum(entries)
+    waste = 100 * (held - sum(lengths)) / held
+    bookkeeping, reading = (1e6 * min(column) for column in zip(*runs, strict=True))
+    return Trade(size, waste, sum(entries) / len(entries), bookkeeping, reading)
+
+
+def _bookkeeping(requests: Sequence[tuple[list[int], int]], size: int) -> float:
+    """Seconds of this thread per token: each prompt is admitted, then decoded token by token."""
+    blocks = BlockManager(sum(-(-len(ids) // size) for ids, _ in requests), size)
+    began = time.thread_time()
+    for i, (ids, prompt_len) in enumerate(requests):
+        name = str(i)
+        assert blocks.admit(name, ids[:prompt_len]) is not None, "there is room for all"
+        blocks.commit(name, ids, prompt_len)
+        for end in range(prompt_len + 1, len(ids) + 1):
+            blocks.extend(name, end - 1, end)
+            blocks.commit(name, ids, end)
+    for i in range(len(requests)):
+        blocks.free(str(i))
+    return (time.thread_time() - began) / sum(len(ids) for ids, _ in requests)
+
+
+def _reading(size: int, draw: random.Random) -> float:
+    """Seconds per token to read a context whose blocks lie anywhere in the pool."""
+    num_blocks = max(1, READ // size)
+    pool = torch.zeros(4 * num_blocks, size * HEADS * HEAD_DIM)
+    table = torch.tensor(draw.sample(range(4 * num_blocks), num_blocks))
+    out = torch.empty(num_blocks, pool.shape[1])
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        torch.index_select(pool, 0, table, out=out)
+        times.append(time.perf_counter() - began)
+    return min(times) / (num_blocks * size)
+
+
+def table(trades: Sequence[Trade]) -> str:
+    """A line for each block size."""
+    lines = ["block size  waste %  entries  µs bookkeeping  µs reading"]
+    for one in trades:
+        lines.append(
+            f"{one.block_size:10}{one.waste:9.1f}{one.entries:9.0f}"
+            f"{one.bookkeeping:16.2f}{one.reading:12.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,165 @@
+"""Introduced in notebook 04. Why is my prefix hit rate 0 %? Five real runs, five causes.
+
+In each run A and C ask nearly the same; B comes before one of them and asks for something else.
+What one can see of a run is its settings, its prompts and its log. Knows the engine from outside.
+"""
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Recorder, Trace
+
+SHORT = "the prompts are shorter than a block"
+BEGINS = "what differs stands at the beginning"
+SALT = "the salts differ"
+EVICTED = "the blocks were taken for another request in between"
+SAME_STEP = "both came in the same step"
+CAUSES = (SHORT, BEGINS, SALT, EVICTED, SAME_STEP)
+
+STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
+OTHER = "The little dog was very happy."
+
+
+class Recipe(NamedTuple):
+    """What a run is made of. `together`: A and C come in one step, else C comes when A is over."""
+
+    a: str = STORY + " Anna had a dog."
+    b: str = OTHER
+    c: str = STORY + " Anna had a cat."
+    block_size: int = 4
+    num_blocks: int = 24
+    salts: tuple[str, str, str] = ("", "", "")
+    together: bool = False
+
+
+LONG = " ".join([OTHER] * 3)
+DOG, CAT = "Once upon a time Anna had a dog.", "Once upon a time Anna had a cat."
+MONDAY, FRIDAY = "Monday, 9:15.", "Friday, 10:40."
+# cause -> the run that shows it, and the same run without it
+RECIPES: dict[str, tuple[Recipe, Recipe]] = {
+    EVICTED: (Recipe(b=LONG, num_blocks=11), Recipe(b=LONG, num_blocks=36)),
+    SHORT: (Recipe(a=DOG, c=CAT, block_size=16, num_blocks=6), Recipe(a=DOG, c=CAT)),
+    SAME_STEP: (Recipe(together=True), Recipe()),
+    SALT: (Recipe(salts=("user 1", "", "user 2")), Recipe(salts=("all", "", "all"))),
+    BEGINS: (
+        Recipe(a=f"{MONDAY} {STORY}", c=f"{FRIDAY} {STORY}"),
+        Recipe(a=f"{STORY} {MONDAY}", c=f"{STORY} {FRIDAY}"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that found nothing. `cause` is one of CAUSES; `mended_rate` is without the cause."""
+
+    name: str
+    trace: Trace = field(repr=False)
+    cause: str = field(repr=False)
+    mended_rate: float = field(repr=False)
+    recipe: Recipe = field(repr=False)
+
+    @property
+    def rate(self) -> float:
+        """Tokens found, of the prompt tokens of all requests."""
+        return hit_rate(self.trace)
+
+    def describe(self) -> str:
+        """What one can see: the settings, the prompts with their salts, and the log."""
+        recipe, lines = self.recipe, [f"{self.name}: prefix cache hit rate {self.rate:.0%}"]
+        lines.append(f"  {recipe.num_blocks} blocks of {recipe.block_size} tokens")
+        prompts = zip("ABC", (recipe.a, recipe.b, recipe.c), recipe.salts, strict=True)
+        for name, text, salt in prompts:
+            lines.append(f"  {name}: {text!r}, salt {salt!r}")
+        return "\n".join(lines + [f"  {line}" for line in _log(self.trace)])
+
+    def why_not(self, cause: str) -> str:
+        """A fact of this run that rules the cause out. ValueError for its own cause."""
+        if cause == self.cause or cause not in CAUSES:
+            raise ValueError(f"{cause!r} is not ruled out here; the causes are {CAUSES}")
+        asked = {e.request_id: e for e in self.trace.events if isinstance(e, events.Added)}
+        a, c = (asked[name].prompt_token_ids for name in "AC")
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, c, strict=False)))
+        if cause == SHORT:
+            full, size = len(a) // self.recipe.block_size, self.recipe.block_size
+            return f"the {len(a)} prompt tokens of A fill {full} whole blocks of {size}"
+        if cause == BEGINS:
+            return f"A and C begin with the same {same} tokens"
+        if cause == SALT:
+            return f"A and C both have the salt {self.recipe.salts[0]!r}"
+        if cause == EVICTED:
+            taken = {e.block for e in self.trace.events if isinstance(e, events.BlockTaken)}
+            fresh = self.recipe.num_blocks - len(taken)
+            return (
+                f"{fresh} of {self.recipe.num_blocks} blocks were never used, so none was evicted"
+            )
+        ends = {e.request_id: e.step for e in self.trace.events if isinstance(e, events.Finished)}
+        return f"A was over in step {ends['A']}, and C came in step {asked['C'].step}"
+
+
+def hit_rate(trace: Trace) -> float:
+    """Tokens that were found when requests were admitted, of all their prompt tokens."""
+    asked = {e.request_id: e for e in trace.events if isinstance(e, events.Added)}
+    admitted = [e for e in trace.events if isinstance(e, events.Admitted)]
+    tokens = sum(len(asked[e.request_id].prompt_token_ids) for e in admitted)
+    return sum(e.num_cached for e in admitted) / tokens
+
+
+def cases(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Case]:
+    """The five runs, in an order that tells nothing: "run 1" to "run 5"."""
+    found = []
+    for number, (cause, (recipe, mended)) in enumerate(RECIPES.items(), 1):
+        trace = _serve(model, tokenizer, recipe)
+        rate = hit_rate(_serve(model, tokenizer, mended))
+        found.append(Case(f"run {number}", trace, cause, rate, recipe))
+    return found
+
+
+def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Trace:
+    recorder = Recorder()
+    memory = PagedKVCache.from_config(
+        model.config,
+        block_size=recipe.block_size,
+        num_blocks=recipe.num_blocks,
+        dtype=model.dtype,
+        device=model.device,
+        trace=recorder,
+    )
+    engine = LLMEngine(model, tokenizer, memory=memory, clock=VirtualClock())
+    prompts = dict(zip("ABC", (recipe.a, recipe.b, recipe.c), strict=True))
+    salts = dict(zip("ABC", recipe.salts, strict=True))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    for names in ("B", "AC") if recipe.together else "ABC":
+        for name in names:
+            memory.blocks.use_salt(salts[name])
+            engine.add_request(prompts[name], params, name)
+        engine.run()
+    return recorder.trace()
+
+
+def _log(trace: Trace) -> list[str]:
+    """A line when a request comes, is admitted and is over."""
+    lines: list[str] = []
+    taken: dict[str, list[str]] = {}
+    for event in trace.events:
+        match event:
+            case events.Added(step=step, request_id=name, prompt_token_ids=ids):
+                lines.append(f"step {step}: {name} comes with {len(ids)} prompt tokens")
+            case events.BlockTaken(request_id=name, block=block, evicted=evicted):
+                taken.setdefault(name, []).append(f"{block}*" if evicted else str(block))
+            case events.Admitted(step=step, request_id=name, num_cached=found):
+                blocks = " ".join(taken.pop(name, []))
+                lines.append(f"step {step}: {name} finds {found} tokens, takes blocks {blocks}")
+            case events.Finished(step=step, request_id=name):
+                lines.append(f"step {step}: {name} is over")
+    if any(isinstance(e, events.BlockTaken) and e.evicted for e in trace.events):
+        lines.append("(* its tokens could still be found until now)")
+    return lines
