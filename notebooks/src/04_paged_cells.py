@@ -983,7 +983,9 @@ def blocks_in_sight(num_tokens, window, block_size=16):
 
 
 for n in (1_000, 4_000, 32_000):
-    print(f"{n:6,} tokens: {blocks_in_sight(n, n + 1):5,} blocks, {blocks_in_sight(n, 1024):3} in a window")
+    print(
+        f"{n:6,} tokens: {blocks_in_sight(n, n + 1):5,} blocks, {blocks_in_sight(n, 1024):3} in a window"
+    )
 
 # %% [markdown]
 # ## 12 · Who may come in?
