@@ -504,7 +504,8 @@ from tutorial_engine.learn.checks_03 import check_metrics
 server.use(ttft_and_tpot, check_metrics)
 
 # %% [markdown]
-# Now three of your parts run: `plan` decides each step, and `ttft_and_tpot` fills the table below.
+# Now `plan` decides each step. For each request `serve` also calls your `ttft_and_tpot`, and compares its
+# answer with the times that it prints.
 
 # %%
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
