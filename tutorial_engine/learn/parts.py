@@ -193,12 +193,12 @@ class PartsHolder:
             del self.parts.own[name]
 
     def _guilty(self, run: Callable[[], Result], wrong: Callable[[Result], str]) -> Sequence[str]:
-        """The first of the learner's parts without which all is right; else all of them."""
-        mine = self.parts.own
-        for name in mine:
-            if self._is_right(run, wrong, {key: p for key, p in mine.items() if key != name}):
-                return [name]
-        return list(mine)
+        """The learner's parts that spoil a run of the others; all of them, if none does."""
+        good: dict[str, Any] = {}
+        for name, part in self.parts.own.items():
+            if self._is_right(run, wrong, {**good, name: part}):
+                good[name] = part
+        return [name for name in self.parts.own if name not in good] or list(self.parts.own)
 
     def _is_right(
         self, run: Callable[[], Result], wrong: Callable[[Result], str], own: dict[str, Any]
