@@ -290,9 +290,9 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz.block_explorer import BlockExplorer
 
-explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
-explorer.set(step=3)
-explorer
+pages_explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
+pages_explorer.set(step=3)
+pages_explorer
 
 # %% [markdown]
 # **Try it.** In the explorer each request gets 6 new tokens. Use it to answer the next question.
@@ -931,6 +931,37 @@ show_source(Scheduler.preempt)
 
 # %%
 run = server.serve(PROMPTS, more)
+
+# %% [markdown]
+# **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
+# A and B begin alike. Make the pool smaller until somebody gives way. Then try blocks of 1, and see who shares
+# what.
+
+# %% tags=["figure-full-explorer"]
+shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
+explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=12)
+explorer.set(step=3)
+explorer
+
+# %%
+predictions.ask(
+    "gives-way",
+    "With blocks of 4 and the other knobs as they are: what is the largest number of blocks at which a request "
+    "is preempted?",
+    ["4", "5", "7", "9"],
+)
+
+
+# %%
+def preemptions(num_blocks):
+    """How often somebody gives way in the explorer's run."""
+    run = BlockExplorer(model, tokenizer, shared_start, num_blocks=num_blocks).run
+    return sum(isinstance(event, Preempted) for event in run.trace.events)
+
+
+gave_way = {n: preemptions(n) for n in range(4, 12)}
+if predictions.reveal("gives-way", max(n for n, times in gave_way.items() if times)):
+    print("blocks → preemptions:", gave_way)
 
 # %% [markdown]
 # All requests get the same tokens, so a lack of memory costs time and never changes an answer. How much time?
