@@ -6,14 +6,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-<<<<<<< HEAD
-# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
-=======
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 WHEEL := build/wheel
-# One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
->>>>>>> main
+# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
 NB ?=
 CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
 SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
@@ -32,11 +28,7 @@ LAB_DIR ?= notebooks
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-<<<<<<< HEAD
-.PHONY: setup lab test lint notebooks figures html site test-site bench tiny clean
-=======
-.PHONY: setup lab test test-portable test-wheel lint notebooks figures html bench tiny clean
->>>>>>> main
+.PHONY: setup lab test test-portable test-wheel lint notebooks figures html site test-site bench tiny clean
 
 setup: $(READY)
 
