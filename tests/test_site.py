@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tutorial_engine.learn import site
 from tutorial_engine.learn.model_card import facts
-from tutorial_engine.learn.players import SHOWS, write
+from tutorial_engine.learn.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.scheduler_explorer import CLASSES
@@ -44,12 +44,10 @@ def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
         site.link(terms[0].lesson, "The block chain")
 
 
-def test_all_pages_that_are_made_know_their_lessons_players_and_modules() -> None:
+def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
     cards = [show for show in SHOWS if show.card]
     assert len(cards) == site.cards().count("<iframe") == 7
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
-    for room, page in site.api_pages():
-        assert room == "index" or page.count("automodule::") == page.count("## ")
     with pytest.raises(KeyError, match="nobody"):
         site.filled("<!-- nobody -->", facts())
 
@@ -89,13 +87,6 @@ def test_what_a_player_promises_is_seen_in_it(
     told: dict[str, list[str]], name: str, words: str
 ) -> None:
     assert any(words in caption for caption in told[name])
-
-
-def test_players_are_the_same_every_time(tmp_path: Path) -> None:
-    one, other = (
-        {file.name: file.read_bytes() for file in write(tmp_path / name)} for name in "ab"
-    )
-    assert one == other and len(one) == len(SHOWS)
 
 
 def test_the_workflow_publishes_what_make_site_builds() -> None:

@@ -146,7 +146,8 @@ def cards() -> str:
         look = "card-of wide" if wide >= WIDE else "card-of"
         parts.append(
             f'<section class="{look}" style="--tall: {tall / wide:.3f}"><h2>{title}</h2>'
-            f'<iframe src="{file}?card" title="{title}" loading="lazy"></iframe>'
+            f'<div class="strip"><iframe src="{file}?card" title="{title}" loading="lazy"></iframe>'
+            "</div>"
             f'<p>{words}</p><p><a href="{file}">Step through it</a></p></section>'
         )
     return "\n".join([*parts, "</div>"])
