@@ -9,10 +9,10 @@ READY := $(VENV)/.ready
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 WHEEL := build/wheel
-# One coordinate for chapter, test and command: `make test NB=01` runs that notebook alone.
+# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
 NB ?=
-CHAPTERS := $(or $(NB),[0-9][0-9])_*.ipynb
-SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS))
+CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
+SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
 TESTS := $(if $(NB),tests/test_notebooks.py -k $(NB)_,tests)
 # `make bench SHAPE=qwen3-0.6b DTYPE=bfloat16 LENGTHS="128 512 2048"`; the rest goes in BENCH_ARGS.
 SHAPE ?= tiny

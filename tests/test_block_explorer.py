@@ -118,6 +118,27 @@ def test_prefixes_are_shared_only_with_prefix_caching(explorer: BlockExplorer) -
     assert not words(explorer, "chain")
 
 
+def test_at_first_sight_nothing_is_said_of_hashes_and_the_engine_finds_none(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    explorer = BlockExplorer(model, tokenizer, PROMPTS, num_blocks=9, simple=True)
+    assert explorer.title != BlockExplorer.title and "prefix_caching" not in explorer.parameters
+    assert explorer.run.trace.settings["prefix_caching"] is False
+    for knobs in (
+        {"block_size": 2, "num_blocks": 17},
+        {"block_size": 8},
+        {"arrivals": ALL_AT_ONCE},
+    ):
+        turn(explorer, **knobs)
+        assert not explorer.error and explorer.run.num_blocks == explorer.value("num_blocks")
+        for step in range(explorer.num_steps):
+            turn(explorer, step=step)
+            check_places(explorer.shown, 11)
+            assert not re.search("hash|find|ref |root|cached", svg_of(explorer).split("</defs>")[1])
+    turn(explorer, block_size=1, num_blocks=32)
+    assert "the simple picture has room for 32 blocks" in explorer.error
+
+
 def test_samples_share_a_prompt_and_are_copied_on_the_first_write(explorer: BlockExplorer) -> None:
     turn(explorer, n=2, num_blocks=32, arrivals=ALL_AT_ONCE, step=1)
     assert explorer.run.names == ("A", "B", "C", "A.1", "B.1", "C.1")

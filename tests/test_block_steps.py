@@ -19,11 +19,12 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, RequestEvent, Trace
-from tutorial_engine.viz.block_facts import BlockRun
+from tutorial_engine.viz.block_facts import BlockRun, without_hashes
 from tutorial_engine.viz.block_view import MAX_REQUESTS, BlockView, block_view
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.simple_blocks import SimpleBlockView
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 TWIN = [5, 6, 7, 8, 9, 10, 11, 12, 23, 24]  # begins with the same two blocks of 4
@@ -236,13 +237,14 @@ def test_the_caption_counts_blocks_tokens_and_slots(case: Case) -> None:
         if not used:
             assert "no block is in use" in said
         else:
-            many, requests = f"{len(slots)} token", f"of {len(pool.tables)} request"
+            many, requests = f"{stored} token", f"of {len(pool.tables)} request"
             assert re.search(
                 rf"{used} of {case.num_blocks} blocks holds? {many}s? {requests}", said
             )
             assert re.search(rf"{used * size - stored} of (its|their) {used * size} slots", said)
         twice = sum(slots.count(slot) > 1 for slot in set(slots))
         assert (f"({twice} of them stored once for " in said) == (twice > 0)
+        assert (f"; counted by request they are {len(slots)})" in said) == (twice > 0)
         assert re.search(rf"; {len(pool.free)} blocks? (is|are) free", said)
         found = sum(block in pool.hashes for block in pool.free)
         assert (f"{found} of them still findable" in said) == (found > 0)
@@ -286,8 +288,9 @@ def test_facts_of_a_prefix_that_is_found(model: Qwen3ForCausalLM) -> None:
     assert said[4][0] == "A ends (length) and leaves blocks 4, 2, 1 and 0"
     assert run.steps[2].touched == {0: ["shared"], 1: ["shared"], 2: ["cached now"], 3: ["taken"]}
     assert "no block changes hands" in run.caption(1)
-    assert "24 tokens of 2 requests (8 of them stored once for A and B)" not in run.caption(1)
-    assert "22 tokens of 2 requests (8 of them stored once for A and B)" in run.caption(2)
+    assert "stored once" not in run.caption(1)
+    once = "(8 of them stored once for A and B; counted by request they are 22)"
+    assert f"14 tokens of 2 requests {once}" in run.caption(2)
 
 
 def test_a_fork_shares_the_open_block_and_whoever_writes_first_gets_a_copy(
@@ -543,6 +546,39 @@ def test_a_copy_has_an_arrow_from_its_source_and_other_steps_have_none(
     assert not any(k.startswith("copy.") for k in items(sketch(live, 2)))
 
 
+def simple(live: Live, step: int, label: Callable[[int], str] = str) -> Picture:
+    run = BlockRun(without_hashes(live.trace), {i: label(i) for i in range(VOCAB)})
+    return Picture(SimpleBlockView(run, [step]).scene(step).svg(), b"", run.caption(step))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.block_size > 1], ids=lambda c: f"seed {c.seed}"
+)
+def test_the_simple_picture_has_every_token_at_its_slot_and_a_line_from_each_entry(
+    case: Case,
+) -> None:
+    live, size = live_of(case), case.block_size
+    requests = [now.state.requests for now in live.run.steps]
+    for number, pool in list(enumerate(live.pools))[::3]:
+        picture = simple(live, number)
+        check_words(picture)
+        seen, said = items(picture), {}
+        for name, table in pool.tables.items():
+            assert [seen[f"block.{i}.{name}"].text for i in range(len(table))] == [*map(str, table)]
+            for i, block in enumerate(table):
+                line, dot = (seen[f"{what}.{i}.{name}"].attrib for what in ("line", "dot"))
+                x, y = (float(seen[f"number.{block}"].attrib[k]) for k in "xy")
+                ends = line["d"].split()[-2:], (dot["cx"], dot["cy"])
+                for end in ends:
+                    assert abs(float(end[0]) - x) < 8 and abs(float(end[1]) - y) < 9
+            for position in range(pool.held[name]):
+                slot = table[position // size] * size + position % size
+                said[slot] = str(requests[number][name].token_ids[position])
+        words = {k.split(".")[1]: e.text for k, e in seen.items() if re.match(r"slot.*word", k)}
+        assert words == {str(slot): word for slot, word in said.items()}
+        assert not re.search("hash|find(able| again)|evicted|cached", picture.caption)
+
+
 PICTURES: dict[str, tuple[Case, int]] = {
     "blocks of 1": (Case(6, 30, 1, n=2), 3),
     "blocks of 2": (Case(8, 14, 2, n=2, budget=7), 4),
@@ -591,6 +627,8 @@ def test_more_than_can_be_read_is_refused_with_what_fits(model: Qwen3ForCausalLM
     trace = many.finish().trace
     with pytest.raises(ValueError, match=r"7 requests, 40 blocks of 4 tokens: .* 6 requests, 64"):
         block_view(trace, 0)
+    with pytest.raises(ValueError, match=r"40 blocks of 4 tokens.* room for 32 blocks"):
+        block_view(trace, 0, simple=True)
     with pytest.raises(ValueError, match=r"room for .* 64 blocks"):
         block_view(Live(model, 65).add("A").finish().trace, 0)
     with pytest.raises(ValueError, match="blocks of 16 tokens"):

@@ -350,6 +350,8 @@ def steps(ran: Callable[[str], Page]) -> Locator:
     expect(limits).to_have_text("one rule · budget 8 · max_num_seqs 3")
     choose(view, "arrivals", "all at once")
     expect(view.locator('[id="line.D"]')).to_have_count(0)
+    choose(view, "show", "the steps")
+    expect(view.locator('[id="slots"]')).to_have_count(0)
     go(view, 0)
     return view
 
@@ -364,9 +366,18 @@ def test_stepping_shows_who_runs_and_who_waits(steps: Locator) -> None:
         expect(caption).to_contain_text(said)
         seen.add(scene.inner_html())
     assert len(seen) == 3
-    expect(caption).to_contain_text("TTFT in steps: A 2, B 3, C 3.")
     press(steps, "◀")
     expect(caption).to_contain_text("C waits: no budget is left")
+    expect(steps.locator('[id="asked.B.budget left"]')).to_have_text("6")
+    expect(steps.locator('[id="asked.B.outcome"]')).to_have_text(
+        "no new token: 1 of its 7 tokens is not run yet"
+    )
+
+
+def test_the_cache_and_all_tokens_are_shown_on_demand(steps: Locator) -> None:
+    choose(steps, "show", "the steps, the cache and all tokens")
+    expect(steps.locator('[id="slots"]')).to_have_text("cache: 3 rows of 16 slots")
+    hover(steps, "slot0", "slot 0: K and V of token 0 of A")
 
 
 def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Locator) -> None:
@@ -381,7 +392,7 @@ def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Loca
         assert steps.locator("svg.te-scene").count() == 1
         assert steps.locator(".te-error").count() == 0
     fill(steps, "max_num_seqs", 2)
-    expect(caption).to_contain_text("C waits: all 2 rows are taken (max_num_seqs)")
+    expect(caption).to_contain_text("C waits: all 2 places are taken (max_num_seqs)")
 
 
 def test_what_a_policy_refuses_is_said_and_the_picture_kept(steps: Locator) -> None:
@@ -411,6 +422,25 @@ def test_play_runs_to_the_end(steps: Locator) -> None:
 
 
 # -- notebook 04: the pool, the cells, the dial ----------------------------------------------------
+
+
+def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewer(
+    ran: Callable[[str], Page],
+) -> None:
+    view = explorer(ran(PAGES), "Pages explorer")
+    caption = view.locator(".te-caption")
+    fill(view, "blocks", 16)
+    fill(view, "block size", 4)
+    go(view, 0)
+    expect(caption).to_contain_text(re.compile(r"of 16 blocks hold .* takes? block"))
+    press(view, "▶")
+    expect(caption).to_contain_text("Step 1 of ")
+    fill(view, "block size", 8)
+    expect(caption).to_contain_text(re.compile(r"\d of 16 blocks hold"))
+    assert not re.search("hash|find", caption.inner_text())
+    fill(view, "blocks", 1)
+    expect(view.locator(".te-error")).to_contain_text("limited to 8")
+    fill(view, "blocks", 16)
 
 
 def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(

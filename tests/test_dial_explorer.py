@@ -137,10 +137,10 @@ def test_the_table_has_the_counts_of_every_position(explorer: DialExplorer) -> N
         point = explorer.points[position]
         column = [shown[f"fact{line}.{i}"].text for line in range(len(FACTS))]
         assert column == [
-            str(point.pool.unit), f"{point.mean_waste:.1f}", str(point.peak_waste),
-            str(point.total_entries), str(point.tokens_found),
-            f"{point.bytes_gathered_per_step / 1024:.0f}", str(point.most_running),
-            str(point.preemptions), str(point.num_steps), "✔",
+            f"{point.milliseconds:.0f}", str(point.tokens_run), str(point.tokens_found),
+            f"{point.mean_waste:.1f}", str(point.peak_waste), str(point.total_entries),
+            f"{point.bytes_gathered / 1024:.0f}", str(point.most_running),
+            str(point.preemptions), "✔",
         ]  # fmt: skip
     bold = {n for n, item in shown.items() if item.attributes.get("font-weight") == "bold"}
     assert {name for name in bold if re.match(r"head|fact", name)} == {
@@ -164,10 +164,11 @@ def test_caption_has_the_numbers_of_this_step_and_of_the_run(explorer: DialExplo
     assert several > 0 and explorer.shown_caption == (
         f"Step 7 of 0–{point.num_steps - 1}, pages of 4: {running} requests run, {u.used} of 128 "
         f"slots have a token ({several} for several requests), {u.reserved} are reserved without "
-        f"one, {u.free} free. In all steps: waste {point.mean_waste:.1f} (peak "
-        f"{point.peak_waste}), at most {point.total_entries} table entries and "
-        f"{point.most_running} requests at once, {point.tokens_found} tokens found, "
-        f"{point.preemptions} preemptions; the tokens are those of each request alone."
+        f"one, {u.free} free. The whole run: {point.milliseconds:.0f} ms on the engine's clock, "
+        f"{point.tokens_run} tokens run, {point.tokens_found} found, waste "
+        f"{point.mean_waste:.1f} (peak {point.peak_waste}), at most {point.total_entries} table "
+        f"entries and {point.most_running} requests at once, {point.bytes_gathered / 1024:.0f} KiB "
+        f"gathered, {point.preemptions} preemptions; the tokens are those of each request alone."
     )
 
 

@@ -65,8 +65,11 @@ MAKE: dict[str, Make] = {
     "cache": lambda m, t, p: CacheExplorer(m, t, [p, "One day", "Mia"], new_tokens=4),
     "sampling": SamplingExplorer,
     "calculator": lambda *_: MemoryCalculator(preset("Qwen3-0.6B")),
-    "scheduler": lambda m, t, p: SchedulerExplorer(m, t, [p, "One day"], new_tokens=3),
+    "scheduler": lambda m, t, p: SchedulerExplorer(
+        m, t, [p, "One day"], new_tokens=3, details=True
+    ),
     "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
+    "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
     "cells": cells,
     "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
 }
@@ -84,7 +87,8 @@ LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
     "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
     "scheduler": (
         lambda m, t, _: turn(
-            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6), arrivals=LATE_LONG
+            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
+            arrivals=LATE_LONG,
         ),
         (7, 8),
         250_000,
@@ -93,6 +97,11 @@ LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
         lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
         (3, 4),
         270_000,
+    ),
+    "pages": (
+        lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
+        (3, 4),
+        120_000,
     ),
     "cells": (
         lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
@@ -113,6 +122,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "calculator": [{"fraction": 2.0}, {"config_json": "{"}, {"dtype": "int4"}, {"context": 0}],
     "scheduler": [{"policy": "prefill first"}, {"policy": "best effort"}, {"max_num_seqs": 7}],
     "blocks": [{"num_blocks": 2}, {"n": 4}, {"block_size": 17}, {"prefix_caching": "maybe"}],
+    "pages": [{"num_blocks": 2}, {"num_blocks": 33}, {"block_size": 17}],
     "cells": [{"seq": 9}, {"p0": 1000}],
     "dial": [{"block_size": 3}, {"block_size": "pages"}],
 }

@@ -45,9 +45,10 @@ def parsed(file: Path) -> ast.Module:
 def notebooks_of(file: Path) -> list[int]:
     """The notebooks that a file says it belongs to: [2], or [2, 3] for a room of two."""
     docstring = ast.get_docstring(parsed(file)) or ""
-    found = re.match(r"Introduced in notebooks? (\d\d)(?: and (\d\d))?\. \S", docstring)
+    found = re.match(r"Introduced in notebooks? (\w\d)(?: and (\w\d))?\. \S", docstring)
     assert found, f"the docstring of {file.name} begins {docstring[:40]!r}"
-    return [int(number) for number in found.groups() if number]
+    numbers = {lesson.code: lesson.number for lesson in LESSONS}
+    return [numbers[code] for code in found.groups() if code]
 
 
 def handed_out(room: Path) -> dict[str, Path]:
@@ -141,8 +142,13 @@ def test_core_module_imports_nothing_of_a_later_notebook(room: str) -> None:
 
 
 def test_every_lesson_has_its_source_and_its_number() -> None:
-    assert [lesson.number for lesson in LESSONS] == list(range(1, len(LESSONS) + 1))
-    written = {file.stem for file in (ROOT / "notebooks" / "src").glob("*.py")}
+    codes = [lesson.code for lesson in LESSONS]
+    chapters, appendices = len([code for code in codes if code.isdigit()]), len(codes)
+    wanted = [f"{number:02}" for number in range(1, chapters + 1)]
+    assert codes == wanted + [f"A{number}" for number in range(1, appendices - chapters + 1)]
+    assert [lesson.is_appendix for lesson in LESSONS] == [not code.isdigit() for code in codes]
+    folder = ROOT / "notebooks" / "src"
+    written = {str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.py")}
     assert written == sources().keys() == {lesson.notebook for lesson in LESSONS}
 
 

@@ -110,22 +110,14 @@ def test_counters_are_those_of_the_layouts(name: str) -> None:
     for order in ["by layer"] if name == "one" else ORDERS:
         layout = KVLayout(order, kv)
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        assert found[f"{order}.counts"].text == " · ".join(
-            f"{what} {t.num_bytes} bytes, runs {t.runs}, lines {t.lines}, pages {t.pages}"
-            for what, t in (("write", write), ("read", read))
-        )
-        pieces = f"{write.num_bytes} bytes in {write.runs} piece{'s' * (write.runs != 1)}"
-        assert f"{order}: writing {pieces}" in drawn(name).caption
-
-
-def test_caption_of_the_usual_picture() -> None:
-    assert drawn("all").caption == (
-        "Token 2 in all 3 layers is written, layer 1 is read: by token: writing 96 bytes in 1 "
-        "piece on 2 cache lines, reading 128 bytes in 4 pieces on 4 cache lines; by layer: writing "
-        "96 bytes in 6 pieces on 6 cache lines, reading 128 bytes in 2 pieces on 2 cache lines; by "
-        "layer, heads first: writing 96 bytes in 12 pieces on 6 cache lines, reading 128 bytes in "
-        "2 pieces on 2 cache lines."
-    )
+        said = [
+            f"{t.runs} piece{'s' * (t.runs != 1)} on {t.lines} cache line{'s' * (t.lines != 1)}"
+            for t in (write, read)
+        ]
+        assert found[f"{order}.counts"].text == f"writing touches {said[0]}, reading {said[1]}"
+        assert f"{order}, writing touches {said[0]} and reading {said[1]}" in drawn(name).caption
+        assert f"layers ({write.num_bytes} bytes), and layer {layer} is read" in drawn(name).caption
+        assert f"is read ({read.num_bytes} bytes): " in drawn(name).caption
 
 
 def test_tokens_and_layers_are_named_besides_their_colour() -> None:

@@ -22,6 +22,7 @@ from tutorial_engine.viz.memory_plots import (
     layer_factor,
     shift_picture,
     shown,
+    users_at_once,
     waste_over_time,
 )
 from tutorial_engine.viz.parts import Sheet
@@ -49,6 +50,13 @@ def points() -> tuple[DialPoint, ...]:
         return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32, repeats=0))
 
 
+@functools.cache
+def bigger() -> DialPoint:
+    """One request on twice as many slots."""
+    with one_thread():
+        return sweep_block_sizes(load_model(), sharing([1], 9, 1), (), 256, 32, repeats=0)[0]
+
+
 def at(position: object) -> DialPoint:
     return next(p for p in points() if p.position == position)
 
@@ -64,7 +72,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "two layers": lambda: layer_factor(SMALL, 100_000, 4),
     "dial": lambda: dial(points()),
     "no pages": lambda: dial([at(CELLS), at(ROWS)]),
-    "shift": lambda: shift_picture([EXACT, OFF], 10),
+    "shift": lambda: shift_picture({"random": EXACT, "trained": OFF}, 10),
     "exact shift": lambda: shift_picture([EXACT]),
 }
 
@@ -92,9 +100,14 @@ def test_caption_has_the_mean_and_the_peak_of_each_run() -> None:
     for name, position in (("rows", ROWS), ("pages", 4), ("cells", CELLS)):
         idle = [snapshot.usage.reserved for snapshot in snapshots(at(position).trace)]
         mean = sum(idle) / len(idle)
-        parts.append(f"{name} {mean:.1f} of 128 on average (peak {max(idle)}) in {len(idle)} steps")
-        assert f"{name}: waste {mean:.1f}, peak {max(idle)}" in words("waste")
-    assert drawn("waste").caption == f"Slots reserved without a token: {'; '.join(parts)}."
+        most = max(snapshot.usage.used for snapshot in snapshots(at(position).trace))
+        parts.append(
+            f"{name} {mean:.1f} of 128 on average, {max(idle)} at most (tokens fill {most} at most)"
+        )
+        assert f"{name}: {mean:.1f} wasted on average" in words("waste")
+    assert "pool: 128 slots" in words("waste")
+    told = f"Slots reserved without a token in a step: {'; '.join(parts)}."
+    assert drawn("waste").caption == told
     assert "$x$ <s>" in " ".join(words("waste of one"))
 
 
@@ -173,6 +186,49 @@ def test_ids_of_any_kind_are_written_literally() -> None:
     assert "script" not in re.sub(r"&lt;/?script", "", picture.svg)
 
 
+# -- users at once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [4, CELLS])
+def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until_when(
+    position: object,
+) -> None:
+    runs = {"rows": at(ROWS).trace, "others": at(position).trace}
+    picture = users_at_once(runs)
+    check_words(picture)
+    assert users_at_once(runs) == picture and len(picture.png) < 60_000
+    found, told = items(picture), []
+    for name, point in (("rows", at(ROWS)), ("others", at(position))):
+        most = max(len(s.running) for s in point.snapshots)
+        now = next(s for s in point.snapshots if s is point.fullest)
+        assert len(now.running) == most
+        for slot in range(128):
+            who = list(now.tokens.get(slot, ()))
+            fill = PAPER if slot not in now.owners else HATCHED
+            fill = look(point.names.index(who[0])).dark if who else fill
+            assert found[f"{name}.slot{slot}"].attrib["fill"] == fill
+        names = f"{len(now.waiting)} wait: {' '.join(now.waiting)}"
+        queue = names if now.waiting else "nobody waits"
+        assert found[f"{name}.queue"].text == f"step {now.step}: {most} run, {queue}"
+        told.append(f"in {name} {most} requests with {now.usage.used} tokens run in step")
+        assert f"all are answered after {point.milliseconds:.0f} ms" in picture.caption
+        line = [
+            tuple(map(float, pair.split()))
+            for pair in found[f"run.{name}"].attrib["d"][1:].split("L")
+        ]
+        steps = line[1:-1:2]  # where each step's level begins
+        assert len(steps) == point.num_steps and len({y for _, y in steps}) == len(
+            {len(s.running) for s in point.snapshots}
+        )
+    assert all(part in picture.caption for part in told)
+    prices = "10 ms for each forward and 1 ms for each token"
+    assert found["chart.ms"].text == f"ms on a virtual clock: {prices}"
+    assert found["title"].text == (
+        f"The same 128 slots: rows serve {at(ROWS).most_running} and others serve "
+        f"{at(position).most_running} of 8 users at once"
+    )
+
+
 # -- the layer factor -----------------------------------------------------------------------------
 
 
@@ -202,13 +258,13 @@ def test_the_layer_factor_is_computed_for_any_model() -> None:
 
 def test_the_dial_tells_its_ends_and_its_middle_and_names_every_position() -> None:
     parts = [
-        f"{p.name}: waste {p.mean_waste:.1f}, {p.total_entries} table entries, {p.tokens_found} "
-        f"tokens found, {p.bytes_gathered_per_step / 1024:.0f} KiB a step, {p.most_running} at once"
+        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}, "
+        f"{p.total_entries} table entries, {p.bytes_gathered / 1024:,.0f} KiB gathered"
         for p in (at(CELLS), at(4), at(ROWS))
     ]
     assert drawn("dial").caption == (
-        f"128 slots. {'; '.join(parts)}. At all 5 positions the tokens are those of each request "
-        "alone."
+        f"128 slots, milliseconds on the engine's clock. {'; '.join(parts)}. At all 5 positions "
+        "the tokens are those of each request alone."
     )
     wrong = [replace(at(CELLS), tokens_equal=False), at(ROWS)]
     assert "At only 1 of 2 positions the tokens are those" in dial(wrong).caption
@@ -220,14 +276,14 @@ def test_the_dial_tells_its_ends_and_its_middle_and_names_every_position() -> No
 
 def test_caption_has_the_verdict_of_each_model_and_no_rounding_noise() -> None:
     assert drawn("shift").caption == (
-        "A context shift after forgetting 10 tokens against a fresh run: in 1 layer the logits "
-        "agree, in 3 layers the logits are off by up to 0.25; with 3 layers, K and V differ from "
-        "layer 1 on (tolerance 1e-05)."
+        "Logits after a context shift after forgetting 10 tokens against those of a fresh run: "
+        "random: equal; trained: off by up to 0.25 where the largest is 1. K and V (trained) "
+        "differ from layer 1 on (tolerance 1e-05)."
     )
     assert drawn("exact shift").caption.endswith(
-        "in 1 layer the logits agree; with 1 layer, K and V agree everywhere (tolerance 1e-05)."
+        "1 layer: equal. K and V (1 layer) agree everywhere (tolerance 1e-05)."
     )
-    assert "are off by" in shift_picture([EXACT], tolerance=1e-9).caption
+    assert "off by" in shift_picture([EXACT], tolerance=1e-9).caption
 
 
 def test_numbers_are_those_that_were_measured_and_what_is_off_is_hatched() -> None:
@@ -235,7 +291,7 @@ def test_numbers_are_those_that_were_measured_and_what_is_off_is_hatched() -> No
     for number in (EXACT.logits, OFF.logits, *OFF.keys, *OFF.values):
         assert shown(number) in said
     assert said.count("K") == said.count("V") == 3
-    assert {"1 layer", "3 layers", "layer 0", "layer 2"} <= set(said)
+    assert {"random", "trained", "layer 0", "layer 2"} <= set(said)
     assert "<pattern" in drawn("shift").svg and "<pattern" not in drawn("exact shift").svg
 
 
@@ -250,6 +306,11 @@ REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
     "no run": (lambda: waste_over_time({}), "give 1 to 4 runs"),
     "five runs": (lambda: waste_over_time(runs("abcde")), "give 1 to 4 runs"),
     "no sizes": (lambda: waste_over_time({"a": Trace({}, ())}), "no rows, blocks or cells"),
+    "one run": (lambda: users_at_once({"a": at(4).trace}), "give 2 to 4 runs"),
+    "two pools": (
+        lambda: users_at_once({"a": at(4).trace, "b": bigger().trace}),
+        "pools of the same size",
+    ),
     "no budget": (lambda: layer_factor(LLAMA, 1), "Not enough memory for KV cache"),
     "no block": (lambda: layer_factor(LLAMA, GIB, 0), "block_size"),
     "no points": (lambda: dial([]), "at least two points"),

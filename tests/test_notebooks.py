@@ -35,6 +35,8 @@ from tutorial_engine.learn.build import (
 from tutorial_engine.learn.figures import FIGURES, TAG
 from tutorial_engine.learn.html import page
 from tutorial_engine.learn.own import IN_01
+from tutorial_engine.learn.own_memory import PARTS_04
+from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
 from tutorial_engine.syllabus import LESSONS
 
@@ -43,10 +45,14 @@ MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_SOURCE_LINES = 25
 MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
-ASKS, REVEALS, TELLS = "predictions.ask(", "predictions.reveal(", "mine.tell("
-BRINGS = "bring(mine, "  # what is read there is the learner's own file
+ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
+TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run
+USES = re.compile(r"^(server|on_cells)\.use\((\w+), check_\w+\)$", re.M)
+BRINGS = re.compile(r"bring\((?:mine|server), ")  # what is read there is the learner's own file
 CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
+CODES = {lesson.notebook: lesson.code for lesson in LESSONS}
+SHORT = {lesson.notebook for lesson in LESSONS if lesson.is_appendix}
 
 every_lesson = pytest.mark.parametrize("name", NAMES)
 every_notebook = pytest.mark.parametrize(
@@ -64,6 +70,11 @@ def built(name: str, solved: bool) -> NotebookNode:
 @cache
 def fresh(name: str, solved: bool) -> NotebookNode:
     return make_notebook(sources()[name], solved)
+
+
+def least(name: str, number: int) -> int:
+    """How many of a kind a notebook has at least: of an appendix one is enough."""
+    return 1 if name in SHORT else number
 
 
 def tags(cell: NotebookNode) -> set[str]:
@@ -135,7 +146,7 @@ def test_answers_are_folded_below_their_questions(name: str) -> None:
                 assert said[0].text.startswith("Answer: "), cell.source
             else:
                 assert said[0].text.startswith(CHOOSE), cell.source
-                gated = name not in NAMES[:2] or (len(said) == 1 and said[0].text.strip() == CHOOSE)
+                gated = len(said) == 1 and said[0].text.strip() == CHOOSE
                 assert gated, "what gives the answer away stays behind the gate"
 
 
@@ -150,7 +161,7 @@ def test_no_other_notebook_lies_around() -> None:
 def test_outputs_are_checked_but_for_what_depends_on_the_machine(name: str) -> None:
     cells = code_cells(built(name, True))
     checked = [cell for cell in cells if cell.outputs and IGNORE not in tags(cell)]
-    assert len(checked) >= MIN_CHECKED and len(checked) > len(cells) / 2
+    assert len(checked) >= least(name, MIN_CHECKED) and len(checked) > len(cells) / 2
     unchecked = [cell for cell in cells if IGNORE in tags(cell)]
     assert 1 <= len(unchecked) <= 7
     for cell in unchecked:
@@ -234,7 +245,7 @@ def test_outputs_show_without_a_kernel_and_name_no_place(name: str, solved: bool
             alt = output.metadata.get("image/png", {}).get("alt")
             assert alt and alt == output.text, "the caption is the alt text"
             assert re.search(r"\d", alt) and alt.endswith("."), "a sentence with numbers"
-    assert len(set(images)) == len(images) >= 5
+    assert len(set(images)) == len(images) >= least(name, 5)
 
 
 def test_page_of_a_missing_notebook_is_an_error(tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_exercises_are_open_for_learners_and_solved_in_the_other_copy(name: str)
     source = sources()[name].read_text(encoding="utf-8")
     parts = [part for part in re.split(r"^# %%", source, flags=re.M) if SOLUTION.search(part)]
     places = exercises(name)
-    assert len(parts) == len(places) >= 3
+    assert len(parts) == len(places) >= least(name, 3)
     opened, solved = built(name, False), built(name, True)
     for notebook in (opened, solved):
         assert "SOLUTION" not in "\n".join(cell.source for cell in notebook.cells)
@@ -278,7 +289,8 @@ def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
         assert "### Exercise" in cells[i - 1].source and "minutes" in cells[i - 1].source
         defined = "|".join(re.findall(r"^(?:def|class) (\w+)", cells[i].source, re.M))
-        check = rf"^(?:mine\.use\((?:{defined}), check_\w+\)|check_\w+\((?:{defined})\b)"
+        use = rf"(?:mine|server|on_cells)\.use\((?:{defined}), check_\w+\)"
+        check = rf"^(?:{use}|check_\w+\((?:{defined})\b)"
         assert re.search(check, cells[i + 1].source, re.M)
 
 
@@ -291,9 +303,9 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
     differ = {i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)}
     verdicts = {i + 1 for i in places}
-    brought = {i for i, (a, _) in enumerate(pairs) if BRINGS in a.source}
+    brought = {i for i, (a, _) in enumerate(pairs) if BRINGS.search(a.source)}
     follow = brought | {
-        i for i, (a, _) in enumerate(pairs) if TELLS in a.source or "predictions." in a.source
+        i for i, (a, _) in enumerate(pairs) if TELLS.search(a.source) or "predictions." in a.source
     }
     for i, (mine, theirs) in enumerate(pairs):
         if i in differ and "yours(" in mine.source:  # a number: the learner's or the package's
@@ -304,7 +316,7 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     for i in verdicts:
         (mine,), (theirs,) = (shown(cell) for cell in pairs[i])
         assert mine.text.startswith("☐ not done yet: ") and theirs.text.startswith("✔ ")
-    tells = [i for i in follow if TELLS in pairs[i][0].source]
+    tells = [i for i in follow if TELLS.search(pairs[i][0].source)]
     for mine, theirs in [pairs[i] for i in tells if "predictions." not in pairs[i][0].source]:
         stories = [shown(cell)[0].text.partition("\nyours: ")[0] for cell in (mine, theirs)]
         assert stories[0] == stories[1], "the learner's parts tell the package's story"
@@ -313,7 +325,7 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
 @every_notebook
 def test_no_claim_failed(name: str, solved: bool) -> None:
     said = "\n".join(output.text for output in outputs(built(name, solved)))
-    brings = sum(BRINGS in cell.source for cell in fresh(name, solved).cells)
+    brings = sum(len(BRINGS.findall(cell.source)) for cell in fresh(name, solved).cells)
     assert "✘" not in said and said.count("☐") == (0 if solved else len(exercises(name)) + brings)
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
 
@@ -471,36 +483,37 @@ class Spied:
         return self.function(*args)
 
 
-def spied_cache(cls: Any) -> Any:
-    """The same for a class with an update."""
+def spied(part: Any) -> Any:
+    """A part that counts its calls; of a class, those of the method that the engine calls."""
+    if not isinstance(part, type):
+        return Spied(part)
+    method = next(one for one in ("update", "next_waiting", "forget") if hasattr(part, one))
 
-    class MyCache(cls):
-        calls = 0
+    def called(self: Any, *args: Any) -> Any:
+        Spy.calls += 1
+        return getattr(part, method)(self, *args)
 
-        def update(self, *args: Any) -> Any:
-            MyCache.calls += 1
-            return super().update(*args)
-
-    return MyCache
+    Spy: Any = type(part.__name__, (part,), {"calls": 0, method: called})
+    return Spy
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(name: str) -> None:
     lesson, parts = Played(name), {}
     asks = "predictions."  # those wait for an answer; other tests run them
-    tells = [i for i, c in enumerate(lesson.codes) if TELLS in c and asks not in c]
+    tells = [i for i, c in enumerate(lesson.codes) if TELLS.search(c) and asks not in c]
     uses = [i for i, c in enumerate(lesson.codes) if "mine.use(" in c]
     for place in sorted({*tells, *uses}):
         lesson.prepare(place)
         if place in uses:
             (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
             given = lesson.namespace[part]
-            parts[part] = spied_cache(given) if isinstance(given, type) else Spied(given)
+            parts[part] = spied(given)
             lesson.namespace[part] = parts[part]
             assert f"Your {part} runs in the model now." in lesson.run(place)
             continue
-        for spied in parts.values():
-            spied.calls = 0
+        for spy in parts.values():
+            spy.calls = 0
         said = lesson.run(place)
         mine = lesson.namespace["mine"]
         assert mine.parts.own == parts and "✘" not in said
@@ -522,14 +535,62 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
         lesson.namespace[part] = wrong
         said = lesson.run(place)
         assert said.startswith("✘ ") and f"The package's {part} runs in the model now." in said
-    for spied in parts.values():
-        spied.calls = 0
+    for spy in parts.values():
+        spy.calls = 0
     said = lesson.run(tells[-1])
     assert "yours: none yet" in said and "tokens are those of the package's engine" in said
-    assert not any(spied.calls for spied in parts.values())
+    assert not any(spy.calls for spy in parts.values())
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
+# lessons that serve: their parts, those whose work another one takes over, how to spoil a class
+SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
+    NAMES[2]: (
+        {*PARTS_03},
+        {"plan": "num_tokens_to_run", "Fair": "ShortestFirst"},
+        {"next_waiting": lambda self: 0},
+    ),
+    NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_learners_parts_serve_and_wrong_ones_do_not(name: str) -> None:
+    """Each part that a notebook hands to a server, until another one takes its work over."""
+    (wanted, taken_over, spoiled), lesson = SERVED[name], Played(name)
+    uses = {i: found[0] for i, c in enumerate(lesson.codes) if (found := USES.findall(c))}
+    serves = {i: found[1] for i, c in enumerate(lesson.codes) if (found := TELLS.search(c))}
+    parts: dict[tuple[str, str], Any] = {}  # (server, part)
+    for place in sorted({*uses, *serves}):
+        lesson.prepare(place)
+        if place in uses:
+            part = uses[place][1]
+            lesson.namespace[part] = parts[uses[place]] = spied(lesson.namespace[part])
+            assert f"Your {part} runs in the engine now." in lesson.run(place)
+            continue
+        for spy in parts.values():
+            spy.calls = 0
+        said = lesson.run(place)
+        assert "✘" not in said
+        assert re.search(r"(\d+) of \1 requests have the tokens that they have alone", said)
+        idle = {taken_over.get(part) for _, part in parts}
+        idle |= set() if "memory_bytes" in lesson.codes[place] else {"num_blocks"}
+        mine = {part: spy for (server, part), spy in parts.items() if server == serves[place]}
+        assert {part for part in mine if not mine[part].calls} <= idle, "nobody called these"
+    assert {part for _, part in parts} == wanted
+    for place, (_, part) in uses.items():  # now wrong ones
+        given = lesson.namespace[part]
+        wrong = type(part, given.__bases__, spoiled) if isinstance(given, type) else lambda *_: 0
+        wrong.__name__ = part
+        lesson.namespace[part] = wrong
+        said = lesson.run(place)
+        assert said.startswith("✘ ") and f"The package's {part} runs in the engine now." in said
+    for spy in parts.values():
+        spy.calls = 0
+    assert "yours: none yet" in lesson.run(max(serves))
+    assert not any(spy.calls for spy in parts.values())
+
+
+@every_lesson
 def test_running_an_answer_again_says_the_same(name: str) -> None:
     """Before anything was chosen, when the answer waits, and after; but for cells with timings."""
     lesson = Played(name)
@@ -567,7 +628,7 @@ def questions(codes: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
 def test_every_prediction_is_asked_once_revealed_later_and_scored(name: str) -> None:
     codes = [cell.source for cell in code_cells(fresh(name, True))]
     places = questions(codes)
-    assert len(places) >= 3
+    assert len(places) >= least(name, 3)
     for question, found in places.items():
         (_, before), (_, after) = found
         assert [kind for kind, _ in found] == ["ask", "reveal"] and before < after, question
@@ -639,7 +700,7 @@ def typed_numbers(prose: str, known: str) -> list[str]:
     return [text for number, text in found if number not in numbers]
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
+@every_lesson
 def test_numbers_with_units_in_prose_stand_in_a_cell_or_its_output(name: str) -> None:
     """A number that no cell has or prints was typed, and may be false tomorrow."""
     cells = built(name, True).cells
@@ -667,13 +728,13 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
         figures = [tag.removeprefix(TAG) for tag in tags(cell) if tag.startswith(TAG)]
         images = [output for output in shown(cell) if "image/png" in output.data]
         assert len(figures) == len(images) <= 1, cell.id
-        names += [f"{name[:2]}_{figure}" for figure in figures]
+        names += [f"{CODES[name]}_{figure}" for figure in figures]
     wanted = {f"{one}.{kind}" for one in names for kind in ("svg", "png")}
     assert len(wanted) == 2 * len(names) >= 2
-    there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{name[:2]}_")}
+    there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{CODES[name]}_")}
     assert there == wanted, "run `make figures`"
     assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)
 
 
 def test_no_other_figure_lies_around() -> None:
-    assert {file.name[:2] for file in FIGURES.iterdir()} == {name[:2] for name in NAMES}
+    assert {file.name[:2] for file in FIGURES.iterdir()} == set(CODES.values())

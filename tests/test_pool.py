@@ -38,6 +38,7 @@ class Seen(NamedTuple):
     owners: dict[int, set[str]]
     new: set[int]
     running: tuple[str, ...]
+    waiting: tuple[str, ...]
     entries: dict[str, int]
 
 
@@ -58,7 +59,8 @@ class Watching(ModelRunner):
         scheduler, memory = self.engine.scheduler, self.engine.memory
         running = tuple(r.request_id for r in scheduler.running)
         runs = {one.request.request_id: one.allocation for one in scheduled}
-        seen = Seen({}, {}, set(), running, {})
+        waiting = tuple(r.request_id for r in scheduler.waiting)
+        seen = Seen({}, {}, set(), running, waiting, {})
         for request in (*scheduler.running, *scheduler.waiting):
             name = request.request_id
             table, slots = memory.describe(name)
@@ -132,7 +134,7 @@ def test_every_snapshot_of_a_trace_is_what_the_live_memory_said(kind: str, seed:
         assert {s: dict(who) for s, who in snapshot.tokens.items()} == live.tokens
         assert {s: set(who) for s, who in snapshot.owners.items()} == live.owners
         assert snapshot.new == live.new and snapshot.running == live.running
-        assert dict(snapshot.entries) == live.entries
+        assert dict(snapshot.entries) == live.entries and snapshot.waiting == live.waiting
         usage = snapshot.usage
         assert (usage.used, usage.free) == (len(live.tokens), 40 - len(live.owners))
         assert usage.used + usage.reserved + usage.free == 40 and min(usage) >= 0
@@ -162,6 +164,9 @@ def test_what_is_counted_of_a_run_is_counted_of_its_snapshots() -> None:
     assert whole.total_entries == max(map(sum, entries))
     assert whole.most_entries == max(map(max, entries))
     assert whole.most_running == max(len(one.running) for one in seen)
+    assert whole.peak_used == max(len(one.tokens) for one in seen)
+    fullness = [(len(one.running), len(one.waiting), len(one.tokens)) for one in seen]
+    assert fullness[whole.fullest.step] == max(fullness)
     assert PoolHistory.of(Trace.from_json(trace.to_json())) == whole
 
 

@@ -1,4 +1,4 @@
-"""The scheduler explorer: five views of one step, each of them what the engine's trace says."""
+"""The scheduler explorer: all its views of a step are what the engine's trace says."""
 
 import re
 from collections.abc import Iterator
@@ -14,15 +14,17 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.viz import recorded, scheduler_explorer, tokens
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
-from tutorial_engine.viz.scheduler_view import ACTIVITIES, MAX_CELLS
+from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
+from tutorial_engine.viz.scheduler_view import ACTIVITIES, COLUMNS, MAX_CELLS
 
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 FRESH = {"policy": "one rule", "budget": 8, "max_num_seqs": 3, "arrivals": ALL_AT_ONCE}
+FRESH |= {"show": DETAILS}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +54,7 @@ def test_every_policy_gives_the_tokens_of_generate_alone(
 ) -> None:
     turn(explorer, budget=32, policy=policy, arrivals=arrivals)
     assert not explorer.error and explorer.run.policy == policy
-    params = SamplingParams(max_tokens=6)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
     for one in coming(PROMPTS, arrivals, explorer.long_prompt):
         alone = generate(explorer.model, one.prompt, params, tokenizer=explorer.tokenizer)[0]
         prompt = tuple(explorer.tokenizer.encode(one.prompt).ids)
@@ -76,9 +78,22 @@ def test_an_idle_engine_does_not_wait_for_the_next_request(
     assert explorer.num_steps == 3
 
 
+def test_each_request_may_want_a_number_of_tokens_of_its_own(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    explorer = turn(SchedulerExplorer(model, tokenizer, PROMPTS, [6, 3, 5]), arrivals=LATE_LONG)
+    lives = explorer.run.lives
+    assert {name: len(life.token_times) for name, life in lives.items()} == {
+        "A": 6,
+        "B": 3,
+        "C": 5,
+        "D": 6,
+    }
+
+
 def test_knobs_are_the_engines_settings(explorer: SchedulerExplorer) -> None:
     turn(explorer, policy="static batching", budget=11, max_num_seqs=2)
-    settings = explorer.run.trace.settings
+    settings = explorer.trace.settings
     assert settings["policy"] == "StaticBatching"
     assert settings["max_num_batched_tokens"] == 11 and settings["max_num_seqs"] == 2
     assert settings["max_model_len"] == explorer.run.max_len == 16  # 10 + 6 tokens
@@ -132,17 +147,16 @@ def test_boxes_are_what_each_request_did_in_each_step(
             fills = {"prefill": look(ord(name) - 65).light, "decode": look(ord(name) - 65).dark}
             fill = explorer.shown.items[cell].attributes["fill"]
             assert share.kind not in fills or fill == fills[share.kind]
-        assert words(explorer, f"end.{name}")[0] == "finished · length" == life.ending
+        assert (
+            words(explorer, f"end.{name}")[0] == "finished" and life.ending == "finished · length"
+        )
     assert drawn == sum(len(life.shares) for life in run.lives.values())
 
 
-def test_first_tokens_are_marked_where_ttft_ends(explorer: SchedulerExplorer) -> None:
+def test_first_tokens_are_marked_in_the_step_that_gives_them(explorer: SchedulerExplorer) -> None:
     turn(explorer, step=2)
     dots = items(explorer, r"cell\..*\.first")
     assert list(dots) == ["cell.A.1.first", "cell.B.2.first", "cell.C.2.first"]
-    assert words(explorer, "ttft.n")[0] == "A 2 · B 3 · C 3"
-    turn(explorer, step=1)
-    assert words(explorer, "ttft.n")[0] == "A 2 · B – · C –"
 
 
 @pytest.mark.parametrize("budget", [1, 8])
@@ -168,7 +182,7 @@ def test_the_cursor_frames_the_step_however_many_there_are(
         assert not any("font-weight" in item.attributes for item in others.values())
 
 
-# -- budget, cache, queues, tokens ----------------------------------------------------------------
+# -- budget, requests, cache, tokens --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [1, 5, 8, 32, 33, 64, 65, MAX_CELLS])
@@ -187,7 +201,7 @@ def test_budget_cells_are_filled_by_those_who_run(explorer: SchedulerExplorer, b
         boxes = [place(explorer, name) for name in cells]
         for (x, y, width, _), (right, below, *_) in pairwise(boxes):
             assert x + width < right or y < below
-        assert max(x + width for x, _, width, _ in boxes) < 560  # the queues begin at 600
+        assert max(x + width for x, _, width, _ in boxes) < 560
 
 
 @pytest.mark.parametrize("step", range(8))
@@ -223,28 +237,45 @@ def test_rows_show_what_the_cache_holds_and_what_is_written(
     assert len(items(explorer, r"slot\d+")) == drawn
 
 
-def test_queues_are_the_engines_in_its_order(explorer: SchedulerExplorer) -> None:
-    turn(explorer, arrivals=LATE_LONG, max_num_seqs=2)
+@pytest.mark.parametrize("policy", list(CLASSES))
+def test_the_table_has_the_numbers_that_the_rule_goes_by(
+    explorer: SchedulerExplorer, policy: str
+) -> None:
+    turn(explorer, arrivals=LATE_LONG, max_num_seqs=2, budget=32, policy=policy, show=STEPS)
     for step in range(explorer.num_steps):
         run, now = turn(explorer, step=step).run, explorer.run.steps[step]
+        spent = 0
+        for name in [*now.scheduled, *now.planned.waiting]:
+            said = {w: words(explorer, f"asked.{name}.{w}")[0] for w in (*COLUMNS, "state")}
+            request, event = now.planned.requests[name], now.scheduled.get(name)
+            known, computed = len(request.token_ids), request.num_computed_tokens
+            assert [said[w] for w in ("known", "computed", "to run")] == [
+                str(n) for n in (known, computed, known - computed)
+            ]
+            assert said["budget left"] == str(32 - spent)
+            assert said["runs"] == (str(len(event.slots)) if event else "–")
+            spent += len(event.slots) if event else 0
+            assert ("running" in said["state"]) == (name in now.planned.running)
+            outcome = words(explorer, f"asked.{name}.outcome")[0]
+            assert outcome.startswith("new token “") == (name in now.by_request(TokenSampled))
+            assert outcome.startswith("waits: ") == (name in now.planned.waiting)
+        gone = [name for name in run.lives if not items(explorer, f"asked.{name}.known")]
+        assert set(gone) == {*run.over(step), *run.to_come(step)}
 
-        def chips(queue: str) -> tuple[str, ...]:
-            found = items(explorer, rf"queue\.{queue}\.[A-F]")
-            order = sorted(found, key=lambda name: float(found[name].attributes["x"]))
-            assert order == list(found)
-            return tuple(words(explorer, f"{name}.who")[0] for name in order)
 
-        assert chips("running") == now.planned.running
-        assert chips("waiting") == now.planned.waiting
-        assert chips("finished") == tuple(run.over(step))
-        assert chips("to come") == run.to_come(step)
-        for name in now.planned.waiting:
-            assert words(explorer, f"queue.waiting.{name}.n")[0] == str(run.to_run(name, step))
-        facts = " ".join(item.text for item in items(explorer, r"fact\d+").values())
-        assert facts == " ".join(run.facts(step))
-    assert {"running", "waiting", "finished", "to come"} <= {
-        item.text for item in items(explorer, r"queue\.[a-z ]+").values()
-    }
+def test_at_first_nothing_is_shown_but_steps_budget_and_requests(
+    explorer: SchedulerExplorer, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    fresh = SchedulerExplorer(model, tokenizer, PROMPTS)
+    headings = [
+        item.text for item in fresh.shown.items.values() if "font-weight" in item.attributes
+    ]
+    assert {"budget in step 0", "requests in step 0"} < set(headings)
+    assert not items(fresh, r"slot.*|token\..*|row.*") and items(explorer, r"slot.*")
+    assert fresh.shown.height < explorer.shown.height
+    keys = {item.text for item in items(fresh, r"key\..*\.words").values()}
+    assert keys == {"waits", "prefill", "decode", "first token"}  # nobody stalls or comes later
+    check_steps(fresh)
 
 
 def test_tokens_show_how_far_each_request_is(explorer: SchedulerExplorer) -> None:
@@ -270,7 +301,7 @@ def test_tokens_show_how_far_each_request_is(explorer: SchedulerExplorer) -> Non
 def test_stepping_moves_nothing(explorer: SchedulerExplorer) -> None:
     turn(explorer, arrivals=LATE_LONG)
     places: dict[str, tuple[float, ...]] = {}
-    fixed = r"token\.[A-F]\.\d+|cell\.[A-F]\.\d+|budget\d+|slot\d+|row\d+|tokens|slots|queues"
+    fixed = r"token\.[A-F]\.\d+|cell\.[A-F]\.\d+|budget\d+|slot\d+|row\d+|tokens|slots|table"
     for step in range(explorer.num_steps):
         turn(explorer, step=step)
         for name, item in items(explorer, fixed).items():
@@ -309,7 +340,7 @@ def test_no_text_covers_another(
     arrivals: str,
 ) -> None:
     prompts = [*PROMPTS, "The sun was warm and the sky was blue that day", "Mia"][:count]
-    explorer = SchedulerExplorer(model, tokenizer, prompts, new_tokens, budget, rows)
+    explorer = SchedulerExplorer(model, tokenizer, prompts, new_tokens, budget, rows, details=True)
     check_steps(turn(explorer, arrivals=arrivals))
     if budget >= 64:
         check_steps(turn(explorer, policy="prefill first"))
@@ -334,9 +365,10 @@ def test_grey_still_tells_prefill_from_decode(explorer: SchedulerExplorer) -> No
     for i in range(6):
         one = look(i)
         assert brightness(one.light) - brightness(one.dark) > 25
+    turn(explorer, arrivals=ONE_BY_ONE, policy="prefill first", budget=16, max_num_seqs=2)
     assert {
         f"key.{said}" for said in ACTIVITIES.values()
-    } <= explorer.shown.items.keys()  # and each has a key
+    } <= explorer.shown.items.keys()  # and each that occurs has a key
 
 
 # -- knobs and prompts ----------------------------------------------------------------------------
@@ -364,6 +396,7 @@ def test_what_a_policy_refuses_is_told_and_the_old_picture_kept(
         ([], {}, "give 1 to 5 prompts, got 0"),
         (["a"] * 6, {}, "give 1 to 5 prompts, got 6"),
         (["One day"], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
+        (["One day"], {"new_tokens": [1, 2]}, r"one number, or 1, got \[1, 2\]"),
         (["One day"], {"new_tokens": 62}, "need 65 slots, and the picture has rows of 64"),
         ([""], {}, "The engine refuses: .*empty"),
     ],
@@ -372,7 +405,7 @@ def test_impossible_first_arguments_are_refused(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
     prompts: list[str],
-    more: dict[str, int],
+    more: dict[str, Any],
     message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -12,6 +12,7 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
@@ -131,14 +132,15 @@ def test_a_step_is_the_live_engine_at_its_forward_and_after_it(case: Any) -> Non
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ttft_in_steps_is_the_engines_with_a_clock_of_one_second_a_step(case: Any) -> None:
+def test_arrival_and_first_token_are_the_engines_with_a_clock_of_one_second_a_step(
+    case: Any,
+) -> None:
     live = live_of(*case)
     run = live.run
     for name, output in live.outputs.items():
-        first = run.first_token(name)
-        assert first is not None and run.ttft(name, first - 1) is None
-        assert run.ttft(name, first) == run.ttft(name, run.last) == output.metrics.ttft
-        assert run.came(name) == output.metrics.arrival
+        first, metrics = run.first_token(name), output.metrics
+        assert run.came(name) == metrics.arrival and metrics.ttft is not None
+        assert first == metrics.arrival + metrics.ttft - 1
         assert run.came(name) == 0 or name in run.to_come(run.came(name) - 1)
         assert name not in run.to_come(run.came(name))
 
@@ -204,6 +206,27 @@ def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(bu
 # -- why somebody waits ---------------------------------------------------------------------------
 
 
+class Overdrawn(Scheduler):
+    """Gives each request the whole budget."""
+
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
+        return min(request.num_new_tokens, self.config.max_num_batched_tokens + 1)
+
+
+class Longest(Scheduler):
+    """Asks the one with the longest prompt first: not the first of the queue."""
+
+    def next_waiting(self) -> Request:
+        return max(self.waiting, key=lambda request: request.num_prompt_tokens)
+
+
+class Polite(Scheduler):
+    """Lets nobody join while somebody runs, and is not called OneByOne."""
+
+    def may_admit(self, plan: StepPlan) -> bool:
+        return super().may_admit(plan) and not self.running
+
+
 WIDE, MIDDLE = {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 16}
 
 
@@ -212,13 +235,24 @@ WIDE, MIDDLE = {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 16}
     [
         (Scheduler, {}, 0, "no budget is left"),
         (Scheduler, {}, 2, ""),  # nobody waits
-        (Scheduler, {"max_num_seqs": 2}, 2, "all 2 rows are taken (max_num_seqs)"),
-        (Scheduler, {"max_num_seqs": 1}, 1, "the row is taken (max_num_seqs)"),
-        (OneByOne, {}, 1, "one at a time, first A"),
+        (Scheduler, {"max_num_seqs": 2}, 2, "all 2 places are taken (max_num_seqs)"),
+        (Scheduler, {"max_num_seqs": 1}, 1, "the place is taken (max_num_seqs)"),
+        (OneByOne, {}, 1, "one runs at a time, and A is not done"),
         (StaticBatching, {"max_num_seqs": 2}, 1, "nobody joins before A and B are done"),
         (StaticBatching, {"max_num_seqs": 2}, 0, "no budget is left"),
-        (StaticBatching, {"max_num_seqs": 2, **WIDE}, 0, "all 2 rows are taken (max_num_seqs)"),
-        (PrefillFirst, MIDDLE, 0, "B must run its 7 at once, 6 of the budget is left"),
+        # B is of the batch: it does join before A is done
+        (StaticBatching, {"max_num_seqs": 2, "max_num_batched_tokens": 4}, 1, "no budget is left"),
+        (StaticBatching, {"max_num_seqs": 1}, 1, "nobody joins before A is done"),
+        (
+            PrefillFirst,
+            MIDDLE,
+            0,
+            "B must run its 7 tokens in one step, and 6 of the budget are left",
+        ),
+        (Overdrawn, {}, 0, "no budget is left"),  # it is overdrawn
+        (Longest, {}, 0, "no budget is left"),
+        (Longest, {"max_num_seqs": 2, **WIDE}, 1, "all 2 places are taken (max_num_seqs)"),
+        (Polite, WIDE, 1, "Polite admits nobody else, or no memory is free"),
     ],
 )
 def test_the_reason_is_the_one_that_the_policy_had(
@@ -260,6 +294,7 @@ def test_a_stall_is_explained_where_it_is_the_policys() -> None:
     run = three(PrefillFirst, max_num_batched_tokens=16).finish().run
     assert run.doing("stalls", 1) == ["A"]
     assert "A stalls: this step only prefills" in run.caption(1)
+    assert run.outcome("A", 1) == "runs nothing: this step only prefills"
     run = three(LastOnly, max_num_batched_tokens=64).finish().run
     assert run.doing("stalls", 1) == ["A", "B"]
     assert "A and B stall: the policy gave nothing" in run.caption(1)
@@ -275,6 +310,7 @@ def test_who_gives_way_is_said_and_explains_the_queue() -> None:
         if who:
             assert run.why_waiting(step.number) == "a step that preempts admits nobody"
             assert step.planned.waiting[0] == who[-1]
+            assert run.outcome(who[-1], step.number) == "gives way: no memory is free"
     assert "no memory is free" in {run.why_waiting(step) for step in range(run.last)}
 
 
@@ -286,22 +322,21 @@ def test_captions_of_a_whole_run() -> None:
     said = [run.caption(step) for step in range(run.last + 1)]
     assert said[0] == (
         "Step 0 of 0–5, one rule: one forward runs 8 of 8 budget tokens for 1 request: A prefill 8 "
-        "(2 left, no token yet); B and C wait: no budget is left; TTFT in steps: A not yet, B not "
-        "yet, C not yet."
+        "(2 left, no token yet); B and C wait: no budget is left."
     )
     assert said[2] == (
         "Step 2 of 0–5, one rule: one forward runs 5 of 8 budget tokens for 3 requests: A decode "
-        "1, B prefill 1, C prefill 3; TTFT in steps: A 2, B 3, C 3."
+        "1, B prefill 1, C prefill 3."
     )
     assert said[5] == (
         "Step 5 of 0–5, one rule: one forward runs 2 of 8 budget tokens for 2 requests: B decode "
-        "1, C decode 1; B and C end with this step (length); TTFT in steps: A 2, B 3, C 3."
+        "1, C decode 1; B and C end with this step (length)."
     )
     assert len(set(said)) == len(said)
 
 
 def test_who_is_still_to_come_is_said() -> None:
     run = Live(max_num_seqs=2).add("A").step(2).add("B").step().add("C").finish().run
-    assert "; still to come: B (before step 2) and C (before step 3); " in run.caption(0)
-    assert "; still to come: C (before step 3); " in run.caption(2)
+    assert "; still to come: B (before step 2) and C (before step 3)." in run.caption(0)
+    assert "; still to come: C (before step 3)." in run.caption(2)
     assert "still to come" not in run.caption(3)

@@ -10,7 +10,12 @@ from traces import NASTY, POLICIES, SVG, check_plot, chunked, plot_words, rename
 
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.serving_plots import itl_over_time, latency_distributions, sweep
+from tutorial_engine.viz.serving_plots import (
+    itl_over_time,
+    latency_distributions,
+    sweep,
+    throughput_latency,
+)
 from tutorial_engine.viz.trace_rows import rows
 
 FAST = [RequestMetrics(0.0, 0.0, (0.01 * i, 0.01 * i + 0.005), 0.1 * i) for i in range(1, 21)]
@@ -32,6 +37,14 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "lines": lambda: sweep(
         [5, 10], {"virtual": {"p50": [20, 25], "p95 $x$": [30, None]}}, "rate", "TTFT, ms"
     ),
+    "curve": lambda: throughput_latency(
+        {
+            "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],
+            "static": [(8, 98.0, 304.0)],
+        },
+        "TTFT p95",
+        "users",
+    ),
     "gaps": lambda: itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
 }
 
@@ -50,8 +63,7 @@ def test_percentiles_are_those_of_the_values() -> None:
     said = drawn("two").caption
     assert said == (
         "p50 (line) / p95 (diamond): TTFT fast 100 / 190 ms, slow $x$ <s> 1000 / 1900 ms; TPOT "
-        "fast 5 / 5 ms, slow $x$ <s> 50 / 50 ms; total fast 1000 / 1900 ms, slow $x$ <s> 10000 / "
-        "19000 ms."
+        "fast 5 / 5 ms, slow $x$ <s> 50 / 50 ms."
     )
     assert {"p50 100", "p95 190", "p50 1000", "p95 1900", "slow $x$ <s>"} <= set(
         plot_words(drawn("two"))
@@ -79,10 +91,19 @@ def test_marks_stand_where_the_percentiles_are() -> None:
 
 def test_sweep_says_where_its_lines_begin_and_end() -> None:
     assert drawn("one line").caption == (
-        "tok/s, by batch: virtual from 1 at 1 to 4 at 8; here from 10 at 1 to 19 at 8."
+        "Batch from 1 to 8: virtual (tok/s) from 1 to 4; here (tok/s) from 10 to 19."
     )
     assert drawn("lines").caption == (
-        "TTFT, ms, by rate: virtual p50 from 20 at 5 to 25 at 10, p95 $x$ 30 at 5."
+        "Rate from 5 to 10: virtual (TTFT, ms) p50 from 20 to 25, p95 $x$ 30 (at 5)."
+    )
+
+
+def test_throughput_meets_latency_at_points_that_say_what_they_are() -> None:
+    said = set(plot_words(drawn("curve")))
+    assert {"8", "16 $x$", "32", "numbers: users", "TTFT p95, ms", "one rule", "static"} <= said
+    assert drawn("curve").caption == (
+        "TTFT p95 against throughput: “one rule” goes from 34 ms at 99.5 tok/s to 260 ms at 317 "
+        "tok/s; “static” has 304 ms at 98 tok/s."
     )
 
 
@@ -130,6 +151,8 @@ REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
     "no line": (lambda: sweep([1], {"a": {}}, "x", "y"), "a: give at least one line"),
     "too short": (lambda: sweep([1, 2], {"a": [1]}, "x", "y"), "for each of 2 x"),
     "only None": (lambda: sweep([1], {"a": [None]}, "x", "y"), "only None"),
+    "no curve": (lambda: throughput_latency({}), "at least one point"),
+    "no point": (lambda: throughput_latency({"a": []}), r"to each: \['a'\]"),
     "no trace": (lambda: itl_over_time({}, "A"), "at least one trace"),
     "nobody": (lambda: itl_over_time({"a": chunked(8)}, "Z"), "no request 'Z'"),
     "nobody came": (lambda: itl_over_time({"a": chunked(8)}, "L"), "nobody came after"),

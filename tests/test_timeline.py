@@ -12,6 +12,7 @@ from traces import (
     STORY,
     SVG,
     check_words,
+    chunked,
     items,
     played,
     renamed,
@@ -331,6 +332,26 @@ def test_compared_runs_share_one_time_axis() -> None:
         assert (found[f"{i}.reached"].text or "").startswith(reached)
     for span, width in zip(spans, widths, strict=True):
         assert width / widths[0] == pytest.approx(span / spans[0], rel=1e-3)
+
+
+def test_boxes_of_a_kind_have_words_all_or_none_and_one_edge() -> None:
+    pictures = [compared(), *(timeline(chunked(16), by=by) for by in BYS), told("time")]
+    for picture in pictures:
+        found, written = items(picture), dict[str, set[bool]]()
+        boxes = [name for name in found if re.fullmatch(r"box(\.\d+){2,3}", name)]
+        for name in boxes:
+            kind = re.findall(rf'id="{name}".*?: (\w+)[^<]*</text>', picture.svg)[0]
+            written.setdefault(kind, set()).add(f"{name}.word" in found)
+        assert boxes and all(len(states) == 1 for states in written.values()), written
+        assert len({found[name].attrib["stroke-width"] for name in boxes}) == 1
+
+
+def test_an_end_that_is_everybodys_is_said_once() -> None:
+    found = items(compared())
+    assert sum(e.text == "end: finished · length" for e in found.values()) == 1
+    assert not any(e.text == "finished · length" for e in found.values())
+    ends = [e for name, e in found.items() if re.fullmatch(r"end\.\d+\.\d+", name)]
+    assert len(ends) == 6 * len(POLICIES) and {e.tag for e in ends} == {f"{SVG}rect"}
 
 
 def test_compared_runs_are_readable_and_the_same_every_time() -> None:

@@ -178,6 +178,8 @@ def words(picture: Picture) -> list[Words]:
         wide = text_width(e.text, size, e.get("font-weight") == "bold")
         left = x - {"middle": wide / 2, "end": wide}.get(e.get("text-anchor", ""), 0.0)
         box = (left, y - 0.74 * size, left + wide, y + 0.1 * size)
+        if "transform" in e.attrib:  # turned by 90 degrees: upwards from (x, y)
+            box = (x - 0.74 * size, y - wide, x + 0.1 * size, y)
         found.append(Words(e.text, size, *box))
     return found
 

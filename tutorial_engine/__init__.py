@@ -58,10 +58,10 @@ tutorial_engine/
     dial            04 block size from one cell to a whole row, measured
     block_size      04 why 16: bookkeeping against waste
   parallel/            one model on several processes
-    tensor_parallel 04 a rank's part of the weights, and what it adds up
-    report          04 what ranks did: tokens, bytes, who agreed
-    job             04 one rank: the same engine on its part of the model
-    ranks           04 processes on this machine; one that dies
+    tensor_parallel A1 a rank's part of the weights, and what it adds up
+    report          A1 what ranks did: tokens, bytes, who agreed
+    job             A1 one rank: the same engine on its part of the model
+    ranks           A1 processes on this machine; one that dies
   bench/               speed as a ratio to others', and the machine's roofline
   viz/                 pictures: scenes, parts, plots, explorers
   learn/               predictions, checks, exercises; how notebooks are built

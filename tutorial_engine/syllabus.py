@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Module(NamedTuple):
-    """A file of a room, the notebook (1 to 4) that introduces it, and what it is."""
+    """A file of a room, the number of the notebook that introduces it, and what it is."""
 
     name: str
     notebook: int
@@ -23,15 +23,25 @@ class Room(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """A notebook and what it is about."""
+    """A notebook, with its folder if it is an appendix, and what it is about."""
 
     notebook: str
     title: str
 
     @property
+    def code(self) -> str:
+        """ "01" for `01_attention_rope`, "A1" for `appendix/A1_two_ranks`."""
+        return self.notebook.rpartition("/")[2][:2]
+
+    @property
     def number(self) -> int:
-        """1 for `01_attention_rope`."""
-        return int(self.notebook[:2])
+        """Its place in the order of reading, from 1."""
+        return LESSONS.index(self) + 1
+
+    @property
+    def is_appendix(self) -> bool:
+        """Is it beside the series? Then it is short."""
+        return "/" in self.notebook
 
 
 LESSONS = (
@@ -39,6 +49,7 @@ LESSONS = (
     Lesson("02_kv_cache", "prefill and decode"),
     Lesson("03_scheduler", "many requests"),
     Lesson("04_paged_cells", "memory"),
+    Lesson("appendix/A1_two_ranks", "one model on two processes; names in other engines"),
 )
 
 # From the ground up: a room knows nothing of those below it in this list. The engine ends with
@@ -132,10 +143,10 @@ ROOMS = (
         "parallel",
         "one model on several processes",
         (
-            Module("tensor_parallel", 4, "a rank's part of the weights, and what it adds up"),
-            Module("report", 4, "what ranks did: tokens, bytes, who agreed"),
-            Module("job", 4, "one rank: the same engine on its part of the model"),
-            Module("ranks", 4, "processes on this machine; one that dies"),
+            Module("tensor_parallel", 5, "a rank's part of the weights, and what it adds up"),
+            Module("report", 5, "what ranks did: tokens, bytes, who agreed"),
+            Module("job", 5, "one rank: the same engine on its part of the model"),
+            Module("ranks", 5, "processes on this machine; one that dies"),
         ),
     ),
     Room("bench", "speed as a ratio to others', and the machine's roofline"),
@@ -161,4 +172,4 @@ def tree() -> str:
 
 def _line(module: Module, indent: int) -> str:
     name = " " * indent + module.name
-    return f"{name:<20}{module.notebook:02d} {module.what}"
+    return f"{name:<20}{LESSONS[module.notebook - 1].code} {module.what}"

@@ -1,17 +1,23 @@
 # %% [markdown]
 # # 03 · The scheduler
 #
-# One model, many users. Build the rule that decides who runs how many tokens in each step, watch it at
-# work, and measure when batching wins, and when it does not. About 90 minutes.
+# One model, many users. In this notebook you write the rule that decides which request runs how many
+# tokens in each step. Your rule runs in the real engine and serves requests. Then you measure what batching
+# gains, what it costs, and when it gains nothing.
 #
-# You should have done notebook 02 (or know prefill, decode and what a KV cache row is).
+# | sitting | what it is about | time |
+# |---|---|---|
+# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1¼ hours |
+# | second, sections 8 to 16 | policies, throughput and latency, fairness, bugs | about 1½ hours |
+#
+# You should have done notebook 02, or know prefill, decode and the rows of a KV cache.
 
 # %%
 import torch
 
 from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.learn import Predictions, show_source
+from tutorial_engine.learn import OwnServer, Predictions, show_source
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
@@ -22,61 +28,74 @@ predictions = Predictions()
 model, tokenizer = load_model(), load_tokenizer()
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 prompts = [tokenizer.encode(text).ids for text in PROMPTS]
-print([len(ids) for ids in prompts], "tokens")
+names = ["A", "B", "C"]
+print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
 
 # %% [markdown]
+# # First sitting: the rule and the engine
+#
 # ## 1 · One forward for all
 #
-# **Objective:** count forwards. Three requests want 6, 3 and 5 new tokens. One after the other, each
-# new token costs a forward: 14 in all. Notebook 02 showed that a few rows more cost a forward little. So
-# run them together.
+# **Objective:** count the forwards that three requests need, one after the other and together.
+#
+# A wants 6 new tokens, B wants 3, C wants 5. The first forward of a request runs its prompt and gives its
+# first new token. Each later forward gives one more. So one after the other they need 6 + 3 + 5 = 14
+# forwards. Notebook 02 measured that one forward for eight sequences takes far less time than eight
+# forwards for one. So we run the three together.
 
 # %%
 WANTED = [6, 3, 5]
-params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in WANTED]
-alone = [
-    generate(model, [ids], own, tokenizer=tokenizer)[0].outputs[0].token_ids
-    for ids, own in zip(prompts, params, strict=True)
-]
-print("new tokens:", [len(ids) for ids in alone])
+params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in WANTED]  # exactly so many
+alone = {}  # the new tokens of each request when it runs alone
+for name, ids, own in zip(names, prompts, params, strict=True):
+    alone[name] = generate(model, [ids], own, tokenizer=tokenizer)[0].outputs[0].token_ids
+print({name: len(ids) for name, ids in alone.items()}, "new tokens")
 
 # %%
 predictions.ask(
     "forwards",
-    "All three are in the engine at once, and a step is one forward for everybody. How many forwards?",
+    "All three are in the engine from the start, and each forward runs all who still want tokens. How "
+    "many forwards does it take?",
     ["14", "6", "3"],
 )
 
 # %%
 engine = LLMEngine(model, tokenizer)
 outputs = engine.generate(prompts, params)
-predictions.reveal("forwards", str(engine.runner.num_forwards))
-print("same tokens as alone:", [out.outputs[0].token_ids for out in outputs] == alone)
+if predictions.reveal("forwards", engine.runner.num_forwards):
+    same = [out.outputs[0].token_ids for out in outputs] == list(alone.values())
+    print("the same tokens as alone:", same)
 
 # %% [markdown]
-# The longest decides, not the sum: that is *batching*. What if a fourth request comes in the middle? It
-# joins at the next step. That is *continuous* batching, and the part of an engine that arranges it is the
-# **scheduler**.
+# Each forward gives one token to every request that is not finished, so the longest request decides the
+# number of forwards. This is *batching*. B leaves after 3 forwards. A new request could join in the fourth
+# forward and use the place of B. Then the batch never has to end: this is *continuous batching*.
+#
+# The part of an engine that decides who runs is the **scheduler**. One forward, together with its
+# planning before and its sampling after, is a **step**.
 
 # %% [markdown]
 # ## 2 · The one rule
 #
-# **Objective:** write it. Each request has tokens that are *known* (prompt and output so far) and tokens
-# that are *computed* (their K and V are in the cache).
+# **Objective:** write the rule that decides how many tokens each request runs.
+#
+# Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*:
+# their K and V are in the cache. Subtract computed from known: a new prompt gives a large number, a
+# decoding request gives 1.
 
 # %% [markdown]
-# A step runs some of the difference, within a **token budget**. There is no prefill mode and no decode
-# mode: a new prompt has a large difference, a request that decodes has a difference of 1.
+# A step runs some of this difference. The **token budget** says how many tokens one step may run for all
+# requests together. That is the whole rule. It knows no prefill mode and no decode mode.
 #
-# ### Exercise 1: how many tokens? (3 minutes)
+# ### Exercise 1: how many tokens? (5 minutes)
 #
-# <details><summary>Hint</summary>Two limits: what is left of the request, and what is left of the
-# budget.</details>
+# <details><summary>Hint</summary>There are two limits: what the request has left to run, and what the
+# budget has left.</details>
 
 
 # %% tags=["exercise"]
 def num_tokens_to_run(num_tokens, num_computed_tokens, budget_left):
-    """How many of its tokens a request may run in this step."""
+    """How many of its num_tokens known tokens a request runs in this step."""
     ### BEGIN SOLUTION
     return min(num_tokens - num_computed_tokens, budget_left)
     ### END SOLUTION
@@ -85,27 +104,39 @@ def num_tokens_to_run(num_tokens, num_computed_tokens, budget_left):
 # %%
 from tutorial_engine.learn.checks_03 import check_num_tokens
 
-check_num_tokens(num_tokens_to_run)
+server = OwnServer(model, tokenizer)
+server.use(num_tokens_to_run, check_num_tokens)
 
 # %% [markdown]
-# Who is asked first? Those who run already, in the order in which they came in; then those who wait, while
-# there is budget left and no more than `max_num_seqs` run.
+# `server` is the real engine, made of parts that can be exchanged. It works as `mine` did in notebook 02:
+# if your part is right, it runs in the engine from now on. If it is not, the package's part runs, and the
+# cell says so. `serve` serves all prompts together, and prints a line for each request: its times, which
+# section 7 explains, and its text. The last line compares all tokens with those that each request gets
+# alone.
+
+# %%
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
+
+# %% [markdown]
+# Who is asked first? First come the requests that run already, in the order in which they were admitted.
+# Then come those that wait, as long as there is budget left and a free *place*. There are `max_num_seqs`
+# places: so many requests may run at once, because the cache has so many rows.
 #
 # ### Exercise 2: plan a step (10 minutes)
 #
 # <details><summary>Hint</summary>Go through <code>running</code>, then through the first
-# <code>max_num_seqs - len(running)</code> of <code>waiting</code>. Subtract from the budget what each one
-# runs.</details>
+# <code>max_num_seqs - len(running)</code> of <code>waiting</code>. Subtract what each one runs from the
+# budget. Leave out a request that gets nothing.</details>
 
 
 # %% tags=["exercise"]
 def plan(running, waiting, budget, max_num_seqs):
-    """running, waiting: lists of (name, tokens left to run). Returns {name: tokens in this step}."""
+    """running, waiting: lists of (name, tokens left to run) -> {name: tokens in this step}."""
     ### BEGIN SOLUTION
     planned = {}
     for name, left in [*running, *waiting[: max_num_seqs - len(running)]]:
         if budget:
-            planned[name] = num_tokens_to_run(left, 0, budget)
+            planned[name] = min(left, budget)
             budget -= planned[name]
     return planned
     ### END SOLUTION
@@ -114,38 +145,51 @@ def plan(running, waiting, budget, max_num_seqs):
 # %%
 from tutorial_engine.learn.checks_03 import check_plan
 
-check_plan(plan)
+server.use(plan, check_plan)
+
+# %%
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# The package's rule has two limits more: a cap for one prompt's chunk, and a switch that forbids chunks.
-# (*Preempted* in the source: memory ran out, and a request had to give up its K and V. Its difference is
-# large again: same rule.)
+# Now your `plan` decides every step of the engine. Here is the package's version of exercise 1, and the
+# method that plans a step. The rule has two more settings: the longest chunk of a prompt
+# (`long_prefill_token_threshold`), and a switch that forbids chunks (`can_chunk`). Section 5 opens the
+# methods that `schedule` calls, and says what `preempted` means.
 
 # %%
 show_source(Scheduler.num_tokens_to_run)
+print()
 show_source(Scheduler.schedule)
 
 # %% [markdown]
 # ## 3 · Three requests, a budget of 8
 #
-# **Objective:** step by hand. A has 10 prompt tokens, B 7, C 3. At most 8 tokens run in a step. Time is a
-# **virtual clock**, so that it is the same on every laptop: 10 ms a forward, 1 ms a token of it.
+# **Objective:** follow a run step by step, first on paper and then in the explorer.
+#
+# A has 10 prompt tokens, B has 7, C has 3. A step runs at most 8 tokens. The first two steps run in the
+# next cell, which prints nothing about them. Plan them on paper with your rule.
+
 
 # %%
-names = ["A", "B", "C"]
-
-
 def make_engine(policy=Scheduler, clock=None, **limits):
+    """An engine that records what it does. Its clock is virtual: section 7 explains it."""
     config = EngineConfig(**({"max_model_len": 64} | limits))
     parts = {"scheduler": policy, "clock": clock or VirtualClock(), "trace": Recorder()}
     return LLMEngine(model, tokenizer, config, **parts)
 
 
-engine = make_engine(max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    engine.add_request(ids, own, name)
+def with_three(**limits):
+    """An engine in which A, B and C wait."""
+    engine = make_engine(**limits)
+    for name, ids, own in zip(names, prompts, params, strict=True):
+        engine.add_request(ids, own, name)
+    return engine
+
+
+engine = with_three(max_num_batched_tokens=8)
 print("waiting:", engine.state().waiting)
-first, second = engine.step(), engine.step()  # two steps; what they ran is asked below
+results = [engine.step(), engine.step()]
+after_two = engine.state()
 
 # %%
 predictions.ask(
@@ -157,53 +201,100 @@ predictions.ask(
 # %%
 from tutorial_engine.learn.dry_run import steps
 
-ran = steps(engine.trace.trace())[1]
-predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in ran.items()))
+second = ", ".join(f"{name} {n}" for name, n in steps(engine.trace.trace())[1].items())
+if predictions.reveal("second", second):
+    for number, ran in enumerate(steps(engine.trace.trace())):
+        print(f"step {number} runs {ran}, {sum(ran.values())} of 8 tokens")
 
 # %%
 predictions.ask(
     "token",
-    "Which requests have got a new token in step 1?",
-    ["only A", "A and B", "nobody: prompts come first"],
+    "Which requests get a new token from step 1?",
+    ["only A", "A and B", "nobody"],
 )
 
 # %%
-got = {result.request_id for result in second}
-predictions.reveal("token", {1: "only A", 2: "A and B", 0: "nobody: prompts come first"}[len(got)])
-for name, state in sorted(engine.state().requests.items()):
-    known = len(state.token_ids)
-    print(f"{name}: {state.status}, {state.num_computed_tokens} of {known} known tokens computed")
+got = " and ".join(result.request_id for result in results[1])
+if predictions.reveal("token", got if " and " in got else f"only {got}"):
+    for name, state in sorted(after_two.requests.items()):
+        known, computed = len(state.token_ids), state.num_computed_tokens
+        print(f"{name}: {state.status}, {computed} of {known} known tokens are computed")
 
 # %% [markdown]
-# A chunk that stops short of the end yields no token: what follows it is known, the prompt says so. On to
-# the end. Each
-# number is a count of tokens; all tokens of a step go through the model in one forward.
+# B has read 6 of its 7 prompt tokens. It gets no new token, because the token that follows is already in
+# the prompt. Only a request whose known tokens are all computed gets a new token.
+#
+# Now watch the whole run. The explorer runs the real engine, and draws what the engine recorded. Step
+# through it with the buttons or the slider. Each box of the upper part has the number of tokens that a
+# request ran in a step. Below it are the budget of the step, and the numbers of your rule: known, computed,
+# to run, budget left.
+
+# %% tags=["figure-scheduler-explorer"]
+from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
+
+explorer = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED)
+explorer.set(step=1)
+explorer
+
+# %% [markdown]
+# **Try it.** The next two questions can be answered with the explorer: change its settings, and look.
 
 # %%
-while engine.has_unfinished_requests:
+predictions.ask(
+    "enough",
+    "Find it with the explorer: what is the smallest token budget at which nobody waits in step 0?",
+    ["10", "17", "18", "20"],
+)
+
+
+# %%
+def waits_in_step_0(budget):
+    engine = with_three(max_num_batched_tokens=budget)
     engine.step()
-for number, ran in enumerate(steps(engine.trace.trace())):
-    told = ", ".join(f"{name} {n}" for name, n in ran.items())
-    print(f"step {number}: {told:15} = {sum(ran.values())} of 8")
-print("steps:", engine.num_steps, "forwards:", engine.runner.num_forwards)
+    return engine.state().waiting
 
-# %% tags=["figure-three-requests"]
-from tutorial_engine.viz.timeline import timeline
 
-timeline(engine.trace.trace())
+enough = next(budget for budget in range(1, 33) if not waits_in_step_0(budget))
+if predictions.reveal("enough", enough):
+    for budget in (enough - 1, enough):
+        print(f"budget {budget}: {list(waits_in_step_0(budget))} wait in step 0")
 
 # %% [markdown]
+# A and B run 17 prompt tokens, and one more token is enough to admit C. It need not run all of its prompt.
+
+# %%
+predictions.ask(
+    "late",
+    "Set the budget to 8, max_num_seqs to 4 and the arrivals to “a long prompt before step 4”. What "
+    "happens to A, B and C, which decode, while the long prompt of D is read?",
+    ["they stop until it is read", "each still runs 1 token a step", "they take turns with D"],
+)
+
+# %%
+crowded = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED, budget=8, max_num_seqs=4)
+crowded.set(arrivals="a long prompt before step 4")
+ran = steps(crowded.trace)
+ends = {name: max(i for i, one in enumerate(ran) if name in one) for name in names}
+each_step = all(ran[i].get(name) == 1 for name in names for i in range(4, ends[name] + 1))
+if predictions.reveal("late", 1 if each_step else 0):
+    for i in range(4, 8):
+        print(f"step {i} runs {ran[i]}")
+
+# %% [markdown]
+# The running requests are asked first, so each of them gets its token. D takes what is left of the budget.
+# When another request finishes, D gets more.
+#
 # ## 4 · The batch that the model sees
 #
-# **Objective:** know what "together" means. We plan one step by hand, and look at its batch. The scheduler
-# says who runs how many tokens and, in an `allocation`, where these go; the batch lays them end to end.
+# **Objective:** know what "together" means for the model.
+#
+# We plan one step by hand and look at its batch. `schedule` says for each request how many tokens run, and
+# in its `allocation` which slots of the cache they get. The batch puts all these tokens end to end.
 
 # %%
 from tutorial_engine.model import Batch
 
-by_hand = make_engine(max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    by_hand.add_request(ids, own, name)
+by_hand = with_three(max_num_batched_tokens=8)
 by_hand.step()
 by_hand.step()
 scheduled = by_hand.scheduler.schedule()
@@ -218,8 +309,8 @@ print("slots:    ", batch.slot_mapping.tolist())
 # %%
 predictions.ask(
     "entries",
-    "A runs its 11th token, B its 7th, C its three prompt tokens. How many (query, key) pairs may look "
-    "at each other?",
+    "A runs its 11th token, B its 7th, C its three prompt tokens. Each token looks at itself and at the "
+    "earlier tokens of its own request. How many (query, key) pairs are that?",
     ["25", "24", "105"],
 )
 
@@ -230,33 +321,89 @@ from tutorial_engine.viz.tokens import token_labels
 
 seen = [s.stop - s.start for s in batch.context_slots]
 pairs = sum(int(causal_mask(q, kv).sum()) for q, kv in zip(batch.query_lens, seen, strict=True))
-predictions.reveal("entries", str(pairs))
-flat_batch(batch, names, token_labels(tokenizer, batch.input_ids.tolist()))
+labels = token_labels(tokenizer, batch.input_ids.tolist())
+flat_batch(batch, names, labels) if predictions.reveal("entries", pairs) else None
 
 # %% [markdown]
-# Linear layers see five rows and do not ask whose they are: they read each weight once for all. Attention
-# goes sequence by sequence; the white parts are never computed, nothing is padded. Then one forward, by
-# hand:
+# The linear layers get five rows of numbers, and it does not matter whose they are. They read each weight
+# once for all five. Attention works request by request. The white parts of the picture are never
+# computed, and nothing is padded. Now run this batch, by hand:
 
 # %%
 hidden = model(batch, by_hand.runner.attention)
 print("hidden [tokens, hidden size]:", list(hidden.shape))
 ready = [item.request.request_id for item in scheduled if item.yields_token]
-print("get a token:", ready)
-next_ids = model.compute_logits(hidden[list(batch.last_token_indices)]).argmax(-1)
-print("as alone:", [int(i) for i in next_ids] == [alone[0][1], alone[1][0], alone[2][0]])
+print("these get a token:", ready)
+next_ids = model.compute_logits(hidden[list(batch.last_token_indices)]).argmax(-1).tolist()
+print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][0], alone["C"][0]])
 
 # %% [markdown]
-# The engine does the same, for ever: schedule, one forward, sample, update, deliver.
+# The engine does the same in each step: it schedules, runs one forward, samples, updates the requests, and
+# delivers the new tokens. (`_in_step` and `_sweep` protect a step from a callback or a Ctrl-C that comes in
+# the middle of it.)
 
 # %%
 show_source(LLMEngine._step)
 
 # %% [markdown]
-# ## 5 · The life of a request
+# ## 5 · Inside the scheduler
 #
-# **Objective:** know its states. Only the scheduler moves a request from one to the next; what may follow
-# what is a table in the code, and this picture is drawn from it.
+# **Objective:** read the loops that `schedule` calls, and know what happens when memory runs out.
+#
+# Here is the loop over the running requests. `_check_share` refuses a share that is no whole number.
+# `memory.allocate` asks the cache for slots for the new tokens, and returns None if there is no room.
+# `_book` adds the request to the plan, and takes its tokens from the budget.
+
+# %%
+show_source(Scheduler.schedule_running)
+
+# %% [markdown]
+# Look at the `while` loop. If there is no room, the *victim* gives up its K and V and goes back to the
+# front of the queue. The victim is the last of `running`, so those that were admitted first go on. This is
+# called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows never
+# need it, because each row has room for the longest text; in notebook 04 you will see it at work.
+#
+# A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
+# brings it back without a special case: its difference is large again.
+
+# %% [markdown]
+# The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
+# room for it. It returns whether it did.
+
+# %%
+show_source(Scheduler.schedule_waiting)
+print()
+show_source(Scheduler.admit, first="num_tokens = ")
+
+# %%
+predictions.ask(
+    "overtake",
+    "No chunks are allowed, and the budget is 16. A (10 prompt tokens), L (12) and S (3) wait, in this "
+    "order. What does step 0 run?",
+    ["A 10", "A 10, S 3", "A 10, L 6"],
+)
+
+# %% [markdown]
+# `dry_run` runs a scheduler without a model, so it plans many steps in no time.
+
+# %%
+from tutorial_engine.engine.scheduler import SchedulerConfig
+from tutorial_engine.learn.dry_run import Job, dry_run
+
+jobs = [Job("A", 10, 4), Job("L", 12, 2), Job("S", 3, 2)]  # name, prompt length, new tokens
+whole_prompts = SchedulerConfig(max_num_batched_tokens=16, enable_chunked_prefill=False)
+planned = steps(dry_run(Scheduler, jobs, whole_prompts))
+first = ", ".join(f"{name} {n}" for name, n in planned[0].items())
+if predictions.reveal("overtake", first):
+    print("steps 0 to 2:", *planned[:3])
+
+# %% [markdown]
+# L does not fit beside A, so `admit` returns False and the loop ends. S has to wait too, although there is
+# budget for it. If S could overtake L, then the next short request could do the same, and the next. A long
+# request might wait for ever.
+#
+# The picture has all states that a request can have. Only the scheduler moves a request from one state to
+# the next. The picture is drawn from `TRANSITIONS`, the table that the code checks itself against.
 
 # %% tags=["figure-life"]
 from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
@@ -265,89 +412,86 @@ from tutorial_engine.viz.request_plots import state_machine
 state_machine(TRANSITIONS)
 
 # %%
-engine = make_engine(max_num_seqs=1)
-for name, ids, own in zip("AB", prompts, params, strict=False):
-    engine.add_request(ids, own, name)
+engine = with_three(max_num_seqs=1)
 a, b = engine.requests["A"], engine.requests["B"]
-print(a.status.value, b.status.value)
+print("added:         A", a.status.value, "| B", b.status.value)
 engine.step()
-print(a.status.value, b.status.value)
+print("after a step:  A", a.status.value, "| B", b.status.value)
 engine.run()
-print(a.status.value, b.status.value)
+print("after the run: A", a.status.value, "| B", b.status.value)
 try:
     a.status = RequestStatus.RUNNING
 except ValueError as error:
     print(error)
 
 # %% [markdown]
-# "Preempted" needs a cache that runs out in the middle of a request. Rows cannot: each has room for the
-# longest text. Notebook 04 shows what that costs.
-#
 # ## 6 · The trace
 #
-# **Objective:** trust the pictures. The engine writes down what it does, as small frozen events. Every
-# timeline here is drawn from such a trace, nothing by hand.
+# **Objective:** know where the pictures come from.
+#
+# The engine writes down what it does, as small *events* that nobody can change later. All timelines of
+# this notebook are drawn from such a *trace*. Here are the first events of the run above.
 
 # %%
 trace = engine.trace.trace()
-for event in trace.events[:9]:
+for event in trace.events[:10]:
     told = [getattr(event, name, "") for name in ("request_id", "row", "slots", "token_id")]
     print(f"{event.time * 1000:3.0f} ms  step {event.step}  {type(event).__name__:13}", *told)
 
 # %% [markdown]
-# From the events alone the state at any step can be rebuilt: queues, tokens, rows, slots. Here a replay is
-# compared with the live engine, step by step:
+# The events alone are enough to rebuild the state of the engine at any step: queues, tokens, rows and
+# slots. The next cell compares this *replay* with the live engine, after every step.
 
 # %%
 from tutorial_engine.trace import Trace
 from tutorial_engine.trace.history import history
 
-engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    engine.add_request(ids, own, name)
+engine = with_three(max_num_seqs=2, max_num_batched_tokens=8)
 live = []
 while engine.has_unfinished_requests:
     engine.step()
     live.append(engine.state())
 trace = engine.trace.trace()
-print("steps:", len(live), "events:", len(trace.events))
-print("replay = live engine:", [step.after.unfinished() for step in history(trace)] == live)
+print(f"{len(live)} steps, {len(trace.events)} events")
+print("the replay equals the live engine:", [s.after.unfinished() for s in history(trace)] == live)
 print("JSON and back:", Trace.from_json(trace.to_json()) == trace)
+
+# %% [markdown]
+# A trace can also be opened in the viewers that performance engineers use. `save_chrome(trace,
+# "steps.json")` writes a file for `chrome://tracing` and for Perfetto (ui.perfetto.dev). There each request
+# has a track of its own, and the steps have one. Here are some entries of such a file. Their times are in
+# microseconds:
+
+# %%
+from tutorial_engine.trace.chrome import to_chrome
+
+entries = to_chrome(trace)["traceEvents"]
+print(len(entries), "entries, for example:")
+for name in ("step 0", "prefill 8", "tokens in the step"):  # two boxes and a counter
+    print(next(entry for entry in entries if entry["name"] == name))
 
 # %% [markdown]
 # ## 7 · What a user feels
 #
-# **Objective:** know the words. *TTFT*: from arrival to the first token. *ITL*: the gap between two
-# tokens. *TPOT*: their mean. On the virtual clock they can be checked by hand. The three come 5 ms apart; two
-# may run; 8 tokens a step.
-
-# %%
-from tutorial_engine.lab.workload import Arrival, serve
-
-engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
-arrivals = [
-    Arrival(0.005 * i, ids, own, name)
-    for i, (name, ids, own) in enumerate(zip(names, prompts, params, strict=True))
-]
-for out in serve(engine, arrivals):
-    m = out.metrics
-    ms = [round(1000 * x) for x in (m.queue_time, m.ttft, m.tpot, m.total)]
-    print(f"{out.request_id}: waits {ms[0]}, TTFT {ms[1]}, TPOT {ms[2]}, total {ms[3]} ms")
-
-# %% tags=["figure-one-request"]
-from tutorial_engine.viz.request_plots import one_request
-
-one_request(engine.trace.trace(), "C")
+# **Objective:** compute the times by which servers are judged.
+#
+# Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
+# 10 ms, and each token that it runs costs 1 ms more. A real forward has the same two parts: it reads all
+# weights once, and it computes for each token.
+#
+# **TTFT**, the time to first token, counts from the arrival of a request. **ITL**, the inter-token latency,
+# is the gap between two tokens. **TPOT**, the time per output token, is the mean of these gaps.
 
 # %% [markdown]
-# ### Exercise 3: TTFT and TPOT (3 minutes)
+# ### Exercise 3: TTFT and TPOT (5 minutes)
 #
-# <details><summary>Hint</summary>n tokens have n − 1 gaps between them.</details>
+# <details><summary>Hint</summary>n tokens have n − 1 gaps between them, and together these gaps last from
+# the first token to the last.</details>
 
 
 # %% tags=["exercise"]
 def ttft_and_tpot(arrival, token_times):
-    """Times in seconds; token_times has one entry per token. Returns (TTFT, TPOT)."""
+    """arrival and the time of each token, in seconds -> (TTFT, TPOT) in seconds."""
     ### BEGIN SOLUTION
     tpot = (token_times[-1] - token_times[0]) / (len(token_times) - 1)
     return token_times[0] - arrival, tpot
@@ -357,309 +501,450 @@ def ttft_and_tpot(arrival, token_times):
 # %%
 from tutorial_engine.learn.checks_03 import check_metrics
 
-check_metrics(ttft_and_tpot)
+server.use(ttft_and_tpot, check_metrics)
 
 # %% [markdown]
-# ## 8 · Four policies
+# Now `plan` decides each step. For each request `serve` also calls your `ttft_and_tpot`, and compares its
+# answer with the times that it prints.
+
+# %%
+run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
+
+# %% [markdown]
+# The times can be checked by hand. The picture shows C, which has to wait for a place. It is drawn from the
+# trace of the run above.
+
+# %% tags=["figure-one-request"]
+from tutorial_engine.viz.request_plots import one_request
+
+one_request(run.trace, "C")
+
+# %%
+print(predictions.score())
+
+# %% [markdown]
+# ---
 #
-# **Objective:** see what each one wastes. *One by one*: a queue. *Static batching*: a batch runs until its
-# slowest is done. *Prefill first*: continuous, but a step prefills whole prompts or decodes. *The one
-# rule*: both in a step. Eight requests come, one every 30 ms.
+# **The first sitting ends here.** You have written the rule that plans each step, and your requests got the
+# same tokens together that they get alone. You can follow a step from the queue to the model and back. The
+# second sitting takes about 1½ hours.
+#
+# ---
+
+# %% [markdown]
+# # Second sitting: what batching gains and costs
+#
+# If you begin here after a restart of the notebook, run all cells above first (menu Run, "Run All Above
+# Selected Cell"): it takes less than a minute. Your exercises run in the engine again.
+
+# %% [markdown]
+# ## 8 · Four policies and their idle places
+#
+# **Objective:** see what four ways of batching waste.
+#
+# A *policy* says who may run when.
+#
+# - *One by one*: a request runs alone until it is finished.
+# - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished.
+# - *Prefill first*: whoever waits may join at any step. But a step either reads whole prompts or decodes.
+# - *The one rule*: the scheduler of section 2. A step does both.
+
+# %% [markdown]
+# Eight requests wait from the start, and there are four places. A place that runs no token in a step,
+# although somebody waits or holds it, is *wasted*: the step reads all weights of the model all the same.
 
 # %%
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.lab.workload import Arrival, serve
 
-lengths = [6, 24, 4, 12, 8, 24, 4, 12]
-eight = [
-    Arrival(0.03 * i, prompts[i % 3], SamplingParams(max_tokens=n, ignore_eos=True), "ABCDEFGH"[i])
-    for i, n in enumerate(lengths)
-]
+lengths = [6, 24, 4, 12, 8, 24, 4, 12]  # new tokens that A to H want
 policies = {
     "one by one": OneByOne,
     "static batching": StaticBatching,
     "prefill first": PrefillFirst,
     "one rule": Scheduler,
 }
+
+
+def wants(num_tokens):
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+
+
+eight = [
+    Arrival(0.0, prompts[i % 3], wants(n), name)
+    for i, (n, name) in enumerate(zip(lengths, "ABCDEFGH", strict=True))
+]
+
+# %%
 show_source(StaticBatching.schedule_waiting)
+print()
+show_source(StaticBatching.may_admit)
 
 # %%
 predictions.ask(
-    "policies",
-    "Room for 4 requests, 16 tokens a step. Compared with static batching, the one rule needs ...",
-    ["about as many steps", "about half as many", "a tenth as many"],
+    "wasted",
+    "Static batching: count the four places of every step. How many of them are wasted?",
+    ["about one in twenty", "about one in four", "about one in two"],
 )
 
 # %%
-runs, results, texts = {}, {}, {}
+runs, results = {}, {}
 for name, policy in policies.items():
     engine = make_engine(policy, max_num_seqs=4, max_num_batched_tokens=16)
     results[name] = serve(engine, eight)
     runs[name] = engine.trace.trace()
-    texts[name] = [out.outputs[0].token_ids for out in results[name]]
-ratio = runs["one rule"].num_steps / runs["static batching"].num_steps
-options = predictions.questions["policies"].options
-predictions.reveal("policies", options[0 if ratio > 0.8 else 1 if ratio > 0.25 else 2])
-print("same tokens under every policy:", all(t == texts["one rule"] for t in texts.values()))
+tokens = {name: [out.outputs[0].token_ids for out in outs] for name, outs in results.items()}
+print("the same tokens under every policy:", all(t == tokens["one rule"] for t in tokens.values()))
 
-# %% tags=["figure-policies"]
-from tutorial_engine.viz.timeline import timelines
 
-timelines(runs)
+# %% tags=["figure-places"]
+from tutorial_engine.viz.places import places, read_places
+
+counted = read_places(runs["static batching"])
+one_in = counted.total / counted.wasted
+nearest = min(range(3), key=lambda i: abs(one_in - (20, 4, 2)[i]))
+places(runs) if predictions.reveal("wasted", nearest) else None
+
+# %% [markdown]
+# Read a line from left to right: it is one place, step after step. Under static batching a short request
+# ends, and its place stays empty until the longest of the batch ends. Under the one rule another request
+# has the place in the next step. At the end of each run places are idle because nobody waits any more.
+#
+# Prefill first wastes places in another way. Whenever somebody joins, all who decode hold their places and
+# run nothing for a step. And what does `server` waste, with your parts in it?
+
+# %%
+engine = server.engine(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+serve(engine, eight)
+for name, trace in {"one rule": runs["one rule"], "server": engine.trace.trace()}.items():
+    counted = read_places(trace)
+    print(f"{name:9}{counted.wasted:2} of {counted.total} places are wasted")
+
+# %% [markdown]
+# **How static batching really was.** Our version is kind: each request is answered when it is finished. The
+# servers that it stands for treated a batch as one call. They gave all answers back when the whole batch
+# was over. The next cell reads both times from the same trace.
+
+# %%
+from tutorial_engine.lab.static_batch import static_as_it_was
+
+kind = [1000 * out.metrics.finished for out in results["static batching"]]
+as_it_was = [1000 * end for end in static_as_it_was(runs["static batching"]).values()]
+one_rule = [1000 * out.metrics.finished for out in results["one rule"]]
+for i, name in enumerate("ABCDEFGH"):
+    print(f"{name}: answered after {kind[i]:3.0f} ms here, after {as_it_was[i]:3.0f} ms then")
+means = [sum(ends) / 8 for ends in (kind, as_it_was, one_rule)]
+print(f"mean: {means[0]:.0f} ms here, {means[1]:.0f} ms then, {means[2]:.0f} ms with the one rule")
+
+# %%
+from tutorial_engine.learn.elsewhere import box
+
+print(box("static_batching"))
+
+# %% [markdown]
+# Now the numbers. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
+# of 20 do not exceed. (Of eight requests, p95 is the worst.)
 
 # %%
 from tutorial_engine.engine.metrics import percentile
 
-print(f"{'':16}{'steps':>6}{'tok/s':>7}{'TTFT p50':>10}{'p95':>6}{'longest gap':>13}   (ms)")
+
+def in_ms(seconds, percent):
+    return f"{1000 * percentile(seconds, percent):8.0f}"
+
+
+print(f"{'times in ms':16}{'steps':>6}{'tok/s':>7}    TTFT p50, p95  TPOT p50  longest gap")
 for name, outs in results.items():
-    ttft = [1000 * out.metrics.ttft for out in outs]
-    gaps = [1000 * gap for out in outs for gap in out.metrics.itl]
-    speed = sum(lengths) / max(out.metrics.finished for out in outs)
-    p50, p95 = percentile(ttft, 50), percentile(ttft, 95)
-    steps_run = runs[name].num_steps
-    print(f"{name:16}{steps_run:6}{speed:7.0f}{p50:10.0f}{p95:6.0f}{max(gaps):13.0f}")
+    times = [out.metrics for out in outs]
+    ttft = [one.ttft for one in times]
+    gaps = [gap for one in times for gap in one.itl]
+    speed = sum(lengths) / max(one.finished for one in times)
+    told = in_ms(ttft, 50) + in_ms(ttft, 95) + in_ms([one.tpot for one in times], 50)
+    print(f"{name:16}{runs[name].num_steps:6}{speed:7.0f}  {told}  {in_ms(gaps, 100)}")
 
 # %% [markdown]
-# (p50: half are at most this. p95: 19 of 20 are; of eight, that is the worst.) The gaps: prefill first stops
-# all who decode while a prompt runs; the one rule lets them run along. Sharing makes each token a little
-# later, and the first token, and the end, much earlier:
-
-# %% tags=["figure-distributions"]
-from tutorial_engine.viz.serving_plots import latency_distributions
-
-latency_distributions({name: [out.metrics for out in outs] for name, outs in results.items()})
-
-# %% [markdown]
-# The same on this machine's own clock, where nothing costs a round number of milliseconds. Times differ
-# from run to run, and the two continuous policies may trade places. In TTFT and total, static batching and
-# one by one stay behind.
+# One by one has the smallest TPOT, because nobody shares its forwards. But its users wait longest for their
+# first token. Sharing makes each token a little later, and the first token much earlier.
+#
+# Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
+# runs. The one rule lets them run along.
+#
+# The picture shows the same requests on the clock of this machine, a mark for each. The times differ from
+# run to run, and the two continuous policies may change places.
 
 # %% tags=["nbval-ignore-output", "figure-measured"]
 from tutorial_engine.engine import WallClock
+from tutorial_engine.viz.serving_plots import latency_distributions
 
 make_engine(clock=WallClock()).generate(prompts, params)  # warm up
 measured = {}  # on this machine's own clock
 for name, policy in policies.items():
     engine = make_engine(policy, WallClock(), max_num_seqs=4, max_num_batched_tokens=16)
-    outs = serve(engine, [one._replace(time=one.time / 10) for one in eight])  # all is quicker
-    measured[name] = [out.metrics for out in outs]
+    measured[name] = [out.metrics for out in serve(engine, eight)]
 latency_distributions(measured)
 
 # %% [markdown]
-# ## 9 · How many at once?
+# ## 9 · Throughput against latency
 #
-# **Objective:** weigh throughput against latency. `max_num_seqs` is the largest batch. Sixteen requests of
-# 16 tokens each, all there from the start.
+# **Objective:** choose how many requests run at once.
+#
+# *Throughput* counts the tokens of all requests per second. *Latency* is what one user waits for, here the
+# TPOT. `max_num_seqs` trades one for the other. Sixteen requests of 16 new tokens wait from the start.
 
 # %%
 predictions.ask(
     "sixteen",
-    "From 1 to 16 at once. The time between two tokens of a request ...",
-    ["shrinks", "stays", "grows, but far less than 16 times"],
+    "We go from 1 request at once to 16. What happens to the time between two tokens of a request?",
+    ["it shrinks", "it stays", "it grows, but far less than 16 times", "it grows 16 times"],
 )
 
 # %%
 SIZES = [1, 2, 4, 8, 16]
-sixteen = [
-    Arrival(0.0, prompts[i % 3], SamplingParams(max_tokens=16, ignore_eos=True)) for i in range(16)
-]
+sixteen = [Arrival(0.0, prompts[i % 3], wants(16), f"r{i}") for i in range(16)]
 
 
-def throughput_and_tpot(size, clock):
+def at_once(size, clock):
+    """Tokens per second of all, TPOT in ms (p50), and when each request ends."""
     engine = make_engine(clock=clock, max_num_seqs=size, max_num_batched_tokens=64)
     start = clock.now()
     outs = serve(engine, sixteen)
     tpot = percentile([out.metrics.tpot for out in outs], 50)
-    return 256 / (clock.now() - start), 1000 * tpot
+    ends = [out.metrics.finished - start for out in outs]
+    return 256 / (clock.now() - start), 1000 * tpot, ends
 
 
-# %%
-virtual = {size: throughput_and_tpot(size, VirtualClock()) for size in SIZES}
+virtual = {size: at_once(size, VirtualClock()) for size in SIZES}
+
+# %% tags=["figure-throughput-latency"]
+from tutorial_engine.viz.serving_plots import throughput_latency
+
 growth = virtual[16][1] / virtual[1][1]
-shrinks, stays, grows = predictions.questions["sixteen"].options
-predictions.reveal("sixteen", grows if growth > 1.1 else stays if growth > 0.9 else shrinks)
-for size, (speed, tpot) in virtual.items():
-    print(f"{size:2} at once: {speed:4.0f} tokens/s in all, {tpot:3.0f} ms a token for each")
-
-# %% tags=["nbval-ignore-output", "figure-batch-size"]
-from tutorial_engine.viz.serving_plots import sweep
-
-measured_here = {size: throughput_and_tpot(size, WallClock()) for size in SIZES}
-for size, (speed, tpot) in measured_here.items():
-    print(f"{size:2} at once, here: {speed:4.0f} tokens/s, {tpot:4.1f} ms a token for each")
-panels = {"virtual clock": virtual, "measured here": measured_here}
-sweep(
-    SIZES,
-    {name: [speed for speed, _ in by.values()] for name, by in panels.items()},
-    xlabel="requests at once (max_num_seqs)",
-    ylabel="tokens per second",
-)
+if answered := predictions.reveal("sixteen", sum(growth > limit for limit in (0.95, 1.05, 15))):
+    print(f"16 at once: {virtual[16][0] / virtual[1][0]:.1f} times the tokens per second,", end=" ")
+    print(f"{growth:.1f} times the TPOT")
+    sooner = sum(a < b for a, b in zip(virtual[16][2], virtual[1][2], strict=True))
+    print(f"{sooner} of 16 requests end sooner than one at a time")
+curve = {"one rule": [(size, *virtual[size][:2]) for size in SIZES]}
+throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if answered else None
 
 # %% [markdown]
-# On the virtual clock 16 at once give 5.6 times the tokens per second, for 2.6 times the gap between two
-# tokens of one request. And nearly everybody ends sooner: one at a time, the last of sixteen waits for
-# fifteen others. A clock that charges nothing for the forward itself gains nothing:
+# Each point is an engine with another `max_num_seqs`. To the right is more throughput, and upwards is more
+# latency. The first steps are cheap: two at once cost little and give nearly twice the tokens. Later a
+# little more throughput costs much latency. A server is tuned by choosing a point on such a curve.
 
-# %%
-for per_forward in (0.010, 0.001, 0.0):
-    clock = [VirtualClock(per_forward, per_token=0.001) for _ in range(2)]
-    one, many = (throughput_and_tpot(n, c)[0] for n, c in zip((1, 16), clock, strict=True))
-    print(f"{1000 * per_forward:2.0f} ms a forward, 1 ms a token: 16 at once are {many / one:.1f}x")
+# %% tags=["nbval-ignore-output"]
+for size in SIZES if answered else ():  # measured on this machine, after your prediction
+    speed, tpot, _ = at_once(size, WallClock())
+    print(f"{size:2} at once, here: {speed:5.0f} tokens/s in all, {tpot:4.1f} ms a token for each")
 
 # %% [markdown]
-# That is the other end of the roofline: where arithmetic is the limit, a batch has nothing to share.
-#
-# ## 10 · A long prompt comes
-#
-# **Objective:** protect those who decode. A is being served. Then L comes, with 106 prompt tokens.
-
-# %%
-LONG = tokenizer.encode(" ".join([PROMPTS[0]] * 9)).ids
-reader = Arrival(0.0, prompts[1], SamplingParams(max_tokens=24, ignore_eos=True), "A")
-late = Arrival(0.1, LONG, SamplingParams(max_tokens=4, ignore_eos=True), "L")
-
-
-def with_budget(budget):
-    engine = make_engine(max_num_batched_tokens=budget, max_model_len=160)
-    outs = serve(engine, [reader, late])
-    return engine.trace.trace(), outs
-
-
-whole, outs_whole = with_budget(128)
-gaps = [round(1000 * gap) for gap in outs_whole[0].metrics.itl]
-print(len(LONG), "prompt tokens; the gaps of A in ms:")
-print(gaps)
+# **Two numbers that seem to disagree.** A user of a server reports 529 tokens per second and 108 ms per
+# token. But 529 tokens in a second are one token every 2 ms.
 
 # %%
 predictions.ask(
-    "chunks",
-    "One gap of 117 ms: A stands still while L is prefilled. Now with a budget of 16 tokens a step. The "
-    "first token of L comes ...",
-    ["earlier", "at the same time", "later"],
+    "paradox",
+    "529 tokens per second in all, and 108 ms from one token of a request to its next. How can both be "
+    "true?",
+    [
+        "they cannot: 1 / 529 s is 2 ms",
+        "about 57 requests run at once",
+        "most of the 108 ms is the first token",
+    ],
 )
 
 # %%
-chunked, outs_chunked = with_budget(16)
-ttft_whole, ttft_chunked = (
-    round(1000 * outs[1].metrics.ttft) for outs in (outs_whole, outs_chunked)
+together = round(529 * 0.108)  # tokens per second in all · seconds per token of one
+if predictions.reveal("paradox", f"about {together} requests run at once"):
+    print("our own engine, tokens per second · seconds per token:")
+    for size, (speed, tpot, _) in virtual.items():
+        print(f"{size:2} at once: {speed:3.0f} · {tpot / 1000:.3f} = {speed * tpot / 1000:4.1f}")
+
+# %% [markdown]
+# Throughput counts the tokens of all users, and TPOT those of one user. So 1 / throughput is not the TPOT:
+# their product is the number of requests that run at once. In our runs the product is a little smaller,
+# because the throughput also counts the time in which prompts are read, and TPOT does not.
+#
+# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share.
+# The next cell makes this price smaller.
+
+# %%
+for per_forward in (0.010, 0.001, 0.0):
+    clocks = [VirtualClock(per_forward, per_token=0.001) for _ in range(2)]
+    one, many = (at_once(n, clock)[0] for n, clock in zip((1, 16), clocks, strict=True))
+    print(f"{1000 * per_forward:2.0f} ms a forward, 1 ms a token: 16 at once are {many / one:.1f}x")
+
+# %% [markdown]
+# This is the other end of the roofline of notebook 02. Where the arithmetic of each token is the limit, a
+# batch has nothing to share.
+#
+# ## 10 · A long prompt comes
+#
+# **Objective:** protect the requests that decode from a long prompt.
+#
+# A decodes. After 100 ms L comes, with 106 prompt tokens. First the budget is so large that the prompt of
+# L runs in one step.
+
+# %%
+LONG = tokenizer.encode(" ".join([PROMPTS[0]] * 9)).ids
+decoding = Arrival(0.0, prompts[1], wants(24), "A")
+newcomer = Arrival(0.1, LONG, wants(4), "L")
+
+
+def with_budget(budget):
+    """The run as a trace, the outputs of A and L, and tokens (prompts too) per second."""
+    engine = make_engine(max_num_batched_tokens=budget, max_model_len=160)
+    outs = serve(engine, [decoding, newcomer])
+    trace = engine.trace.trace()
+    ran = sum(sum(one.values()) for one in steps(trace))
+    return trace, outs, ran / engine.clock.now()
+
+
+whole, outs_whole, speed_whole = with_budget(128)
+gaps = [round(1000 * gap) for gap in outs_whole[0].metrics.itl]
+print(len(LONG), "prompt tokens of L; the gaps between two tokens of A in ms:")
+print(gaps)
+
+# %% [markdown]
+# One gap has 117 ms: A stands still while the prompt of L runs. 117 ms are 10 for the forward, 106 for L
+# and 1 for A.
+
+# %%
+predictions.ask(
+    "gap",
+    "Now at most 16 tokens run in a step, so the prompt of L is cut into chunks. What is the longest gap "
+    "of A, in ms?",
+    ["11", "16", "26", "117"],
 )
-later = ttft_chunked > ttft_whole
-predictions.reveal("chunks", "later" if later else "earlier")
-print("longest gap of A:", max(gaps), "and", round(1000 * max(outs_chunked[0].metrics.itl)), "ms")
-print("TTFT of L:", ttft_whole, "and", ttft_chunked, "ms")
 
 # %% tags=["figure-chunks"]
 from tutorial_engine.viz.serving_plots import itl_over_time
 
-itl_over_time({"whole prompt": whole, "chunks": chunked}, "A")
+chunked, outs_chunked, speed_chunked = with_budget(16)
+chosen = predictions.reveal("gap", round(1000 * max(outs_chunked[0].metrics.itl)))
+itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else None
 
 # %% [markdown]
-# **Chunked prefill** spreads the prompt over steps that decode as well. A slows from 11 to 26 ms for some
-# tokens instead of standing still for 117; L pays, for each step costs its 10 ms. The budget is the dial between the two:
+# This is **chunked prefill**: the prompt is spread over several steps that decode as well. It answers a
+# question that users ask often: *why does a smaller token budget make the inter-token latency better?*
+# Every step of a request that decodes gives it a token, so its gap is one step. And no step lasts longer
+# than 10 ms + budget · 1 ms.
+
+# %%
+predictions.ask(
+    "speed",
+    "With the budget of 16 the engine runs the same tokens. Compared with the budget of 128, how many "
+    "tokens per second does it run?",
+    ["more", "as many", "fewer"],
+)
+
+# %%
+BUDGETS = [4, 8, 16, 32, 64, 128]
+by_budget = {budget: with_budget(budget) for budget in BUDGETS}
+longest = {b: 1000 * max(outs[0].metrics.itl) for b, (_, outs, _) in by_budget.items()}
+ttfts = {b: 1000 * outs[1].metrics.ttft for b, (_, outs, _) in by_budget.items()}
+texts = [[out.outputs[0].token_ids for out in outs] for _, outs, _ in by_budget.values()]
+print("the same tokens with every budget:", all(one == texts[0] for one in texts))
 
 # %% tags=["figure-budget"]
 from tutorial_engine.viz.serving_plots import sweep
 
-BUDGETS = [4, 8, 16, 32, 64, 128]
-by_budget = [with_budget(budget)[1] for budget in BUDGETS]
-longest = [1000 * max(outs[0].metrics.itl) for outs in by_budget]
-first = [1000 * outs[1].metrics.ttft for outs in by_budget]
-sweep(
-    BUDGETS,
-    {"longest gap of A": longest, "TTFT of L": first},
-    xlabel="token budget of a step (max_num_batched_tokens)",
-    ylabel="ms",
-)
+ratio = speed_chunked / speed_whole
+if chosen := predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
+    for b, (trace, _, speed) in by_budget.items():
+        told = f"longest gap {longest[b]:3.0f} <= {10 + b:3} ms, TTFT of L {ttfts[b]:3.0f} ms"
+        print(f"budget {b:3}: {told}, {trace.num_steps} steps, {speed:.0f} tokens/s")
+lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttfts.values()]}
+sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 
 # %% [markdown]
-# Same tokens at every budget, of course:
+# Chunking does not raise the throughput: every token still has to run. With a budget of 16 it does not
+# lower it either, because the chunks ride along in steps that A needs anyway. With a still smaller budget
+# the engine needs more steps, and each step pays for its forward. L pays for the short gaps of A: its first
+# token comes later. So the token budget is a dial between the users who decode and the user who comes.
 
 # %%
-texts = [[out.outputs[0].token_ids for out in outs] for outs in by_budget]
-print(all(tokens == texts[0] for tokens in texts))
+print(box("step_order"))
 
 # %% [markdown]
 # ## 11 · Too many users
 #
-# **Objective:** add users, and watch what the slowest of them feel. They come at random (a Poisson process), 48 in all, more and more per
-# second, with the lengths of section 8. The engine runs at most 8 at once.
+# **Objective:** see what the slowest users feel when more and more of them come.
+#
+# 48 users come at random times (a Poisson process: none knows of the others). They want as many tokens as
+# A to H did. At most 8 run at once.
 
 # %%
 predictions.ask(
     "load",
-    "At 16 requests a second the p95 of TTFT is about 40 ms. At 32 it is ...",
+    "At 16 requests per second the p95 of TTFT is about 40 ms. What is it at 32 requests per second?",
     ["about 40 ms: they run together", "about 80 ms: twice the users", "more than 160 ms"],
 )
 
 # %%
 from tutorial_engine.lab.workload import poisson_times
 
-RATES = [8, 16, 24, 32, 48, 64]
-many = [lengths[i % 8] for i in range(48)]
+RATES = [8, 16, 24, 32, 64]
+wanted = [lengths[i % 8] for i in range(48)]
 
 
-def under_load(rate, policy=Scheduler):
+def under_load(rate, policy):
+    """Tokens per second, and p95 of TTFT in ms."""
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
-    crowd = [
-        Arrival(t, prompts[i % 3], SamplingParams(max_tokens=many[i], ignore_eos=True))
-        for i, t in enumerate(poisson_times(rate, 48, seed=1))
-    ]
+    times = poisson_times(rate, 48, seed=1)
+    crowd = [Arrival(t, prompts[i % 3], wants(wanted[i])) for i, t in enumerate(times)]
     ttft = [1000 * out.metrics.ttft for out in serve(engine, crowd)]
-    return percentile(ttft, 95), sum(many) / engine.clock.now()
+    return sum(wanted) / engine.clock.now(), percentile(ttft, 95)
 
 
-load = {rate: under_load(rate) for rate in RATES}
-same, twice, more = predictions.questions["load"].options
-p95 = load[32][0]
-predictions.reveal("load", more if p95 > 160 else twice if p95 > 60 else same)
+load = {
+    name: {rate: under_load(rate, policies[name]) for rate in RATES}
+    for name in ("one rule", "static batching")
+}
 
 # %% tags=["figure-load"]
-static = {rate: under_load(rate, StaticBatching) for rate in RATES}
-both = {"one rule": load, "static batching": static}
-for rate in RATES:
-    told = [
-        f"{name}: p95 {by[rate][0]:4.0f} ms, {by[rate][1]:3.0f} tok/s" for name, by in both.items()
-    ]
-    print(f"{rate:2} requests/s, " + "; ".join(told))
-sweep(
-    RATES,
-    {
-        panel: {name: [row[i] for row in by.values()] for name, by in both.items()}
-        for i, panel in enumerate(("TTFT p95, ms", "tokens per second"))
-    },
-    xlabel="requests per second",
-    ylabel="",
-)
+p95 = load["one rule"][32][1]
+if chosen := predictions.reveal("load", sum(p95 > limit for limit in (60, 160))):
+    for name, by_rate in load.items():
+        told = [f"{rate}/s {late:.0f}" for rate, (_, late) in by_rate.items()]
+        print(f"{name:16} p95 of TTFT in ms: {', '.join(told)}")
+curves = {
+    name: [(rate, *point) for rate, point in by_rate.items()] for name, by_rate in load.items()
+}
+throughput_latency(curves, "TTFT p95", "requests per second") if chosen else None
 
 # %% [markdown]
-# Throughput follows the users until the engine is full; from then on it is flat, and the queue grows as
-# long as they keep coming. No scheduler cures that; a better one moves the cliff to the right.
+# As long as there is room, throughput follows the users, and the latency hardly changes. When the engine is
+# full, throughput stays where it is. From then on the queue grows as long as users keep coming, so the
+# curve turns upwards. No scheduler can prevent this. A better one moves the turn to the right.
 #
-# ## 12 · Head of line, and fairness
+# ## 12 · Fairness
 #
 # **Objective:** see what "first come, first served" costs, and what "shortest first" does.
 
 # %%
-queue = [Arrival(0.0, LONG, SamplingParams(max_tokens=8, ignore_eos=True), "L")]
-short = SamplingParams(max_tokens=6, ignore_eos=True)
+short = wants(6)
+queue = [Arrival(0.0, LONG, wants(8), "L")]
 queue += [Arrival(0.01, prompts[i % 3], short, "ABCD"[i]) for i in range(4)]
+one_place = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 160}
 
 
-def queue_times(policy, arrivals, **limits):
-    sizes = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 160}
-    outs = serve(make_engine(policy, **(sizes | limits)), arrivals)
-    return {out.request_id: round(1000 * out.metrics.ttft) for out in outs}
+def first_tokens(engine, arrivals):
+    """TTFT of each request in ms."""
+    return {out.request_id: round(1000 * out.metrics.ttft) for out in serve(engine, arrivals)}
 
 
-print("one place, TTFT in ms:", queue_times(Scheduler, queue))
+print("one place, TTFT in ms:", first_tokens(make_engine(**one_place), queue))
 
 # %% [markdown]
-# Everybody waits for L: *head-of-line blocking*. Even with more places nobody may overtake the first in
-# the queue, or a large request might never find room.
+# Everybody waits for L, which came first: this is *head-of-line blocking*.
 #
 # ### Exercise 4: shortest prompt first (5 minutes)
 #
-# <details><summary>Hint</summary>A request knows its <code>num_prompt_tokens</code>, and <code>min</code>
-# takes a <code>key</code>.</details>
+# Write a policy that admits the request with the shortest prompt.
+#
+# <details><summary>Hint</summary>A request knows its <code>num_prompt_tokens</code>. <code>min</code> takes
+# a function as its <code>key</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -675,36 +960,88 @@ class ShortestFirst(Scheduler):
 # %%
 from tutorial_engine.learn.checks_03 import check_shortest
 
-check_shortest(ShortestFirst)
+server.use(ShortestFirst, check_shortest)
 
 # %%
 predictions.ask(
     "starve",
-    "Shortest first, one place. L and a short request come at 0, then a short one every 40 ms, twelve in "
-    "all. Each takes about 70 ms. L ...",
-    ["is second", "is somewhere in the middle", "is last"],
+    "Shortest first, one place. L and a short request come at 0 ms, then a short one every 40 ms, twelve "
+    "short ones in all. Each takes about 70 ms. When does L get its turn?",
+    ["second", "somewhere in the middle", "last"],
 )
 
 
 # %%
-from tutorial_engine.learn.checks_03 import OurShortestFirst
+def served_by(policy, check):
+    """TTFT of the crowd under your policy, or under the package's while yours is not right."""
+    server.use(policy, check)
+    return first_tokens(server.engine(**one_place), crowd)
 
-mine = ShortestFirst if check_shortest(ShortestFirst).ok else OurShortestFirst
+
+def compare(policies):
+    for name, times in policies.items():
+        mean = sum(times.values()) / len(times)
+        print(f"{name:25} mean TTFT {mean:3.0f} ms, of L {times['L']:3} ms")
+
+
 crowd = [queue[0]] + [Arrival(0.04 * i, prompts[2], short, f"s{i}") for i in range(12)]
-fcfs, shortest = queue_times(Scheduler, crowd), queue_times(mine, crowd)
-last = max(shortest, key=shortest.get) == "L"
-predictions.reveal("starve", "is last" if last else "is somewhere in the middle")
-for name, times in {"first come, first served": fcfs, "shortest first": shortest}.items():
-    mean = sum(times.values()) / len(times)
-    print(f"{name:25} mean TTFT {mean:3.0f} ms, of L {times['L']:3} ms")
+fcfs = first_tokens(make_engine(**one_place), crowd)
+shortest = served_by(ShortestFirst, check_shortest)
+if predictions.reveal("starve", 2 if max(shortest, key=shortest.get) == "L" else 1):
+    compare({"first come, first served": fcfs, "shortest first": shortest})
 
 # %% [markdown]
-# As long as short ones come, L *starves*. First come, first served is slower on average and fair: nobody
-# waits for ever. (Some engines, vLLM among them, let a request carry a priority instead.)
+# As long as short requests come, L waits: it *starves*. First come, first served has the larger mean, but
+# nobody waits for ever.
 #
-# ## 13 · Naive schedulers
+# ### Exercise 5: nobody starves (10 minutes)
 #
-# **Objective:** know which test finds which bug. This scheduler looks harmless:
+# Write a policy between the two. The shortest prompt is next, as before. But a request that has waited for
+# `patience` seconds goes before all others. If several have waited so long, the one that arrived first is
+# next.
+#
+# <details><summary>Hint</summary><code>self.now()</code> is the time on the engine's clock, and
+# <code>request.arrival</code> the time at which a request came. Make a list of those who have waited long
+# enough. If it is empty, choose the shortest prompt.</details>
+
+
+# %% tags=["exercise"]
+class Fair(Scheduler):
+    """The shortest prompt is next; but who has waited for `patience` seconds goes before."""
+
+    patience = 0.1  # seconds on the engine's clock
+
+    def next_waiting(self):
+        ### BEGIN SOLUTION
+        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+        if late:
+            return min(late, key=lambda request: request.arrival)
+        return min(self.waiting, key=lambda request: request.num_prompt_tokens)
+        ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_03 import check_fair
+
+server.use(Fair, check_fair)
+
+# %%
+compare({"first come, first served": fcfs, "fair": served_by(Fair, check_fair)})
+
+# %% [markdown]
+# Compare these lines with those above. L waits less than under shortest first, and the mean lies between the
+# other two. Change `patience` in your class and run its three cells again: a larger value brings the mean
+# nearer to that of shortest first, and L waits longer.
+
+# %%
+print(box("queue_order"))
+
+# %% [markdown]
+# ## 13 · Which test finds which bug?
+#
+# **Objective:** know what a test of a scheduler has to look at.
+#
+# This scheduler looks harmless. All its tokens are right.
 
 
 # %%
@@ -713,49 +1050,34 @@ class Overdrawn(Scheduler):
         return min(request.num_new_tokens, self.config.max_num_batched_tokens)
 
 
-engine = make_engine(Overdrawn, max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    engine.add_request(ids, own, name)
-outs = engine.run()
-right = {name: ids for name, ids in zip(names, alone, strict=True)}
-print("right tokens:", all(out.outputs[0].token_ids == right[out.request_id] for out in outs))
+engine = with_three(policy=Overdrawn, max_num_batched_tokens=8)
+right = all(out.outputs[0].token_ids == alone[out.request_id] for out in engine.run())
+print("right tokens:", right)
 
 # %% tags=["figure-overdrawn"]
+from tutorial_engine.viz.timeline import timeline
+
 timeline(engine.trace.trace())
 
 # %% [markdown]
-# All tokens are right. But look at the budget: on a GPU that was sized for 8 tokens a step, this is "out of
-# memory", some busy day.
-#
-# ### Exercise 5: mend it (5 minutes)
-#
-# <details><summary>Hint</summary><code>plan.budget</code> is what the step has left.</details>
-
-
-# %% tags=["exercise"]
-class Mended(Scheduler):
-    """Overdrawn, with the bug taken out."""
-
-    def num_tokens_to_run(self, request, plan):
-        ### BEGIN SOLUTION
-        return min(request.num_new_tokens, plan.budget)
-        ### END SOLUTION
-
-
-# %%
-from tutorial_engine.learn.checks_03 import check_budget
-
-check_budget(Mended)
+# Look at step 1 in the lower part: it runs more tokens than the budget has. A GPU whose memory is planned
+# for 8 tokens a step may fail with "out of memory" there, on some busy day. The scheduler forgot exercise 1:
+# a request may run what the budget has *left*, and not the whole budget.
 
 # %% [markdown]
-# Four planted bugs, one at a time: a prompt read only in part already gets a token; a neighbour's row of the
-# cache is read; all requests draw from one random generator; each request has the whole budget (you know
-# this one). The budget is 8 in every run.
+# Now four bugs are planted into the engine, one after the other:
+#
+# - A prompt that is read only in part gets a token.
+# - A request reads a neighbour's row of the cache.
+# - All requests draw from one random generator.
+# - Each request has the whole budget. This is `Overdrawn` again.
+#
+# The budget is 8, and the requests are sampled with a seed each.
 
 # %%
 predictions.ask(
     "zoo",
-    "How many of the four give wrong tokens in a test that runs one request at a time?",
+    "A test runs one request at a time and compares the tokens. How many of the four bugs does it find?",
     ["none of them", "one", "all four"],
 )
 
@@ -785,19 +1107,22 @@ for bug in BUGS_03:
     with planted(bug, BUGS_03):
         single, (together, fullest) = each_alone(), run_them(range(3))
     found_alone += single != truth
-    told = f"right alone: {single == truth!s:5}, right together: {together == truth!s:5}"
-    lines.append(f"{bug:35}{told}, fullest step {fullest} of 8")
-predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_alone])
-print("\n".join(lines))
+    told = f"right alone: {single == truth!s:5}  right together: {together == truth!s:5}"
+    lines.append(f"{bug:35}{told}  fullest step {fullest} of 8")
+if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_alone]):
+    print("\n".join(lines))
 
 # %% [markdown]
-# Only the first: A has 10 tokens, so even alone it is read in chunks. Two need company to show, and one gives
-# right tokens always: only its budget tells. Test a scheduler in company, chunked, and with its limits watched.
+# The test finds only the first bug: A has 10 prompt tokens, so even alone it is read in chunks. Two bugs
+# show only when requests run together. The last one always gives right tokens, and only the fullest step
+# tells. So a scheduler must be tested with several requests, in chunks, and with its limits watched.
 
 # %% [markdown]
 # ## 14 · Streaming, aborting, failing
 #
-# **Objective:** let requests come and go. `stream` yields tokens as they come, from all prompts at once:
+# **Objective:** let requests come and go while others run.
+#
+# `stream` yields each token as soon as it is there, for all prompts in turn:
 
 # %%
 engine = make_engine(max_num_batched_tokens=8)
@@ -807,12 +1132,11 @@ for result in engine.stream(PROMPTS, params):
 print(" ".join(line))
 
 # %% [markdown]
-# `abort` ends a request in any state and frees its row at once. The others do not notice:
+# `abort` ends a request in any state and frees its row at once. A user who closes the page causes this. The
+# other requests get the same tokens as before:
 
 # %%
-engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    engine.add_request(ids, own, name)
+engine = with_three(max_num_seqs=2, max_num_batched_tokens=8)
 for _ in range(3):
     engine.step()
 print("running:", engine.state().running, "waiting:", engine.state().waiting)
@@ -820,14 +1144,12 @@ engine.abort("A")
 print("running:", engine.state().running, "free rows:", engine.memory.num_free_rows)
 for out in engine.run():
     done = out.outputs[0]
-    same = done.token_ids == right[out.request_id][: len(done.token_ids)]
+    same = done.token_ids == alone[out.request_id][: len(done.token_ids)]
     print(f"{out.request_id}: {done.finish_reason}, {len(done.token_ids)} tokens, as alone: {same}")
 
-# %% tags=["figure-abort"]
-timeline(engine.trace.trace())
-
 # %% [markdown]
-# A request that fails ends alone, with a reason. Here a callback raises at B's second token:
+# A request that fails ends alone, with a reason. Below, a callback raises at the second token of B. The
+# others finish, and no row is lost.
 
 
 # %%
@@ -845,7 +1167,7 @@ engine.check_integrity()
 print("free rows:", engine.memory.num_free_rows, "of", engine.config.max_num_seqs)
 
 # %% [markdown]
-# What could never run is refused when it is added, with the numbers:
+# A request that could never run is refused when it is added, and the message has the numbers:
 
 # %%
 try:
@@ -854,24 +1176,13 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# ## 15 · Watch it run
+# ## 15 · The ledger grows
 #
-# **Objective:** step through it. Change the budget, the places, the policy, the arrivals: the engine runs
-# again. Everything shown comes from its trace. Try: the smallest budget at which nobody waits in step 0. Then
-# one place: who waits longest?
-
-# %% tags=["figure-scheduler-explorer"]
-from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
-
-explorer = SchedulerExplorer(model, tokenizer, PROMPTS)
-explorer.set(step=2)
-explorer
-
-# %% [markdown]
-# ## 16 · The ledger grows
+# **Objective:** prove that the company of others changes nothing.
 #
-# **Objective:** prove that company changes nothing. The engine joins the equality ledger of notebook 02:
-# batched, chunked by a small budget, in random order, beside neighbours, beside one that is aborted.
+# The engine joins the equality ledger of notebook 02: with requests in one batch, with small chunks, in
+# random order, beside neighbours, and beside a neighbour that is aborted. The last row is the engine with
+# your parts.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -884,19 +1195,26 @@ logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 paths = our_paths(model) | {"transformers": runner_path(lambda n: TransformersRunner(theirs))}
 paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
+paths["yours"] = server.path()
 print(table(ledger(paths, prompts, num_tokens=12)))
 
 # %% [markdown]
-# Sampled tokens, too: each request has its own generator, so its draws depend on its seed alone.
+# The ledger compares greedy tokens. Sampled tokens are the same too, because each request has a random
+# generator of its own, and its draws depend on its seed alone:
 
 # %%
 print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
 
 # %% [markdown]
-# ## 17 · When it does not win
+# Your parts serve one last time, now whole stories, up to the end of the text:
+
+# %%
+run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
+
+# %% [markdown]
+# ## 16 · When it does not win, and a real model
 #
-# **Objective:** know the limits of an idea. Three cases in which static batching ends as soon, and one in
-# which it does not:
+# **Objective:** know when continuous batching gains nothing over static batching.
 
 # %%
 cases = {
@@ -906,17 +1224,18 @@ cases = {
     "unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12, 4, 24, 8, 12)],
 }
 for case, work in cases.items():
-    jobs = [Arrival(t, prompts[1], SamplingParams(max_tokens=n, ignore_eos=True)) for t, n in work]
+    coming = [Arrival(when, prompts[1], wants(n)) for when, n in work]
     ends = []
     for policy in (StaticBatching, Scheduler):
         engine = make_engine(policy, max_num_seqs=4)
-        ends.append(max(out.metrics.finished for out in serve(engine, jobs)))
-    print(f"{case:28} static batching takes {ends[0] / ends[1]:.2f} times the one rule's time")
+        ends.append(max(out.metrics.finished for out in serve(engine, coming)))
+    print(f"{case:28} static batching takes {ends[0] / ends[1]:.2f} times as long")
 
 # %% [markdown]
-# ## 18 · A real model
+# Continuous batching wins where requests are unequal and others wait for their places.
 #
-# All of this runs with any dense Qwen3, downloaded once (`chat.render` as in notebook 02 makes prompts):
+# All of this runs with any dense Qwen3 model, which is downloaded once (`chat.render`, as in notebook 02,
+# makes the prompts):
 #
 # ```python
 # config = EngineConfig(max_num_seqs=16, max_model_len=2048)
@@ -930,14 +1249,15 @@ if torch.cuda.is_available():
     on_gpu = LLMEngine.from_pretrained(TINY, device="cuda", dtype=torch.bfloat16)
     print([out.outputs[0].text for out in on_gpu.generate(PROMPTS, params)])
 else:
-    print("No GPU here. With one, this cell would serve the same requests there.")
+    print("No GPU here. With one, this cell serves the same requests there.")
 
 # %% [markdown]
 # ## What you can do now
 #
-# Plan any step by hand; read a timeline; tell TTFT from TPOT and say which policy hurts which; choose a
-# budget and a batch size; say which test finds which bug. Next, `04_paged_cells`: rows waste
-# memory, and what to do about it.
+# You can plan any step by hand, and say what the cache and the queues look like after it. You can read a
+# timeline, tell TTFT from TPOT, and say which policy makes which of them worse. You can choose a token
+# budget and a batch size for a server, and say what each costs. You know which test finds which bug. Rows
+# waste memory, as the hatched slots of the explorer show. The next notebook, `04_paged_cells`, does better.
 
 # %%
 print(predictions.score())

@@ -41,7 +41,7 @@ def sources() -> dict[str, Path]:
 
 
 def target(name: str, solved: bool) -> Path:
-    """Where the built notebook of a lesson lies."""
+    """Where the built notebook of a lesson lies; that of an appendix in its folder there."""
     return NOTEBOOKS / ("solutions" if solved else "") / f"{name}.ipynb"
 
 
@@ -63,14 +63,13 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode, solved: bool = False) -> None:
+def execute(notebook: NotebookNode, solved: bool = False, folder: Path = NOTEBOOKS) -> None:
     """Run it top to bottom in a fresh kernel, in place; a cell that raises stops the build.
 
-    It runs in the folder where it will lie, because notebook 02 reads its neighbour 01.
+    It runs in the folder where it will lie: notebook 02 reads its neighbour 01.
 
     The solved one shows the answers to its questions. In the learner's nobody has chosen any.
     """
-    folder = target(LESSONS[0].notebook, solved).parent
     NotebookClient(
         notebook,
         timeout=120,
@@ -153,13 +152,12 @@ def tidy(notebook: NotebookNode) -> None:
 
 def build(name: str, source: Path, solved: bool) -> Path:
     """Make, run, tidy and write one notebook; returns its path. Build the solved one first."""
-    notebook = make_notebook(source, solved)
-    execute(notebook, solved)
+    notebook, path = make_notebook(source, solved), target(name, solved)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    execute(notebook, solved, path.parent)
     tidy(notebook)
     if not solved:
         fold_answers(notebook, nbformat.read(target(name, solved=True), as_version=4))
-    path = target(name, solved)
-    path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
     return path
 

@@ -186,6 +186,31 @@ BOXES = {
         "src/llama-context.cpp). With --kv-unified (-kvu), which is on where the number of slots "
         "is not given (tools/server/server.cpp), all share one buffer.",
     ),
+    "step_order": Box(
+        "who runs in a step",
+        "engine.scheduler.Scheduler.schedule",
+        "Running requests first, then those that wait. A step may read prompts and decode.",
+        "The same (Scheduler.schedule in vllm/v1/core/sched/scheduler.py). Its tuning guide says "
+        "of the budget, max_num_batched_tokens: smaller is better for ITL, larger for TTFT "
+        "(docs/configuration/optimization.md).",
+        "New prompts first: a step reads prompts or decodes (Scheduler.get_next_batch_to_run in "
+        "python/sglang/srt/managers/scheduler.py). With --enable-mixed-chunk, off by default, "
+        "decodes run along with a chunk.",
+        "As here: first the newest token of each slot that decodes, then prompts, up to n_batch "
+        "tokens (server_context_impl::update_slots in tools/server/server-context.cpp).",
+    ),
+    "queue_order": Box(
+        "who is next in the queue",
+        "engine.scheduler.Scheduler.next_waiting",
+        "Who came first. A policy may choose another.",
+        "Who came first, or by priority (--scheduling-policy; create_request_queue in "
+        "vllm/v1/core/sched/request_queue.py).",
+        "Who came first, by default. --schedule-policy has others, such as the longest beginning "
+        "that is cached (SchedulePolicy.calc_priority in "
+        "python/sglang/srt/managers/schedule_policy.py).",
+        "Who came first, when a slot is free (server_queue::pop_deferred_task in "
+        "tools/server/server-queue.cpp).",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources, target
 from tutorial_engine.learn.predict import REVEAL
+from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.picture import Picture
 
@@ -52,13 +53,14 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell."""
     os.environ[REVEAL] = "1"  # some pictures stand behind a question
-    for name, source in sources().items():
+    for lesson in LESSONS:
+        name, source = lesson.notebook, sources()[lesson.notebook]
         here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are
         with here, contextlib.redirect_stdout(io.StringIO()):  # the cells print; pictures count
             found = list(pictures(source))
         for title, picture in found:
-            picture.save(FIGURES, f"{name[:2]}_{title}")
-            print(f"figures/{name[:2]}_{title}: {picture.caption}")
+            picture.save(FIGURES, f"{lesson.code}_{title}")
+            print(f"figures/{lesson.code}_{title}: {picture.caption}")
 
 
 if __name__ == "__main__":

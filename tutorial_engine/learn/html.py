@@ -49,7 +49,8 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for name in sources():
         for solved in (False, True):
-            file = OUT / (f"{name}_solutions.html" if solved else f"{name}.html")
+            stem = Path(name).name  # of an appendix without its folder
+            file = OUT / (f"{stem}_solutions.html" if solved else f"{stem}.html")
             file.write_text(page(target(name, solved)), encoding="utf-8")
             print(f"wrote {file.relative_to(NOTEBOOKS.parent)}, {file.stat().st_size // 1024} KB")
 

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. One model on several processes: `python -m tutorial_engine.parallel`.
+"""Introduced in notebook A1. One model on several processes: `python -m tutorial_engine.parallel`.
 
 `tensor_parallel` splits the weights by heads and columns and adds up what the ranks computed; `job`
 is what each rank does, `ranks` starts them as processes, `report` says what came of it. Each rank

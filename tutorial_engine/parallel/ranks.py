@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Ranks as processes of this machine, over its loopback interface.
+"""Introduced in notebook A1. Ranks as processes of this machine, over its loopback interface.
 
 `run_ranks` starts them and waits: whatever becomes of them, it says which rank it was, and none is
 left over. Knows processes and files; knows no weight (tensor_parallel) and no engine (job).

@@ -1,10 +1,9 @@
-"""Introduced in notebook 04. What ranks did together: tokens, bytes, sums, and who agreed.
+"""Introduced in notebook A1. What ranks did together: tokens, bytes, sums, and who agreed.
 
 Knows numbers and a trace; knows no process and no tensor.
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,18 +76,12 @@ class ParallelReport:
             self.ranks_agree and self.logits_equal is not False and self.tokens_equal is not False
         )
 
-    @property
-    def event_counts(self) -> dict[str, int]:
-        """How often each kind of event was recorded, in order of its first."""
-        return dict(Counter(type(event).__name__ for event in self.trace.events))
-
     def summary(self) -> str:
         """What matters, in integers and verdicts, a line each."""
         layers, marks = self.sizes["num_hidden_layers"], {True: "✔", False: "✘", None: "not run"}
         bound = (
             "not run" if self.largest_logit is None else f"{1e-4 * max(1, self.largest_logit):.2g}"
         )
-        events = ", ".join(f"{count} {name}" for name, count in self.event_counts.items())
         ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
@@ -103,7 +96,6 @@ class ParallelReport:
                 f"all-reduces = 2 · {layers} layers · {self.num_forwards}, of "
                 f"{self.traffic.bytes:,} bytes = {self.num_tokens} · "
                 f"{self.reduced_bytes_per_token:,}",
-                f"trace: {events}",
                 f"all ranks the same logits, bit by bit, and the same events: "
                 f"{marks[self.ranks_agree]}",
                 f"max |Δ logit| against one rank ≤ {bound}: {marks[self.logits_equal]}",

@@ -60,7 +60,7 @@ class PoolSnapshot(NamedTuple):
 
     `tokens`: slot → request → the position that it has there. `owners`: slot → whose table it is
     in, with a token or without. `new`: slots written in this step. `entries`: request → length of
-    its table.
+    its table. `running` and `waiting` are the queues.
     """
 
     step: int
@@ -70,6 +70,7 @@ class PoolSnapshot(NamedTuple):
     new: frozenset[int]
     running: tuple[str, ...]
     entries: Mapping[str, int]
+    waiting: tuple[str, ...]
 
     @property
     def usage(self) -> Usage:
@@ -96,6 +97,13 @@ class PoolHistory:
         return PoolHistory(Pool.of(trace.settings), tuple(dict.fromkeys(names)), found)
 
     @property
+    def fullest(self) -> PoolSnapshot:
+        """The step with the most requests running; of several, most waiting, then most tokens."""
+        return max(
+            self.snapshots, key=lambda s: (len(s.running), len(s.waiting), s.usage.used, s.step)
+        )
+
+    @property
     def num_steps(self) -> int:
         """Forwards until all were done."""
         return len(self.snapshots)
@@ -109,6 +117,11 @@ class PoolHistory:
     def peak_waste(self) -> int:
         """The most slots that were reserved without a token."""
         return max(s.usage.reserved for s in self.snapshots)
+
+    @property
+    def peak_used(self) -> int:
+        """The most slots that had a token."""
+        return max(s.usage.used for s in self.snapshots)
 
     @property
     def most_entries(self) -> int:
@@ -151,4 +164,7 @@ def _snapshot(pool: Pool, step: Step, forked: Mapping[str, int]) -> PoolSnapshot
             tokens.setdefault(slot, {})[name] = position
     new = frozenset(slot for event in step.scheduled.values() for slot in event.slots)
     entries = {name: len(r.table) for name, r in step.planned.requests.items() if r.table}
-    return PoolSnapshot(step.number, pool, tokens, owners, new, step.planned.running, entries)
+    queues = step.planned
+    return PoolSnapshot(
+        step.number, pool, tokens, owners, new, queues.running, entries, queues.waiting
+    )

@@ -4,6 +4,7 @@ Runs the real engine on a PagedKVCache with a recorder and shows what block_fact
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,6 +20,8 @@ from tutorial_engine.viz.block_view import MAX_BLOCKS, MAX_REQUESTS, MAX_SIZE, Z
 from tutorial_engine.viz.explorer import Explorer, choice, number
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.simple_blocks import MAX_BLOCKS as SIMPLE_BLOCKS
+from tutorial_engine.viz.simple_blocks import SimpleBlockView
 
 ON, OFF = "on", "off"
 MAX_BUDGET, MAX_SAMPLES = 512, 4
@@ -29,6 +32,7 @@ class BlockExplorer(Explorer):
 
     `prompts` become the requests A, B, ...; with n samples per prompt (drawn with seeds 0, 1, ...
     at temperature 1) A is joined by A.1. The knobs run them again through the real engine.
+    `simple`: tokens in the pool and lines to it, without prefix cache and samples.
     """
 
     title = "Block explorer"
@@ -47,27 +51,31 @@ class BlockExplorer(Explorer):
         n: int = 1,
         prefix_caching: bool = True,
         arrivals: str = ONE_BY_ONE,
+        simple: bool = False,
     ) -> None:
         at_least_one("new_tokens", new_tokens)
         if not 1 <= len(prompts) <= MAX_REQUESTS:
             raise ValueError(f"give 1 to {MAX_REQUESTS} prompts, got {len(prompts)}")
         self.model, self.tokenizer = model, tokenizer
         self.prompts, self.new_tokens = list(prompts), new_tokens
-        caching = ON if prefix_caching else OFF
-        super().__init__(
-            {
-                "block_size": number("block size", block_size, 1, MAX_SIZE),
-                "num_blocks": number("blocks", num_blocks, 1, MAX_BLOCKS),
-                "prefix_caching": choice("prefix caching", [ON, OFF], caching),
-                "n": number("n", n, 1, MAX_SAMPLES),
-                "budget": number("token budget", budget, 1, MAX_BUDGET),
-                "arrivals": choice("arrivals", [ALL_AT_ONCE, ONE_BY_ONE], arrivals),
-            }
-        )
+        self.simple = simple
+        self.title = "Pages explorer" if simple else self.title
+        most = SIMPLE_BLOCKS if simple else MAX_BLOCKS
+        knobs: dict[str, Any] = {
+            "block_size": number("block size", block_size, 1, MAX_SIZE),
+            "num_blocks": number("blocks", num_blocks, 1, most),
+            "budget": number("token budget", budget, 1, MAX_BUDGET),
+            "arrivals": choice("arrivals", [ALL_AT_ONCE, ONE_BY_ONE], arrivals),
+        }
+        if not simple:
+            caching = ON if prefix_caching else OFF
+            knobs["prefix_caching"] = choice("prefix caching", [ON, OFF], caching)
+            knobs["n"] = number("n", n, 1, MAX_SAMPLES)
+        super().__init__(knobs)
 
     def rerun(self) -> int:
         """Run all requests through a new engine on a new pool; the trace is all that is kept."""
-        n = self.value("n")
+        n = 1 if self.simple else self.value("n")
         if n * len(self.prompts) > MAX_REQUESTS:
             raise ValueError(
                 f"{len(self.prompts)} prompts with {n} samples each are {n * len(self.prompts)} "
@@ -79,7 +87,7 @@ class BlockExplorer(Explorer):
             num_blocks=self.value("num_blocks"),
             dtype=self.model.dtype,
             device=self.model.device,
-            prefix_caching=self.value("prefix_caching") == ON,
+            prefix_caching=not self.simple and self.value("prefix_caching") == ON,
             trace=Recorder(),
         )
         engine = LLMEngine(
@@ -89,11 +97,12 @@ class BlockExplorer(Explorer):
             memory=memory,
             clock=VirtualClock(),
         )
-        drawn = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
+        drawn: dict[str, Any] = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
         params = SamplingParams(max_tokens=self.new_tokens, **drawn)
         trace = record(engine, coming(self.prompts, self.value("arrivals")), params)
         run = BlockRun(trace, labels(trace, self.tokenizer))
-        drawing = BlockView(run)  # refuses what it has no room for
+        # refuses what it has no room for
+        drawing = SimpleBlockView(run) if self.simple else BlockView(run)
         self.run, self.drawing = run, drawing
         return len(run.steps)
 

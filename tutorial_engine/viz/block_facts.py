@@ -5,7 +5,7 @@ pool: its K and V are written, and who ended in it is gone.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -275,6 +275,22 @@ class BlockRun:
         """How a token is written."""
         return self.labels.get(token_id, str(token_id))
 
+    @property
+    def families(self) -> list[str]:
+        """Requests as they came, each followed by those that were forked from it."""
+        parents = [name for name in self.names if name not in self.forks]
+        return [
+            name
+            for parent in parents
+            for name in (parent, *(child for child in self.forks if self.forks[child] == parent))
+        ]
+
+    def is_shown(self, name: str, step: int) -> bool:
+        """Is the request there after the step, or did it end in it?"""
+        now, before = self.steps[step], self.steps[step - 1].ended if step else {}
+        there = name in now.state.waiting or name in now.state.running
+        return there or (name in now.ended and name not in before)
+
     def owners(self, step: int) -> dict[int, list[Owner]]:
         """Block -> who has it after a step, in the order in which they came."""
         now, found, size = self.steps[step], dict[int, list[Owner]](), self.block_size
@@ -299,6 +315,15 @@ class BlockRun:
         parts += [f"{verb(names, 'waits', 'wait')} {how}" for how, names in waits.items()]
         happened = ", ".join(now.facts) or "no block changes hands"
         return "; ".join((*parts, f"in this step {happened}")) + "."
+
+    def why_idle(self, step: int, name: str) -> str:
+        """What is said of a request that does not run."""
+        now = self.steps[step]
+        if name in now.ended:
+            return f"is over ({now.ended[name]}) and has no blocks"
+        if name in now.state.requests:
+            return f"waits {self.waits(step, name)}"
+        return "is not here yet"
 
     def waits(self, step: int, name: str) -> str:
         """With what a request waits, or what it has lost, in words."""
@@ -325,14 +350,15 @@ class BlockRun:
             twice += both
             groups |= {tuple(owner.name for owner in own)} if both else set()
         whom = listed(groups.pop()) if len(groups) == 1 else "several"
-        once = f" ({twice} of them stored once for {whom})" if twice else ""
-        slots, one = len(owners) * self.block_size, len(owners) == 1
-        are = "is" if slots - stored == 1 else "are"
+        each = sum(now.held.values())
+        each, many = sum(now.held.values()), counted(len(now.tables), "request")
+        once = f" ({twice} of them stored once for {whom}; counted by request they are {each})"
+        one, slots = len(owners) == 1, len(owners) * self.block_size
+        its = f"{slots - stored} of {'its' if one else 'their'} {slots} slots"
         return (
             f"{len(owners)} of {self.num_blocks} blocks hold{'s' * one} "
-            f"{counted(sum(now.held.values()), 'token')} of "
-            f"{counted(len(now.tables), 'request')}{once}; {slots - stored} of "
-            f"{'its' if one else 'their'} {slots} slots {are} reserved but empty"
+            f"{counted(stored, 'token')} of {many}{once * (twice > 0)}; {its} "
+            f"{'is' if slots - stored == 1 else 'are'} reserved but empty"
         )
 
     def _free(self, step: int) -> str:
@@ -388,6 +414,17 @@ class BlockRun:
         elif self.prefix_caching and own and own[0].filled == self.block_size:
             parts.append("an equal block is the one to be found")
         return " · ".join((*parts, *now.touched.get(block, ())))
+
+
+def without_hashes(trace: Trace) -> Trace:
+    """The same run, and nothing is said of who could find which block again."""
+    found: list[events.Event] = []
+    for event in trace.events:
+        if isinstance(event, events.BlockTaken | events.BlockCopied):
+            found.append(replace(event, evicted=False))
+        elif not isinstance(event, events.BlockCached):
+            found.append(event)
+    return Trace({**trace.settings, "prefix_caching": False}, tuple(found))
 
 
 def blocks_said(blocks: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tutorial_engine.trace.events import BlockCopied, Trace
-from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner
+from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner, without_hashes
 from tutorial_engine.viz.parts import (
     BOLD,
     DEAF,
@@ -25,6 +25,8 @@ from tutorial_engine.viz.parts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
+from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
+from tutorial_engine.viz.simple_blocks import SimpleBlockView
 from tutorial_engine.viz.style import PAPER, RULE
 
 TITLE = "Pages: who owns which block"
@@ -83,8 +85,8 @@ class BlockView:
         shown = range(run.last + 1) if steps is None else steps
         here = {
             name: max(len(run.steps[step].tables.get(name, ())) for step in shown)
-            for name in self._families()
-            if any(self._is_shown(name, step) for step in shown)
+            for name in run.families
+            if any(run.is_shown(name, step) for step in shown)
         }
         self._check(len(here))
         self.facts = {step: textwrap.wrap("; ".join(run.steps[step].facts), 142) for step in shown}
@@ -100,23 +102,6 @@ class BlockView:
         self.queue = self.pool.y + self.pool.height(run.num_blocks) + 10
         queued = 15 * len(free_lines(range(run.num_blocks)))
         self.floor = max(y, self.queue + queued) + 14
-
-    def _families(self) -> list[str]:
-        """Requests as they came, each followed by those that were forked from it."""
-        forks = self.run.forks
-        parents = [name for name in self.run.names if name not in forks]
-        return [
-            name
-            for parent in parents
-            for name in (parent, *(child for child in forks if forks[child] == parent))
-        ]
-
-    def _is_shown(self, name: str, step: int) -> bool:
-        """Is it there after the step, or did it end in it?"""
-        now = self.run.steps[step]
-        before = self.run.steps[step - 1].ended if step else {}
-        there = name in now.state.waiting or name in now.state.running
-        return there or (name in now.ended and name not in before)
 
     def _check(self, requests: int) -> None:
         size, blocks = self.run.block_size, self.run.num_blocks
@@ -223,18 +208,10 @@ class _StepSheet(Sheet):
                 self._token(name, one, index * lines.size + offset, tokens.box(offset))
             self._entry(name, one, index, block, entries.box(index))
         if not table:
-            self.note(f"note.{name}", LEFT, top + 15, self._why(name))
+            self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
         elif name in self.now.state.waiting:
             y = top + lines.height(len(table)) + 10
-            self.note(f"note.{name}", LEFT, y, self._why(name))
-
-    def _why(self, name: str) -> str:
-        """What is said of a request that does not run."""
-        if name in self.now.ended:
-            return f"is over ({self.now.ended[name]}) and has no blocks"
-        if name in self.now.state.requests:
-            return f"waits {self.run.waits(self.step, name)}"
-        return "is not here yet"
+            self.note(f"note.{name}", LEFT, y, self.run.why_idle(self.step, name))
 
     def _token(self, name: str, one: Look, position: int, box: Box) -> None:
         """One token, or the place of one, in its logical block."""
@@ -399,14 +376,24 @@ def fitting(choices: Sequence[str], width: float, bold: bool = False) -> str:
 
 
 def block_view(
-    trace: Trace, step: int, labels: Mapping[int, str] | None = None, title: str = TITLE
+    trace: Trace,
+    step: int,
+    labels: Mapping[int, str] | None = None,
+    title: str = "",
+    simple: bool = False,
 ) -> Picture:
     """Who owns which block after a step (from 0) of a recorded run on pages.
 
-    `labels`: token id -> its text; a number is written where there is none. ValueError for another
-    memory, a step that there is not, and more than a picture has room for.
+    `labels`: token id -> its text; a number is written where there is none. `simple`: tokens in the
+    pool, lines to it, and nothing of hashes. ValueError for another memory, a step that there is
+    not, and more than a picture has room for.
     """
-    run = BlockRun(trace, labels or {})
+    run = BlockRun(without_hashes(trace) if simple else trace, labels or {})
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
-    return BlockView(run, [step], title).scene(step).picture(run.caption(step), ZOOM)
+    view = (
+        SimpleBlockView(run, [step], title or SIMPLE_TITLE)
+        if simple
+        else BlockView(run, [step], title or TITLE)
+    )
+    return view.scene(step).picture(run.caption(step), ZOOM)

@@ -34,15 +34,15 @@ GAP = 0.02  # virtual seconds from one request to the next: about two steps
 SIDE, CHART, TALL = 560.0, 500.0, 118.0  # where the table begins; width and height of the chart
 NAMES, LINE = 124.0, 17.0  # of the table: width of the facts' names, height of a line
 FACTS = {  # line of the table -> what it says of a point
-    "slots of a unit": lambda p: str(p.pool.unit),
+    "ms until all done": lambda p: f"{p.milliseconds:.0f}",
+    "tokens run": lambda p: str(p.tokens_run),
+    "tokens found": lambda p: str(p.tokens_found),
     "waste, mean": lambda p: f"{p.mean_waste:.1f}",
     "waste, peak": lambda p: str(p.peak_waste),
     "table entries": lambda p: str(p.total_entries),
-    "tokens found": lambda p: str(p.tokens_found),
-    "KiB copied / step": lambda p: f"{p.bytes_gathered_per_step / 1024:.0f}",
+    "KiB gathered": lambda p: f"{p.bytes_gathered / 1024:.0f}",
     "at once, most": lambda p: str(p.most_running),
     "preemptions": lambda p: str(p.preemptions),
-    "steps": lambda p: str(p.num_steps),
     "tokens as alone": lambda p: "✔" if p.tokens_equal else "✘",
 }
 
@@ -132,10 +132,12 @@ class DialExplorer(Explorer):
             f"Step {step} of 0–{self.num_steps - 1}, {point.name}: {running} "
             f"run, {usage.used} of {point.pool.num_slots} slots have a "
             f"token ({shared} for several requests), {usage.reserved} are reserved without one, "
-            f"{usage.free} free. In all steps: waste {point.mean_waste:.1f} (peak "
-            f"{point.peak_waste}), at most {point.total_entries} table entries and "
-            f"{point.most_running} requests at once, {point.tokens_found} tokens found, "
-            f"{point.preemptions} preemptions; the tokens are {same} of each request alone."
+            f"{usage.free} free. The whole run: {point.milliseconds:.0f} ms on the engine's clock, "
+            f"{point.tokens_run} tokens run, {point.tokens_found} found, waste "
+            f"{point.mean_waste:.1f} (peak {point.peak_waste}), at most {point.total_entries} "
+            f"table entries and {point.most_running} requests at once, "
+            f"{point.bytes_gathered / 1024:.0f} KiB gathered, {point.preemptions} preemptions; the "
+            f"tokens are {same} of each request alone."
         )
 
     def _chart(self, sheet: Sheet, now: int, top: float) -> None:

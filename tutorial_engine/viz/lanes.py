@@ -4,6 +4,7 @@ Knows rows of a trace and pixels; writes no sentences.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -21,22 +22,23 @@ from tutorial_engine.viz.request_look import (
     tint,
 )
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.style import PAPER, QUIET, RULE
-from tutorial_engine.viz.trace_rows import Life, Rows
+from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
+from tutorial_engine.viz.trace_rows import Life, Rows, Share
 
 By = Literal["step", "time"]
 NAME = 110.0  # the most that a name takes
 TEXT = 11.0
+IDLE = ("waits", "stalls")  # nothing of the request runs
 GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")
-WORDS = {
-    "waits": "waits: in the queue",
-    "prefill": "prefill n: n tokens of its prompt",
-    "decode": "decode 1: its newest token",
-    "recompute": "recompute n: again, after preemption",
-    "stalls": "stalls: admitted, but no tokens in this step",
-    "preempted": "preempted",
+WORDS = {  # kind -> its number in the legend, what it means
+    "waits": ("", "waits: in the queue"),
+    "prefill": (" n", "prefill{}: {} tokens of its prompt"),
+    "decode": (" 1", "decode{}: its newest token"),
+    "recompute": (" n", "recompute{}: again, after preemption"),
+    "stalls": ("", "stalls: admitted, but no tokens in this step"),
+    "preempted": ("", "preempted"),
 }
-SAMPLES = {"prefill": "n", "recompute": "n", "decode": "1"}
+FEW = 4  # requests that may each say how they ended, if all of them ended in the same way
 
 
 class Axis(NamedTuple):
@@ -87,12 +89,59 @@ def lane_height(count: int) -> float:
     return 34.0 if count <= 6 else 26.0 if count <= 12 else 18.0
 
 
+class LaneStyle(NamedTuple):
+    """What all lanes of a picture have in common: boxes that mean the same look the same."""
+
+    words: Mapping[str, int]  # kind -> 2: its word and its number are written, 1: the number, 0: no
+    edge: float  # the outline of a box
+    usual: str  # how most requests ended: the legend says it for all of them; empty: each says it
+
+    @classmethod
+    def of(cls, drawn: Sequence[tuple[Rows, Axis]], tall: float) -> "LaneStyle":
+        """As much as fits into every box of its kind, in all of these runs.
+
+        `tall` is the height of a lane, the lowest if they differ.
+        """
+        boxes = [
+            (share, _box_width(axis.span(number)))
+            for run, axis in drawn
+            for life in run.lives
+            for number, share in life.shares.items()
+            if share.kind not in IDLE
+        ]
+        words = dict.fromkeys((share.kind for share, _ in boxes), 0)
+        for kind in words if tall >= 18 else ():
+            same = [(share, wide) for share, wide in boxes if share.kind == kind]
+            fits = (
+                level
+                for level, more in ((2, 2), (1, 4))
+                if all(text_width(_said(share, level), TEXT) + more <= wide for share, wide in same)
+            )
+            words[kind] = next(fits, 0)
+        ends = Counter(life.ending for run, _ in drawn for life in run.lives if life.ending)
+        usual, count = ends.most_common(1)[0] if ends else ("", 0)
+        narrowest = min((wide for _, wide in boxes), default=9.0)
+        return cls(words, 1.2 if narrowest > 8 else 0.6, usual if count > FEW else "")
+
+
+def _box_width(span: tuple[float, float]) -> float:
+    wide = span[1] - span[0]
+    return max(wide - 2 * min(1.5, wide / 8), 0.5)
+
+
+def _said(share: Share, level: int) -> str:
+    """Word and number of a share (level 2), its number alone (1), or nothing (0)."""
+    words = [share.kind, *([str(share.num_tokens)] if share.num_tokens else [])]
+    return " ".join(words[2 - level :])
+
+
 def draw_lanes(
     scene: Sheet,
     run: Rows,
     axis: Axis,
     top: float,
     tall: float,
+    style: LaneStyle,
     prefix: str = "",
     looks: Sequence[int] | None = None,
 ) -> None:
@@ -106,22 +155,26 @@ def draw_lanes(
         chip(scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), one)
         for kind, x0, x1 in _idle(life, run, axis):
             _pill(scene, kind, f"idle.{name}.{x0:.1f}", (x0, y, x1 - x0, tall))
+        high = 3.0 if tall > 20 else 1.5
         for number, share in life.shares.items():
-            if share.kind not in ("waits", "stalls"):
-                words = f"{share.kind} {share.num_tokens}" if share.num_tokens else share.kind
-                tip = f"step {number}, {life.request_id}: {words}"
+            if share.kind not in IDLE:
+                tip = f"step {number}, {life.request_id}: {_said(share, 2)}"
                 x0, x1 = axis.span(number)
-                gap, high = min(1.5, (x1 - x0) / 8), 3.0 if tall > 20 else 1.5
-                box = (x0 + gap, y + high, max(x1 - x0 - 2 * gap, 0.5), tall - 2 * high)
-                _box(scene, f"box.{name}.{number}", share.kind, box, one, words, tip)
+                wide = _box_width((x0, x1))
+                box = ((x0 + x1 - wide) / 2, y + high, wide, tall - 2 * high)
+                words = _said(share, style.words[share.kind])
+                _box(scene, f"box.{name}.{number}", share.kind, box, one, words, style.edge, tip)
         if life.ending:
             edge = axis.span(life.end_step or 0)[1 if life.end_step_ran else 0]
             if axis.by == "time":
                 edge = axis.at(life.finished or 0.0)
-            x = max([edge, *(axis.span(number)[1] for number in life.ran)]) + 5
-            paper = (x - 2, y + tall / 2 - 8, text_width(life.ending, TEXT) + 4, 16.0)
+            x = max([edge, *(axis.span(number)[1] for number in life.ran)])
+            if life.ending == style.usual:
+                scene.rect(f"end.{name}", (x, y + high, 3.0, tall - 2 * high), INK, life.ending)
+                continue
+            paper = (x + 3, y + tall / 2 - 8, text_width(life.ending, TEXT) + 4, 16.0)
             scene.rect(f"end.{name}.paper", paper, PAPER)  # no line runs through the words
-            scene.note(f"end.{name}", x, y + tall / 2 + 4, life.ending, TEXT)
+            scene.note(f"end.{name}", x + 5, y + tall / 2 + 4, life.ending, TEXT)
 
 
 def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
@@ -130,7 +183,7 @@ def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
     found = []
     for kind, group in groupby(kinds, key=lambda pair: pair[1]):
         numbers = [number for number, _ in group]
-        if kind in ("waits", "stalls"):
+        if kind in IDLE:
             found.append((kind, axis.span(numbers[0])[0], axis.span(numbers[-1])[1]))
     if axis.by == "time":  # from its arrival on, not only from the next step on
         begins, first = axis.at(life.arrival), life.first_scheduled
@@ -150,31 +203,33 @@ def _pill(scene: Sheet, kind: str, name: str, box: Box) -> None:
     dashed = {"stroke": QUIET, "stroke_dasharray": "3 2"}
     fill, edge = (PAPER, dashed) if kind == "stalls" else ("#e9edf0", {})
     scene.rect(name, place, fill, kind, rx=min(7.0, w / 3), **edge)
-    if text_width(kind, 10) + 10 <= w and h >= 14:
-        scene.inside(f"{name}.word", box, kind, 10, **FAINT)
+    if text_width(kind, TEXT) + 10 <= w and h >= 14:
+        scene.inside(f"{name}.word", box, kind, TEXT, **FAINT)
 
 
 def _box(
-    scene: Sheet, name: str, kind: str, box: Box, one: Look, words: str, tip: str = ""
+    scene: Sheet,
+    name: str,
+    kind: str,
+    box: Box,
+    one: Look,
+    words: str,
+    edge: float = 1.2,
+    tip: str = "",
 ) -> None:
-    """A box with its words, or as much of them as fits: the last of them, or nothing."""
-    _, _, w, h = box
-    style: Style = {
-        "rx": min(4.0, w / 4),
-        "stroke": one.colour,
-        "stroke_width": 1.2 if w > 8 else 0.6,
-    }
+    """What a step ran of a request, with its words."""
+    style: Style = {"rx": min(4.0, box[2] / 4), "stroke": one.colour, "stroke_width": edge}
     if kind == "recompute":
         style["stroke_dasharray"] = "4 2"
     fill = {"decode": one.dark, "preempted": HATCHED}.get(kind, one.light)
     scene.rect(name, box, fill, tip, **style)
-    tries = [(words, 2), *((word, 4) for word in words.split()[1:])]  # pixels beside them
-    fits = [word for word, more in tries if text_width(word, TEXT) + more <= w]
-    if fits and h >= 12:
-        scene.inside(f"{name}.word", box, fits[0], TEXT)
+    if words:
+        scene.inside(f"{name}.word", box, words, TEXT)
 
 
-def lane_legend(scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By) -> float:
+def lane_legend(
+    scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By, style: LaneStyle
+) -> float:
     """What the shapes that occur mean, in as many lines as it takes → where the last one is.
 
     In grey: a box in a row has the row's colour.
@@ -183,24 +238,37 @@ def lane_legend(scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By) 
     seen = {share.kind for life in lives for share in life.shares.values()}
     if by == "time" and any(life.arrival < (life.first_scheduled or 0.0) for life in lives):
         seen.add("waits")
+    marks: dict[str, Mark] = {}
+    for kind, (number, words) in WORDS.items():
+        if kind in seen:
+            number = number if style.words.get(kind) else ""
+            words = words.format(number, number.strip() or "some")
+            marks[words] = partial(_sample, scene, kind, number.strip())
+    if style.usual:
+        marks[f"end: {style.usual}"] = lambda name, box: scene.rect(
+            name, (box[0] + 12, box[1] - 2, 3.0, 18.0), INK
+        )
+    return legend_lines(scene, x, y, marks, 26)
+
+
+def legend_lines(scene: Sheet, x: float, y: float, marks: Mapping[str, Mark], wide: float) -> float:
+    """As Sheet.legend, in as many lines as it takes → where the last one is."""
     line: dict[str, Mark] = {}
-    for kind, words in WORDS.items():
-        if kind not in seen:
-            continue
-        if line and x + legend_width([*line, words], 26) - 16 > scene.width - 8:
-            scene.legend(x, y, line, 26)
+    for words, mark in marks.items():
+        if line and x + legend_width([*line, words], wide) - 16 > scene.width - 8:
+            scene.legend(x, y, line, wide)
             line, y = {}, y + 20
-        line[words] = partial(_sample, scene, kind)
-    scene.legend(x, y, line, 26)
+        line[words] = mark
+    scene.legend(x, y, line, wide)
     return y
 
 
-def _sample(scene: Sheet, kind: str, name: str, box: Box) -> None:
+def _sample(scene: Sheet, kind: str, number: str, name: str, box: Box) -> None:
     x, y, w, h = box
-    if kind in ("waits", "stalls"):
+    if kind in IDLE:
         _pill(scene, kind, name, (x, y - 2, w, h + 4))
     else:
-        _box(scene, name, kind, box, GREY, SAMPLES.get(kind, ""))
+        _box(scene, name, kind, box, GREY, number)
 
 
 def ruler(scene: Sheet, run: Rows, axis: Axis, y: float) -> None:

@@ -68,7 +68,8 @@ def layouts_picture(
     tall = 38 + LINE * -(-total // line)
     low = 62 + tall * len(layouts)
     scene = Sheet(WIDTH, low + 16, tip_at=(10, low + 6))
-    scene.heading(f"{total} numbers, {len(layouts)} orders")
+    defined = "a piece is memory without a gap, a cache line is 64 bytes"
+    scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     x = scene.legend(10, 46, marks, 14, 8)
     words = "K1 = key of token 1, V1 = its value (paler)"
@@ -81,17 +82,18 @@ def layouts_picture(
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        told.append(f"{order}: writing {_words(write)}, reading {_words(read)}")
+        told.append(f"{order}, writing touches {_words(write)} and reading {_words(read)}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
         x = 22 + text_width(order, 12, bold=True)
-        scene.note(f"{order}.counts", x, y, _counts(write, read))
+        words = f"writing touches {_words(write)}, reading {_words(read)}"
+        scene.note(f"{order}.counts", x, y, words, 12)
         strip.draw_numbers()
         strip.draw_touched(layer, token, n)
     return scene.picture(
-        f"Token {token} in all {shape[0]} layers is written, layer {layer} is read: "
-        f"{'; '.join(told)}.",
+        f"Token {token} is written in all {shape[0]} layers ({write.num_bytes} bytes), and layer "
+        f"{layer} is read ({read.num_bytes} bytes): {'; '.join(told)}.",
         zoom=1.0,
     )
 
@@ -120,14 +122,7 @@ def _shape(layouts: Mapping[str, KVLayout], layer: int, token: int) -> tuple[int
 
 def _words(count: Touched) -> str:
     pieces, lines = counted(count.runs, "piece"), counted(count.lines, "cache line")
-    return f"{count.num_bytes} bytes in {pieces} on {lines}"
-
-
-def _counts(write: Touched, read: Touched) -> str:
-    return " · ".join(
-        f"{what} {t.num_bytes} bytes, runs {t.runs}, lines {t.lines}, pages {t.pages}"
-        for what, t in (("write", write), ("read", read))
-    )
+    return f"{pieces} on {lines}"
 
 
 def _read_mark(scene: Sheet, name: str, box: Box, up: float = 6) -> None:

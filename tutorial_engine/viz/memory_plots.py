@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Where memory goes, what the block size does to it, what a shift costs.
+"""Introduced in notebook 04. Where memory goes, whom it serves, the block size, what a shift costs.
 
 Pools come from traces; every caption is computed from the same numbers that are drawn.
 """
@@ -6,6 +6,7 @@ Pools come from traces; every caption is computed from the same numbers that are
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import DialPoint
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.history import history as steps_of
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.viz.charts import (
     HATCH,
@@ -27,8 +29,20 @@ from tutorial_engine.viz.charts import (
     no_axis,
     panels,
 )
+from tutorial_engine.viz.parts import (
+    BOLD,
+    CENTRE,
+    MARGIN,
+    RIGHT,
+    WIDTH,
+    Mark,
+    Sheet,
+    Style,
+    legend_width,
+)
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_view import USED
+from tutorial_engine.viz.pool_view import USED, draw_key, draw_pool, looks_of, strip_height
+from tutorial_engine.viz.request_look import cut_to, nice_step, tint
 from tutorial_engine.viz.style import (
     BLUE,
     DASHES,
@@ -37,11 +51,12 @@ from tutorial_engine.viz.style import (
     PLAIN,
     QUIET,
     RED,
+    RULE,
     SERIES,
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, num_bytes, tokens
+from tutorial_engine.viz.words import counted, listed, ms, num_bytes, tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
@@ -70,12 +85,15 @@ def waste_over_time(runs: Mapping[str, Trace | PoolHistory]) -> Picture:
     told = []
     for ax, (name, history) in zip(axes, found.items(), strict=True):
         _filled(ax, history)
-        ax.set(xlim=(-0.5, steps - 0.5), ylim=(0, 1.02 * slots), xlabel="step")
-        ax.set_title(f"{name}: waste {history.mean_waste:.1f}, peak {history.peak_waste}")
+        ax.set(xlim=(-0.5, steps - 0.5), ylim=(0, 1.12 * slots), xlabel="step")
+        ax.set_title(f"{name}: {history.mean_waste:.1f} wasted on average", fontsize=10.5)
+        size = history.pool.num_slots
+        words = f"pool: {size} slots"
+        ax.text(steps - 0.55, size + slots / 90, words, ha="right", fontsize=9.5, color=QUIET)
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         told.append(
-            f"{name} {history.mean_waste:.1f} of {history.pool.num_slots} on average "
-            f"(peak {history.peak_waste}) in {history.num_steps} steps"
+            f"{name} {history.mean_waste:.1f} of {size} on average, {history.peak_waste} at most "
+            f"(tokens fill {history.peak_used} at most)"
         )
     axes[0].set_ylabel("slots")
     key = [
@@ -84,7 +102,7 @@ def waste_over_time(runs: Mapping[str, Trace | PoolHistory]) -> Picture:
         Patch(facecolor=PAPER, edgecolor=QUIET, label="free"),
     ]
     figure.legend(handles=key, loc="outside upper right", ncols=3, fontsize=9.5)
-    return finish(figure, f"Slots reserved without a token: {'; '.join(told)}.")
+    return finish(figure, f"Slots reserved without a token in a step: {'; '.join(told)}.")
 
 
 def _filled(ax: Axes, history: PoolHistory) -> None:
@@ -98,6 +116,100 @@ def _filled(ax: Axes, history: PoolHistory) -> None:
     ax.step(edges, taken, where="post", color=INK, linewidth=1.2)
     size = (history.num_steps, history.pool.num_slots)
     ax.add_patch(Rectangle((-0.5, 0), *size, fill=False, edgecolor=QUIET, linewidth=1))
+
+
+# -- how many users the same memory serves --------------------------------------------------------
+
+LINE_OF_SLOTS = 64  # side by side
+CHART, TOP = 150.0, 64.0  # pixels: the height of the chart; where the first pool begins
+
+
+def users_at_once(runs: Mapping[str, Trace]) -> Picture:
+    """The same requests on the same slots under several maps: each pool at its fullest step, and
+    the requests that run at once, over milliseconds of the engine's clock.
+
+    ValueError for fewer than two runs, more than four, or pools of unequal size.
+    """
+    found = {name: PoolHistory.of(trace) for name, trace in runs.items()}
+    sizes = {history.pool.num_slots for history in found.values()}
+    if not 2 <= len(runs) <= MOST or len(sizes) > 1:
+        raise ValueError(
+            f"give 2 to {MOST} runs on pools of the same size, name -> trace; got {list(runs)} "
+            f"with {sorted(sizes)} slots"
+        )
+    looks, (slots,) = looks_of(list(found.values())), sizes
+    pools = sum(strip_height(history.pool, LINE_OF_SLOTS) + 20 for history in found.values())
+    sheet = Sheet(WIDTH, TOP + pools + CHART + 86)
+    serve = listed(f"{name} serve {history.most_running}" for name, history in found.items())
+    sheet.heading(f"The same {slots} slots: {serve} of {len(looks)} users at once", size=16)
+    shared = any(len(who) > 1 for h in found.values() for who in h.fullest.tokens.values())
+    draw_key(sheet, 46, shared)
+    top, told = TOP, []
+    for name, history in found.items():
+        now = history.fullest
+        draw_pool(sheet, name, now, looks, top, LINE_OF_SLOTS)
+        queue = f"{len(now.waiting)} wait" if now.waiting else "nobody waits"
+        names = f": {' '.join(now.waiting)}" if now.waiting else ""
+        words = f"step {now.step}: {len(now.running)} run, {queue}{names}"
+        words = cut_to(words, WIDTH / 2 - 60, 12.5, bold=True, keep=True)
+        sheet.text(f"{name}.queue", WIDTH - MARGIN, top + 12, words, 12.5, **BOLD, **RIGHT)
+        top += strip_height(history.pool, LINE_OF_SLOTS) + 20
+        told.append(
+            f"in {name} {len(now.running)} requests with {counted(now.usage.used, 'token')} run in "
+            f"step {now.step} and {queue}; all are answered after "
+            f"{_milliseconds(runs[name])[-1][1]:.0f} ms"
+        )
+    _running_chart(sheet, runs, found, top + 8)
+    return sheet.picture(f"The same {slots} slots: {'; '.join(told)}.", zoom=1.0)
+
+
+def _milliseconds(trace: Trace) -> list[tuple[float, float]]:
+    """When each step began and ended."""
+    return [(1000 * step.began, 1000 * step.ended) for step in steps_of(trace)]
+
+
+def _clock(runs: Mapping[str, Trace]) -> str:
+    """What milliseconds mean in these runs."""
+    settings = next(iter(runs.values())).settings
+    fixed, each = settings.get("seconds_per_forward"), settings.get("seconds_per_token")
+    if not (isinstance(fixed, float) and isinstance(each, float)):
+        return "ms, measured"
+    return f"ms on a virtual clock: {ms(fixed)} for each forward and {ms(each)} for each token"
+
+
+def _running_chart(
+    sheet: Sheet, runs: Mapping[str, Trace], found: Mapping[str, PoolHistory], top: float
+) -> None:
+    """A staircase for each run: how many requests its forward ran, until the last was answered."""
+    times = {name: _milliseconds(trace) for name, trace in runs.items()}
+    most = max(history.most_running for history in found.values())
+    end = max(spans[-1][1] for spans in times.values())
+    left, right, floor = 46.0, WIDTH - 14.0, top + 18 + CHART
+    sheet.text("chart", MARGIN, top, "requests that run at once, over time", 12.5, **BOLD)
+    for count in {0, most, *(history.most_running for history in found.values())}:
+        y = floor - CHART * count / most
+        sheet.add(f"chart.{count}", "line", x1=left, x2=right, y1=y, y2=y, stroke=RULE)
+        sheet.note(f"chart.{count}.number", left - 6, y + 4, str(count), 12, **RIGHT)
+    each = nice_step(end, 8)
+    for i in range(int(end / each) + 1):
+        x = left + (right - left) * i * each / end
+        sheet.note(f"chart.ms{i}", x, floor + 17, f"{i * each:g}", 12, **CENTRE)
+    sheet.note("chart.ms", (left + right) / 2, floor + 34, _clock(runs), 12, **CENTRE)
+    marks: dict[str, Mark] = {}
+    for i, (name, spans) in enumerate(times.items()):
+        points = [(left, floor)]
+        for (_, ended), snapshot in zip(spans, found[name].snapshots, strict=True):
+            y = floor - CHART * len(snapshot.running) / most
+            points += [(points[-1][0], y), (left + (right - left) * ended / end, y)]
+        points.append((points[-1][0], floor))
+        line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        look: Style = {"stroke": SERIES[i], "stroke_width": 2.6, "fill_opacity": 0.25}
+        look |= {"stroke_dasharray": "8 4"} if i % 2 else {}
+        fill = tint(SERIES[i], 0.4)
+        sheet.add(f"run.{name}", "path", d=line, fill=fill, **look)
+        words = f"{name}: all answered after {spans[-1][1]:.0f} ms"
+        marks[words] = partial(sheet.rect, fill=fill, **look)
+    sheet.legend(WIDTH - legend_width(list(marks), 26), top, marks, 26)
 
 
 # -- the layer factor -----------------------------------------------------------------------------
@@ -150,7 +262,12 @@ def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Pictur
 
 Curve = tuple[str, Callable[[DialPoint], float]]  # what it is called, and its number of a point
 PANELS: dict[str, tuple[Curve, ...]] = {
-    "waste: slots reserved, no token": (
+    "ms until all are answered": (("ms", lambda p: p.milliseconds),),
+    "tokens": (
+        ("run", lambda p: p.tokens_run),
+        ("found in the cache", lambda p: p.tokens_found),
+    ),
+    "slots reserved, no token: waste": (
         ("mean", lambda p: p.mean_waste),
         ("peak", lambda p: p.peak_waste),
     ),
@@ -158,11 +275,9 @@ PANELS: dict[str, tuple[Curve, ...]] = {
         ("all requests", lambda p: p.total_entries),
         ("one request", lambda p: p.most_entries),
     ),
-    "tokens found in the cache": (("tokens", lambda p: p.tokens_found),),
-    "KiB copied by gathering, a step": (("KiB", lambda p: p.bytes_gathered_per_step / 1024),),
-    "requests running at once": (("most", lambda p: p.most_running),),
-    "steps until all are done": (
-        ("steps", lambda p: p.num_steps),
+    "KiB gathered for attention, in all": (("KiB", lambda p: p.bytes_gathered / 1024),),
+    "requests": (
+        ("running at once, most", lambda p: p.most_running),
         ("preemptions", lambda p: p.preemptions),
     ),
 }
@@ -170,7 +285,7 @@ PANELS: dict[str, tuple[Curve, ...]] = {
 
 @house_style()
 def dial(points: Sequence[DialPoint]) -> Picture:
-    """What the block size does to waste, tables, sharing, gathering and how many run at once.
+    """What the block size does to time, tokens run, waste, tables, gathering and concurrency.
 
     Pages are a line; cells and rows, its two ends, stand beside it. ValueError for fewer than two
     points, and for a position that comes twice.
@@ -185,8 +300,8 @@ def dial(points: Sequence[DialPoint]) -> Picture:
     blocks = [p for p in points if isinstance(p.position, int)]
     of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
     told = [
-        f"{p.name}: waste {p.mean_waste:.1f}, {p.total_entries} table entries, {p.tokens_found} "
-        f"tokens found, {p.bytes_gathered_per_step / 1024:.0f} KiB a step, {p.most_running} at once"
+        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}, "
+        f"{p.total_entries} table entries, {p.bytes_gathered / 1024:,.0f} KiB gathered"
         for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
         if p is not None
     ]
@@ -194,8 +309,8 @@ def dial(points: Sequence[DialPoint]) -> Picture:
     every = f"all {len(points)}" if same == len(points) else f"only {same} of {len(points)}"
     return finish(
         figure,
-        f"{points[0].pool.num_slots} slots. {'; '.join(told)}. At {every} positions the tokens "
-        "are those of each request alone.",
+        f"{points[0].pool.num_slots} slots, milliseconds on the engine's clock. {'; '.join(told)}. "
+        f"At {every} positions the tokens are those of each request alone.",
     )
 
 
@@ -227,12 +342,12 @@ def _panel(
             beside = x + (0.55 if p.position == CELLS else -0.55)
             ax.axvline(beside, color=QUIET, linewidth=0.8, linestyle=":")
     ax.set_xticks([x for x, _ in order], [str(p.position) for _, p in order], fontsize=9)
-    ax.set_ylim(-0.04 * most, 1.14 * most)
+    ax.set_ylim(-0.04 * most, (1.14 if len(curves) == 1 else 1.5) * most)  # room for a legend
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=most >= 5))
     ax.yaxis.set_major_formatter(ROUND)
     lines_across(ax)
     if len(curves) > 1:
-        ax.legend(loc="best", fontsize=9.5)
+        ax.legend(loc="upper center", fontsize=9.5)
 
 
 # -- the context shift ----------------------------------------------------------------------------
@@ -240,39 +355,44 @@ def _panel(
 
 @house_style()
 def shift_picture(
-    gaps: Sequence[ShiftGap], discard: int | None = None, tolerance: float = TOLERANCE
+    gaps: Sequence[ShiftGap] | Mapping[str, ShiftGap],
+    discard: int | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Picture:
-    """Largest logit difference of each model, and of the deepest one K and V layer by layer.
+    """Largest logit difference of each model, and of the last one K and V layer by layer.
 
-    `discard`: the tokens that were forgotten, if the caption is to say it.
+    `gaps`: by what the model is called, or a list, then by the number of layers. `discard`: the
+    tokens that were forgotten, if the caption is to say it.
     """
+    if not isinstance(gaps, Mapping):
+        gaps = {counted(gap.num_layers, "layer"): gap for gap in gaps}
     if not gaps:
         raise ValueError("there is nothing to draw: give at least one ShiftGap")
-    deepest = max(gaps, key=lambda gap: gap.num_layers)
-    most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps)
-    low, high = FLOOR * tolerance, 30 * max(most, tolerance)
-    figure, (left, right) = panels(10, 3.7, columns=2, width_ratios=[1, 1.5], sharey=True)
-    for x, gap in enumerate(gaps):
+    name, last = list(gaps.items())[-1]
+    most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps.values())
+    low, high = FLOOR * tolerance, 60 * max(most, tolerance)
+    figure, (left, right) = panels(10, 3.9, columns=2, width_ratios=[1, 1.5], sharey=True)
+    for x, gap in enumerate(gaps.values()):
         _bar(left, x, gap.logits, 0.55, tolerance)
-    left.set_xticks(range(len(gaps)), [counted(gap.num_layers, "layer") for gap in gaps])
+    left.set_xticks(range(len(gaps)), [each.replace(", ", ",\n") for each in gaps])
     log_marks(left, low, high, PLAIN)
-    left.set(ylabel="largest difference", title="logits of the next token")
+    left.set(ylabel="largest difference, log scale", title="logits of the next token")
     plate = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": QUIET}
     named: dict[str, Any] = {"ha": "center", "fontweight": "bold", "fontsize": 10, "bbox": plate}
-    for layer, pair in enumerate(zip(deepest.keys, deepest.values, strict=True)):
-        for at, name, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
+    for layer, pair in enumerate(zip(last.keys, last.values, strict=True)):
+        for at, kind, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
             _bar(right, at, number, 0.36, tolerance)
-            right.text(at, low * 1.5, name, **named)
-    layers = range(deepest.num_layers)
+            right.text(at, low * 1.5, kind, **named)
+    layers = range(last.num_layers)
     right.set_xticks(layers, [f"layer {layer}" for layer in layers])
-    right.set_title(f"K and V that stayed, in {counted(deepest.num_layers, 'layer')}")
+    right.set_title(f"K and V of the tokens that stayed: {name}")
     for ax in (left, right):
         ax.minorticks_off()
         ax.margins(x=0.14)
         ax.axhline(tolerance, color=INK, linewidth=1.4, linestyle="--")
     words, where = f"tolerance\n{shown(tolerance)}", right.get_yaxis_transform()
     right.text(1.015, tolerance, words, va="center", fontsize=9.5, transform=where)
-    return finish(figure, _verdict(gaps, deepest, discard, tolerance))
+    return finish(figure, _verdict(gaps, discard, tolerance))
 
 
 def _bar(ax: Axes, x: float, number: float, width: float, tolerance: float) -> None:
@@ -285,21 +405,22 @@ def _bar(ax: Axes, x: float, number: float, width: float, tolerance: float) -> N
     ax.text(x, top * (1.6 if number else 9), shown(number), ha="center", fontsize=9.5)
 
 
-def _verdict(
-    gaps: Sequence[ShiftGap], deepest: ShiftGap, discard: int | None, tolerance: float
-) -> str:
+def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None, tolerance: float) -> str:
     """Who is within the tolerance, who is not, and where the difference begins."""
     what = "" if discard is None else f" after forgetting {tokens(discard)}"
     told = []
-    for gap in gaps:
+    for name, gap in gaps.items():
         same = gap.logits <= tolerance  # how far within is rounding, and differs between machines
-        words = "agree" if same else f"are off by up to {shown(gap.logits)}"
-        told.append(f"in {counted(gap.num_layers, 'layer')} the logits {words}")
-    both = zip(deepest.keys, deepest.values, strict=True)
+        off = f"off by up to {shown(gap.logits)} where the largest is {gap.largest_logit:.3g}"
+        told.append(f"{name}: {'equal' if same else off}")
+    name, last = list(gaps.items())[-1]
+    both = zip(last.keys, last.values, strict=True)
     wrong = [i for i, pair in enumerate(both) if max(pair) > tolerance]
-    where = f"K and V differ from layer {wrong[0]} on" if wrong else "K and V agree everywhere"
-    where = f"with {counted(deepest.num_layers, 'layer')}, {where} (tolerance {shown(tolerance)})"
-    return f"A context shift{what} against a fresh run: {', '.join(told)}; {where}."
+    where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
+    return (
+        f"Logits after a context shift{what} against those of a fresh run: {'; '.join(told)}. K "
+        f"and V ({name}) {where} (tolerance {shown(tolerance)})."
+    )
 
 
 def shown(number: float) -> str:

@@ -59,21 +59,19 @@ def strip_height(pool: Pool, wish: int) -> float:
     return 30 + LINE * -(-pool.num_slots // per_line(pool, wish)) + 8
 
 
-def draw_key(sheet: Sheet, base: float) -> None:
-    """What the looks of a slot mean, at the right end of a line."""
+def draw_key(sheet: Sheet, base: float, shared: bool = True) -> None:
+    """What the looks of a slot mean, at the right end of a line; `shared`: if such are there."""
 
     def new(name: str, box: Any) -> None:
         sheet.cell(name, box, "free", rx=0)
         sheet.outline(f"{name}.thick", box, stroke_width=2.2)
 
-    marks: dict[str, Mark] = {
-        "written now": new,
-        "shared: kept once": lambda name, box: sheet.shared_cell(
-            name, box, [look(0).dark, look(2).dark], rx=0
-        ),
-        "reserved, no token": sheet.sample("reserved", rx=0),
-        "free": sheet.sample("free", rx=0),
-    }
+    marks: dict[str, Mark] = {"written now": new}
+    if shared:
+        bands = [look(0).dark, look(2).dark]
+        marks["shared: kept once"] = lambda name, box: sheet.shared_cell(name, box, bands, rx=0)
+    marks["reserved, no token"] = sheet.sample("reserved", rx=0)
+    marks["free"] = sheet.sample("free", rx=0)
     sheet.legend(WIDTH + 15 - legend_width(list(marks), 14, 18), base, marks, 14, 18)
 
 

@@ -4,6 +4,7 @@ Knows the engine and arrival patterns; knows no picture.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -22,11 +23,15 @@ ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG = (
 
 
 class Coming(NamedTuple):
-    """A request and when it comes: after so many steps, or earlier if there is nothing to do."""
+    """A request and when it comes: after so many steps, or earlier if there is nothing to do.
+
+    `max_tokens` of its own, or None for what all have.
+    """
 
     name: str
     prompt: str
     step: int
+    max_tokens: int | None = None
 
 
 def coming(prompts: Sequence[str], pattern: str, long_prompt: str = "") -> list[Coming]:
@@ -49,7 +54,10 @@ def record(engine: LLMEngine, requests: Sequence[Coming], params: SamplingParams
         while left and (left[0].step <= engine.num_steps or not engine.has_unfinished_requests):
             one = left.pop(0)
             try:
-                engine.add_request(one.prompt, params, one.name)
+                own = (
+                    params if one.max_tokens is None else replace(params, max_tokens=one.max_tokens)
+                )
+                engine.add_request(one.prompt, own, one.name)
             except ValueError as error:
                 raise ValueError(f"The engine refuses: {error}.") from error
         if engine.num_steps == MAX_STEPS:

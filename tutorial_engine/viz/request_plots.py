@@ -10,7 +10,15 @@ from typing import Any
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import RequestStatus
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.lanes import TEXT, Axis, draw_lanes, lane_legend, name_width, time_marks
+from tutorial_engine.viz.lanes import (
+    TEXT,
+    Axis,
+    LaneStyle,
+    draw_lanes,
+    lane_legend,
+    name_width,
+    time_marks,
+)
 from tutorial_engine.viz.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width
@@ -190,13 +198,14 @@ def one_request(trace: Trace, request_id: str) -> Picture:
     end = max([times.finished or alone.end, *times.token_times])
     scene = Sheet(WIDE, 0)
     scene.heading(f"One request: {cut_to(plain(request_id), 300, 16, True, keep=True)}", size=16)
-    lane_legend(scene, 10, 50, [alone], "time")
     left, start = max(LEAST, name_width([alone])), life.arrival
     axis = Axis.of(alone, left, END, "time", start, end - start)
+    style = LaneStyle.of([(alone, axis)], TALL)
+    lane_legend(scene, 10, 50, [alone], "time", style)
     bottom = TOP + TALL
     low = bottom + (130 if times.tpot is not None else 52)
     time_marks(scene, axis, low, 66)
-    draw_lanes(scene, alone, axis, TOP, TALL, looks=[run.lives.index(life)])
+    draw_lanes(scene, alone, axis, TOP, TALL, style, looks=[run.lives.index(life)])
     above = (("total", times.total), ("TTFT", times.ttft), ("queue time", times.queue_time))
     for i, (name, seconds) in enumerate(above):
         if seconds is not None:

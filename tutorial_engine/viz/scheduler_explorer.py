@@ -14,7 +14,7 @@ from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatchi
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Recorder
+from tutorial_engine.trace.events import Recorder, Trace
 from tutorial_engine.viz.explorer import Explorer, choice, number
 from tutorial_engine.viz.recorded import (
     ALL_AT_ONCE,
@@ -39,10 +39,15 @@ CLASSES: dict[str, type[Scheduler]] = {
 }
 
 
+STEPS, DETAILS = "the steps", "the steps, the cache and all tokens"
+
+
 class SchedulerExplorer(Explorer):
     """Watch requests share forwards: who runs how many tokens, who waits, and why.
 
     `prompts` become the requests A, B, ...; the knobs run them again through the real engine.
+    `new_tokens`: for each, or for all. `trace` is the run that is shown. `details`: begin with the
+    cache and all tokens in view.
     """
 
     title = "Scheduler explorer"
@@ -53,30 +58,44 @@ class SchedulerExplorer(Explorer):
         model: Qwen3ForCausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
-        new_tokens: int = 6,
+        new_tokens: int | Sequence[int] = 6,
         budget: int = 8,
         max_num_seqs: int = 3,
         long_prompt: str = LONG_PROMPT,
+        details: bool = False,
     ) -> None:
-        at_least_one("new_tokens", new_tokens)
         if not 1 <= len(prompts) < MAX_REQUESTS:
             raise ValueError(f"give 1 to {MAX_REQUESTS - 1} prompts, got {len(prompts)}")
+        wanted = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
+        if len(wanted) != len(prompts):
+            raise ValueError(f"new_tokens: give one number, or {len(prompts)}, got {wanted}")
+        for count in wanted:
+            at_least_one("new_tokens", count)
+        self.wanted = wanted
         self.model, self.tokenizer = model, tokenizer
         self.prompts, self.long_prompt = list(prompts), long_prompt
-        self.params = SamplingParams(max_tokens=new_tokens)
+        self.params = SamplingParams(max_tokens=max(wanted), ignore_eos=True)
         arrivals, policies = [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG], list(CLASSES)
         super().__init__(
             {
-                "policy": choice("policy", policies, policies[0], "210px"),
                 "budget": number("token budget", budget, 1, MAX_CELLS, "180px"),
                 "max_num_seqs": number("max_num_seqs", max_num_seqs, 1, MAX_REQUESTS, "180px"),
+                "policy": choice("policy", policies, policies[0], "210px"),
                 "arrivals": choice("arrivals", arrivals, ALL_AT_ONCE, "280px"),
+                "show": choice("show", [STEPS, DETAILS], DETAILS if details else STEPS, "320px"),
             }
         )
+
+    @property
+    def trace(self) -> Trace:
+        """The run that is shown, as its engine recorded it."""
+        return self.run.trace
 
     def rerun(self) -> int:
         """Run all requests through a new engine; its trace is all that is kept."""
         requests = coming(self.prompts, self.value("arrivals"), self.long_prompt)
+        for i, count in enumerate(self.wanted):  # the long one wants as many as any
+            requests[i] = requests[i]._replace(max_tokens=count)
         longest_prompt = max(len(self.tokenizer.encode(one.prompt).ids) for one in requests)
         longest = longest_prompt + self.params.max_tokens
         room = min(MAX_SLOTS, self.model.config.max_position_embeddings)
@@ -100,13 +119,13 @@ class SchedulerExplorer(Explorer):
         )
         trace = record(engine, requests, self.params)
         self.run = SchedulerRun(trace, labels(trace, self.tokenizer))
-        self.drawing = SchedulerView(self.run)
+        self.drawing = SchedulerView(self.run, self.value("show") == DETAILS)
         return len(self.run.steps)
 
     def scene(self, step: int) -> Scene:
-        """All five views of the step."""
+        """The timeline, the budget, the requests; and what `show` asks for."""
         return self.drawing.scene(step)
 
     def caption(self, step: int) -> str:
-        """Who ran what, who waits and why, and time to first token."""
+        """Who ran what, who waits and why, who is done."""
         return self.run.caption(step)

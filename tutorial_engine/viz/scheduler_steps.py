@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tutorial_engine.trace.events import Admitted, Finished, Preempted, TokenSampled, Trace
+from tutorial_engine.trace.events import Finished, Forked, Preempted, TokenSampled, Trace
 from tutorial_engine.trace.history import Step, replay
 from tutorial_engine.viz.trace_rows import Life, Rows, Share, rows
-from tutorial_engine.viz.words import POLICIES, counted, listed, verb
+from tutorial_engine.viz.words import POLICIES, counted, listed, tokens, verb
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,6 @@ class SchedulerRun:
         """The step that gave it its first token."""
         return next(iter(self.lives[name].token_steps), None)
 
-    def ttft(self, name: str, step: int) -> int | None:
-        """Forwards from its arrival to its first token; None when it has none after the step."""
-        first = self.first_token(name)
-        return None if first is None or first > step else first - self.came(name) + 1
-
     def to_come(self, step: int) -> tuple[str, ...]:
         """Requests that are not there yet while the step runs."""
         return tuple(name for name in self.lives if name not in self.steps[step].planned.requests)
@@ -109,26 +104,54 @@ class SchedulerRun:
         return [name for name, share in shares if share is not None and share.kind == kind]
 
     def why_waiting(self, step: int) -> str:
-        """Why nobody else of the queue was admitted; empty when nobody waits."""
+        """Why nobody else of the queue was admitted, as a clause; empty when nobody waits.
+
+        The first reason that the trace shows. Whom a policy of one's own would have asked next, a
+        trace does not say: for it the last reason names no request.
+        """
         now, policy = self.steps[step], self.trace.settings["policy"]
         waiting, running = now.planned.waiting, now.planned.running
         if not waiting:
             return ""
-        if now.by_request(Preempted):
+        if now.by_request(Preempted) and policy != "PrefillFirst":
             return "a step that preempts admits nobody"
-        if policy == "OneByOne":
-            return f"one at a time, first {listed(running)}"
-        if policy == "StaticBatching" and not now.by_request(Admitted).keys() >= {*running}:
+        if policy == "OneByOne" and running:
+            return f"one runs at a time, and {running[0]} is not done"
+        if policy == "StaticBatching" and self._group(waiting[0]) not in self._batch(step):
             return f"nobody joins before {verb(running, 'is', 'are')} done"
         if len(running) >= self.max_num_seqs:
-            rows = f"all {self.max_num_seqs} rows are" if self.max_num_seqs > 1 else "the row is"
-            return f"{rows} taken (max_num_seqs)"
+            places = (
+                f"all {self.max_num_seqs} places are" if self.max_num_seqs > 1 else "the place is"
+            )
+            return f"{places} taken (max_num_seqs)"
         left, wanted = self.budget - now.num_tokens, self.to_run(waiting[0], step)
-        if not left:
+        if left <= 0:
             return "no budget is left"
-        if wanted > left:
-            return f"{waiting[0]} must run its {wanted} at once, {left} of the budget is left"
+        if policy not in POLICIES:
+            return f"{policy} admits nobody else, or no memory is free"
+        whole = policy == "PrefillFirst" or not self.trace.settings.get(
+            "enable_chunked_prefill", True
+        )
+        if whole and left < wanted <= self.budget:
+            return (
+                f"{waiting[0]} must run its {tokens(wanted)} in one step, and {left} of the budget "
+                f"{'is' if left == 1 else 'are'} left"
+            )
         return "no memory is free"
+
+    def _group(self, name: str) -> str:
+        """The request whose prompt it is a sample of, as a rule itself."""
+        forks = (e for e in self.trace.events if isinstance(e, Forked) and e.request_id == name)
+        return next((event.parent_id for event in forks), name)
+
+    def _batch(self, step: int) -> set[str]:
+        """Whom StaticBatching has put into the batch of a step, by the rule of its own."""
+        batch = set[str]()
+        for now in self.steps[: step + 1]:
+            waiting = [self._group(name) for name in now.before.waiting]
+            if not now.before.running and batch.isdisjoint(waiting):
+                batch = set(waiting[: self.max_num_seqs])
+        return batch
 
     def facts(self, step: int) -> list[str]:
         """Who waits and who stalls, and why, and who is done: a sentence each."""
@@ -136,13 +159,15 @@ class SchedulerRun:
         if waiting:
             found.append(f"{verb(waiting, 'waits', 'wait')}: {self.why_waiting(step)}")
         if stalled := self.doing("stalls", step):  # the one rule never does that
-            prefills = self.trace.settings["policy"] == "PrefillFirst"
-            why = "this step only prefills" if prefills else "the policy gave nothing"
-            found.append(f"{verb(stalled, 'stalls', 'stall')}: {why}")
+            found.append(f"{verb(stalled, 'stalls', 'stall')}: {self._why_stalled()}")
         if ended := self.ended(step):
             reasons = listed(dict.fromkeys(ended.values()))
             found.append(f"{verb(ended, 'ends', 'end')} with this step ({reasons})")
         return found
+
+    def _why_stalled(self) -> str:
+        prefills = self.trace.settings["policy"] == "PrefillFirst"
+        return "this step only prefills" if prefills else "the policy gave nothing"
 
     def ran(self, name: str, step: int) -> str:
         """What a step ran of a request: "B prefill 6 (1 left, no token yet)"."""
@@ -151,6 +176,47 @@ class SchedulerRun:
         left = self.to_run(name, step) - share.num_tokens
         rest = f" ({left} left, no token yet)" if left else ""
         return f"{name} {share.kind} {share.num_tokens}{rest}"
+
+    def state(self, name: str, step: int) -> str:
+        """In which queue a request is while the step runs, in words."""
+        now, share = self.steps[step], self.share(name, step)
+        if share is None:
+            return "not here yet" if step < self.came(name) else "finished"
+        if name in now.planned.waiting:
+            return "waiting"
+        return "waiting → running" if name in now.before.waiting else "running"
+
+    def budget_left(self, name: str, step: int) -> int:
+        """What was left of the budget when its turn came, or at the end if it got nothing."""
+        left = self.budget
+        for who, event in self.steps[step].scheduled.items():
+            if who == name:
+                break
+            left -= len(event.slots)
+        return left
+
+    def outcome(self, name: str, step: int) -> str:
+        """What comes of a step for one request: a new token, or why there is none."""
+        share = self.share(name, step)
+        if share is None:
+            if step < self.came(name):
+                return f"comes before step {self.came(name)}"
+            life = self.lives[name]
+            return f"since step {life.end_step} ({life.reason})"
+        if share.kind == "waits":
+            return f"waits: {self.why_waiting(step)}"
+        if share.kind == "preempted":
+            return "gives way: no memory is free"
+        if not share.num_tokens:
+            return f"runs nothing: {self._why_stalled()}"
+        known = len(self.steps[step].planned.requests[name].token_ids)
+        if left := self.to_run(name, step) - share.num_tokens:
+            is_left = f"{left} of its {tokens(known)} {'is' if left == 1 else 'are'} not run yet"
+            return f"no new token: {is_left}"
+        if name not in self.steps[step].by_request(TokenSampled):
+            return "no new token"
+        end = f", the last one ({self.ended(step)[name]})" if name in self.ended(step) else ""
+        return f"new token “{self.label(name, known)}”{end}"
 
     def label(self, name: str, position: int) -> str:
         """How a token of a request is written."""
@@ -171,7 +237,7 @@ class SchedulerRun:
         return kinds + ["sampled"] * (name in now.by_request(TokenSampled))
 
     def caption(self, step: int) -> str:
-        """One sentence: who ran what, who waits and why, who is done, and time to first token."""
+        """One sentence: who ran what, who waits and why, who is done and who is to come."""
         now, start = self.steps[step], f"Step {step} of 0–{self.last}"
         ran = ", ".join(self.ran(name, step) for name in now.scheduled)
         parts = [
@@ -182,6 +248,4 @@ class SchedulerRun:
         if self.to_come(step):
             late = [f"{name} (before step {self.came(name)})" for name in self.to_come(step)]
             parts.append(f"still to come: {listed(late)}")
-        times = ((name, self.ttft(name, step)) for name in now.planned.requests)
-        said = [f"{name} {'not yet' if n is None else n}" for name, n in times]
-        return "; ".join([*parts, f"TTFT in steps: {', '.join(said)}"]) + "."
+        return "; ".join(parts) + "."

@@ -1,10 +1,9 @@
-"""Introduced in notebook 03. A run of the scheduler as a picture: timeline, and views of one step.
+"""Introduced in notebook 03. A run of the scheduler as a picture: the timeline, and one step.
 
 Knows places; what there is to say comes from scheduler_steps.
 """
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from tutorial_engine.viz.parts import (
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.style import INK, PAPER, RULE
-from tutorial_engine.viz.words import counted
+from tutorial_engine.viz.words import counted, tokens
 
 LEFT, END = 44.0, 104.0  # where rows begin; right of the last step, for "finished · length"
 TOP, ROW, BOX = 66.0, 32.0, 26.0  # where the timeline begins, a row of it, a box in a row
@@ -33,8 +32,16 @@ NARROWEST, WIDEST, WORDY = 19.0, 66.0, 49.0  # a step; from WORDY on, boxes have
 MAX_CELLS = 128  # of the budget
 MAX_ROWS, MAX_LEN = 64, 10_000  # of the cache: more would be drawn for minutes, and not be seen
 BUDGET, CACHE = 536.0, 392.0  # widths of the budget and of the cache's rows
-ROWS_X, QUEUES_X, QUEUE = 78.0, 600.0, 27.0  # cache rows, queues, the height of a queue's line
-LINE, SIZE = 24.0, 10.5  # a line of tokens, their letters
+ROWS_X, ASKED = 78.0, 27.0  # where cache rows begin; the height of a request's line in the table
+COLUMNS = {  # of the table: what -> the middle of its numbers
+    "known": 192.0,
+    "computed": 258.0,
+    "to run": 322.0,
+    "budget left": 392.0,
+    "runs": 462.0,
+}
+OUTCOME = 500.0
+LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
 PILL = "#e9edf0"
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
@@ -64,16 +71,17 @@ class Chip(NamedTuple):
 class SchedulerView:
     """Draws the steps of one run. What is the same at every step is laid out once.
 
-    ValueError, saying what fits, for more rows or longer ones than can be drawn.
+    `details`: the rows of the cache and all tokens as well. ValueError, saying what fits, for more
+    rows or longer ones than can be drawn.
     """
 
-    def __init__(self, run: SchedulerRun) -> None:
+    def __init__(self, run: SchedulerRun, details: bool = True) -> None:
         if run.max_num_seqs > MAX_ROWS or run.max_len > MAX_LEN:
             raise ValueError(
                 f"{run.max_num_seqs} rows of {run.max_len} slots: this picture has room for "
                 f"{MAX_ROWS} rows of {MAX_LEN}"
             )
-        self.run = run
+        self.run, self.details = run, details
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.lives)}
         self.chips = {name: self._chips(name) for name in run.tokens}
         room, columns = WIDTH - LEFT - END, run.last + 1
@@ -87,11 +95,12 @@ class SchedulerView:
         in_line = 32 if cells <= 64 else 64
         wide = min(30.0, BUDGET / min(cells, in_line))
         self.budget = Grid(MARGIN, self.middle + 10, wide, 26, in_line, (2, 4))
-        self.cache = self.budget.y + self.budget.height(cells) + 40
-        facts = max(len(self.facts(step)) for step in range(columns))
-        queues = self.middle + 26 + QUEUE * 4 + 22 + 16 * facts
-        self.tokens = max(self.cache + 22 * run.max_num_seqs + 36, queues + 12)
+        self.table = self.budget.y + self.budget.height(cells) + 44
+        self.cache = self.table + 26 + ASKED * len(run.lives) + 22
+        self.tokens = self.cache + 22 * run.max_num_seqs + 36
         self.floor = self.tokens + 24 + sum(map(self.height, self.chips.values()))
+        if not details:
+            self.floor = self.cache - 14
 
     def _chips(self, name: str) -> list[Chip]:
         """Places for all tokens that a request will ever have: stepping moves none."""
@@ -113,19 +122,16 @@ class SchedulerView:
         """What stands in a box: the number of tokens alone where boxes are narrow."""
         return f"{kind} {count or ''}".strip() if self.pitch >= WORDY else str(count or "")
 
-    def facts(self, step: int) -> list[str]:
-        """Why requests wait or stall, and who is done, in lines that fit beside the cache."""
-        return [line for fact in self.run.facts(step) for line in textwrap.wrap(fact, 60)]
-
     def scene(self, step: int) -> Sheet:
-        """The timeline on top; budget, cache and queues below it; then all tokens."""
+        """The timeline on top; budget and requests of the step; then, if asked for, the details."""
         sheet = _StepSheet(self, step)
         sheet.head()
         sheet.timeline()
         sheet.budget()
-        sheet.cache_rows()
-        sheet.queues()
-        sheet.tokens()
+        sheet.table()
+        if self.details:
+            sheet.cache_rows()
+            sheet.tokens()
         return sheet
 
 
@@ -134,20 +140,24 @@ class _StepSheet(Sheet):
 
     def __init__(self, view: SchedulerView, step: int) -> None:
         super().__init__(WIDTH, view.floor + 14, (MARGIN, view.floor + 6))
-        self.hint = "hover over a box, a slot or a token to read its numbers"
+        self.hint = "hover over a box to read its numbers"
         self.view, self.run, self.looks = view, view.run, view.looks
         self.step, self.now = step, view.run.steps[step]
 
     def head(self) -> None:
         """Which step it is, the engine's limits, and what the boxes mean."""
         run = self.run
-        now = f"{self.now.num_tokens} of {run.budget} budget tokens in one forward"
+        now = f"one forward runs {self.now.num_tokens} of at most {tokens(run.budget)}"
         limits = f"{run.policy} · budget {run.budget} · max_num_seqs {run.max_num_seqs}"
         self.heading(f"step {self.step} of 0–{run.last} · {now}", limits)
         note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
         marks: dict[str, Mark] = {}
+        seen = {share.kind for life in run.lives.values() for share in life.shares.values()}
+        seen |= {"arrives"} if any(map(run.came, run.lives)) else set()
         for kind, words in ACTIVITIES.items():
+            if kind not in seen:
+                continue
             marks[words] = partial(self._activity, kind=kind, one=one)
         marks["first token"] = lambda name, box: self._dot(name, box[0] + 9, 44)
         self.legend(34 + text_width(note, KEY), 49, marks, gap=18)
@@ -167,14 +177,17 @@ class _StepSheet(Sheet):
             for i, step in enumerate(window):
                 self._box(name, step, (LEFT + i * pitch + 1.5, y, pitch - 3, BOX))
             if life.end_step is not None and life.end_step <= window[-1]:
-                self.note(f"end.{name}", right + 6, y + 17, life.ending, SIZE)
+                words, x = life.ending.split(" · ")[0], right  # the table says why
+                if text_width(words, SIZE) + 10 <= pitch:  # inside the cursor's frame
+                    x = LEFT + (life.end_step + 1 - first) * pitch
+                self.note(f"end.{name}", x + 6, y + 17, words, SIZE)
         for i, step in enumerate(window):
             style = BOLD if step == self.step else FAINT
             words = f"step {step}" if pitch >= WORDY else str(step)
             x = LEFT + (i + 0.5) * pitch
-            self.text(f"step{step}", x, bottom + 11, words, 10, **CENTRE, **style)
+            self.text(f"step{step}", x, bottom + 11, words, KEY, **CENTRE, **style)
         if pitch < WORDY:
-            self.note("step", LEFT - 8, bottom + 11, "step", 10, **RIGHT)
+            self.note("step", LEFT - 8, bottom + 11, "step", KEY, **RIGHT)
         box = (LEFT + (self.step - first) * pitch - 0.5, TOP - 5, pitch + 1, bottom - TOP + 21)
         self.outline("cursor", box, rx=4, stroke_width=2.2)
 
@@ -279,40 +292,32 @@ class _StepSheet(Sheet):
             self.outline(f"row{row}.new", grid.box(new[0] - base, len(new)))
         return f"{used} of {run.max_len}" + ", then free" * (who in run.ended(self.step))
 
-    def queues(self) -> None:
-        """Who runs, waits, is over or still to come, and why; time to first token."""
-        run, now, x, top = self.run, self.now, QUEUES_X, self.view.middle
-        self.text("queues", x, top, f"queues in step {self.step}", 12, **BOLD)
-        queues: Mapping[str, Mapping[str, str]] = {
-            "running": dict.fromkeys(now.planned.running, ""),
-            "waiting": {name: str(run.to_run(name, self.step)) for name in now.planned.waiting},
-            "finished": dict.fromkeys(run.over(self.step), ""),
-            "to come": {name: f"before {run.came(name)}" for name in run.to_come(self.step)},
-        }
-        states = {"running": "solid", "waiting": "cached"}
-        for i, (queue, entries) in enumerate(queues.items()):
-            base, at = top + 26 + QUEUE * i, x + 64
-            self.note(f"queue.{queue}", x, base, queue)
-            if not entries:
-                self.note(f"queue.{queue}.none", at, base, "–")
-            for who, number in entries.items():
-                name, box = f"queue.{queue}.{who}", (at, base - 14.5, 23.0, 20.0)
-                one = self.looks[who]
-                self.cell(name, box, states.get(queue, "free"), one, rx=3, stroke=one.colour)
-                self.inside(f"{name}.who", box, who, 11.5, **BOLD)
-                at += 32
-                if number:
-                    self.text(f"{name}.n", at - 5, base, number, SIZE)
-                    at += text_width(number, SIZE) + 4
-            if entries and queue == "waiting":
-                self.note("queue.waiting.note", at + 2, base, "to run", 10)
-        base = top + 26 + QUEUE * len(queues)
-        self.text("ttft", x, base, "TTFT in steps", 11, **BOLD)
-        times = {name: run.ttft(name, self.step) for name in now.planned.requests}
-        said = " · ".join(f"{name} {'–' if n is None else n}" for name, n in times.items())
-        self.text("ttft.n", x + 98, base, said, 11)
-        for i, line in enumerate(self.view.facts(self.step)):
-            self.text(f"fact{i}", x, base + 22 + 16 * i, line, 11.5)
+    def table(self) -> None:
+        """Each request in the step: what the rule goes by, what it runs, and what comes of it."""
+        run, step, top = self.run, self.step, self.view.table
+        self.text("table", MARGIN, top, f"requests in step {step}", 12, **BOLD)
+        for what, x in COLUMNS.items():
+            self.note(f"head.{what}", x, top, what, **CENTRE)
+        rule = "to run = known − computed; the budget left shrinks from one request to the next"
+        self.note("head.rule", OUTCOME, top, rule)
+        for i, name in enumerate(run.lives):
+            base = top + 26 + ASKED * i
+            state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
+            fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
+            self.cell(f"asked.{name}", box, fill, one, rx=3, stroke=one.colour)
+            self.inside(f"asked.{name}.who", box, name, 11.5, **BOLD)
+            self.text(f"asked.{name}.state", 44, base, state, 12)
+            if run.share(name, step) is not None:
+                request = self.now.planned.requests[name]
+                event = self.now.scheduled.get(name)
+                known, computed = len(request.token_ids), request.num_computed_tokens
+                left, runs = run.budget_left(name, step), len(event.slots) if event else 0
+                numbers = (known, computed, known - computed, left, runs or "–")
+                for (what, x), number in zip(COLUMNS.items(), numbers, strict=True):
+                    style = BOLD if what == "runs" else {}
+                    self.text(f"asked.{name}.{what}", x, base, str(number), 12, **CENTRE, **style)
+            said = cut_to(run.outcome(name, step), WIDTH - OUTCOME - MARGIN, 12, keep=True)
+            self.text(f"asked.{name}.outcome", OUTCOME, base, said, 12)
 
     def tokens(self) -> None:
         """Prompt and output of every request, and how far they are computed."""

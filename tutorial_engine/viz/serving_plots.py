@@ -4,6 +4,7 @@ Every caption is computed from the same numbers that are drawn; those of a virtu
 same on every machine.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,12 +38,13 @@ KINDS = {
     "total": ("total", "arrival to end"),
 }
 Line = Sequence[float | None]
+LABEL = 46  # letters of an axis' name in a line
 
 
 @house_style()
 def latency_distributions(
     policies: Mapping[str, Sequence[RequestMetrics]],
-    kinds: Sequence[str] = ("ttft", "tpot", "total"),
+    kinds: Sequence[str] = ("ttft", "tpot"),
     title: str = "",
 ) -> Picture:
     """A strip of all values per policy, with its p50 and p95, for each kind of latency.
@@ -143,17 +145,19 @@ def sweep(
         for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
             ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **line_look(i))
         dial_axis(ax, x, 8, xlabel)
+        ax.set_xlabel(textwrap.fill(ax.get_xlabel(), LABEL))
         most = max(value for pairs in named.values() for _, value in pairs)
         ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
         ax.yaxis.set_major_formatter(ROUND)
         lines_across(ax)
         if len(named) > 1:
             ax.legend(loc="best", fontsize=9.5)
-        ways = [f"{name} " * (len(named) > 1) + _way(pairs) for name, pairs in named.items()]
-        told.append(f"{panel} {', '.join(ways)}")
+        ways = [f"{name} " * (len(named) > 1) + _way(pairs, x) for name, pairs in named.items()]
+        told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}")
     titled(figure, title)
-    what = f"{ylabel}, by {xlabel}" if ylabel else f"By {xlabel}"  # panels of several units
-    return finish(figure, f"{what}: {'; '.join(told)}.")
+    first, last = f"{x[0]:g}", f"{x[-1]:g}"
+    over = f"{xlabel} from {first} to {last}" if first != last else f"{xlabel} = {first}"
+    return finish(figure, f"{over[0].upper()}{over[1:]}: {'; '.join(told)}.")
 
 
 def _pairs(name: str, x: Sequence[float], line: Line) -> list[tuple[float, float]]:
@@ -167,11 +171,56 @@ def _pairs(name: str, x: Sequence[float], line: Line) -> list[tuple[float, float
     return pairs
 
 
-def _way(pairs: Sequence[tuple[float, float]]) -> str:
-    """Where a line begins and ends."""
+def _way(pairs: Sequence[tuple[float, float]], x: Sequence[float]) -> str:
+    """Where a line begins and ends; it says at which x where these are not the first and last."""
     (x0, first), (x1, last) = pairs[0], pairs[-1]
-    begins = f"from {_digits(first)} at {x0:g} to " if len(pairs) > 1 else ""
-    return f"{begins}{_digits(last)} at {x1:g}"
+    at = [f" (at {a:g})" * (a != b) for a, b in ((x0, x[0]), (x1, x[-1]))]
+    if len(pairs) == 1:
+        return f"{_digits(last)}{at[1]}"
+    return f"from {_digits(first)}{at[0]} to {_digits(last)}{at[1]}"
+
+
+@house_style()
+def throughput_latency(
+    curves: Mapping[str, Sequence[tuple[object, float, float]]],
+    latency: str = "latency",
+    label: str = "",
+    title: str = "",
+) -> Picture:
+    """Throughput against latency: a line per policy through its points, in the order given.
+
+    A point is (its label, tokens per second, latency in ms); `latency` says which latency it is,
+    `label` what the labels count. ValueError for no curve, and for one without a point.
+    """
+    empty = [name for name, points in curves.items() if not points]
+    if empty or not curves:
+        raise ValueError(f"give at least one point (label, tokens per second, ms) to each: {empty}")
+    figure, (ax,) = panels(8.6, 4.6)
+    every = [point for points in curves.values() for point in points]
+    speeds, times = [point[1] for point in every], [point[2] for point in every]
+    told = []
+    for i, (name, points) in enumerate(curves.items()):
+        xs, ys = [point[1] for point in points], [point[2] for point in points]
+        ax.plot(xs, ys, label=name, linewidth=2, markersize=7, **line_look(i))
+        side = -1 if i % 2 else 1  # neighbours have their labels on different sides
+        for words, x, y in points:
+            at: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
+            ax.annotate(str(words), (x, y), (7 * side, -8 * side), textcoords="offset points", **at)
+        first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
+        told.append(
+            f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
+        )
+    ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(-0.08 * max(times), 1.15 * max(times) or 1))
+    ax.yaxis.set_major_formatter(ROUND)
+    ax.set_ylabel(f"{latency}, ms")
+    ax.set_xlabel("tokens per second, all requests together")
+    ax.set_title(title or f"Throughput against {latency}")
+    numbers = f"numbers: {label}" if label else None
+    ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
+    lines_across(ax)
+    return finish(
+        figure, f"{latency[0].upper()}{latency[1:]} against throughput: {'; '.join(told)}."
+    )
 
 
 @house_style()

@@ -10,6 +10,7 @@ from tutorial_engine.viz.lanes import (
     TEXT,
     Axis,
     By,
+    LaneStyle,
     draw_lanes,
     lane_height,
     lane_legend,
@@ -47,15 +48,16 @@ def timeline(
     left, right = name_width([run]), WIDE - END
     if by == "step":
         right = min(right, left + COLUMN * max(len(run.steps), 7))
-    axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
     scene = Sheet(right + END, 0)
-    top = _head(scene, title, [run], by, _settings(run)) + 16
+    axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
     tall = lane_height(len(run.lives))
+    style = LaneStyle.of([(run, axis)], tall)
+    top = _head(scene, title, [run], by, limits(run), style) + 16
     bottom = top + tall * len(run.lives)
     base = bottom + 48 + TALL
     if by == "time":
         time_marks(scene, axis, base + 6, top)
-    draw_lanes(scene, run, axis, top, tall)
+    draw_lanes(scene, run, axis, top, tall, style)
     ruler(scene, run, axis, bottom)
     for i, words in enumerate(("tokens", "run")):
         scene.note(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT)
@@ -78,14 +80,14 @@ def timelines(
     every = list(runs.values())
     left, right = name_width(every), WIDE - END
     longest = max(run.end - run.start for run in every)
-    scene = Sheet(WIDE, 0)
-    top = y = _head(scene, title, every, "time", _settings(every[0], policy=False)) + 20
+    axes = [Axis.of(run, left, right, "time", run.start, longest) for run in every]
     talls = [min(24.0, lane_height(len(run.lives))) for run in every]
+    style = LaneStyle.of(list(zip(every, axes, strict=True)), min(talls))
+    scene = Sheet(WIDE, 0)
+    top = y = _head(scene, title, every, "time", limits(every[0], policy=False), style) + 20
     scene.height = top + sum(36 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
-    axis = Axis.of(every[0], left, right, "time", every[0].start, longest)
-    time_marks(scene, axis, scene.height - 8, top + 2)
-    for i, ((name, run), tall) in enumerate(zip(runs.items(), talls, strict=True)):
-        axis = Axis.of(run, left, right, "time", run.start, longest)
+    time_marks(scene, axes[0], scene.height - 8, top + 2)
+    for i, ((name, run), axis, tall) in enumerate(zip(runs.items(), axes, talls, strict=True)):
         shown = cut_to(name, 420, 13, True, keep=True)
         told = f"{ms(run.end - run.start)} · {_rate(run):.0f} tok/s · {len(run.steps)} steps"
         at = 24 + text_width(shown, 13, True)
@@ -95,18 +97,20 @@ def timelines(
         x, first = axis.at(run.end), y + 20
         y = first + tall * len(run.lives) + 16
         ends: Style = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
-        scene.add(f"{i}.end", "line", stroke=INK, stroke_width=2, **ends)
-        draw_lanes(scene, run, axis, first, tall, f"{i}.")
+        scene.add(f"{i}.end", "line", stroke=QUIET, stroke_width=1.2, **ends)
+        draw_lanes(scene, run, axis, first, tall, style, f"{i}.")
     scene.height += 14
     return scene.picture(_comparison(runs), zoom=1.1)  # four panels would weigh too much
 
 
-def _head(scene: Sheet, title: str, runs: list[Rows], by: By, settings: str) -> float:
+def _head(
+    scene: Sheet, title: str, runs: list[Rows], by: By, settings: str, style: LaneStyle
+) -> float:
     """Title, settings and legend → where the last line is."""
     wide = scene.width - 20
     scene.text("title", 10, 22, cut_to(title, wide, 16, True, keep=True), 16, **BOLD)
     scene.note("settings", 10, 42, cut_to(settings, wide, 11.5, keep=True), 11.5)
-    return lane_legend(scene, 10, 64, runs, by)
+    return lane_legend(scene, 10, 64, runs, by, style)
 
 
 def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
@@ -146,7 +150,7 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
 # -- in words -------------------------------------------------------------------------------------
 
 
-def _settings(run: Rows, policy: bool = True) -> str:
+def limits(run: Rows, policy: bool = True) -> str:
     """The engine's limits, and what its clock asks, as far as the trace knows them."""
     get, parts = run.settings.get, []
     if policy and "policy" in run.settings:

@@ -1,0 +1,270 @@
+"""Introduced in notebook 03. The places of an engine over its steps: who has each, and which idle.
+
+An engine has max_num_seqs places, and a request that runs holds one: with a cache of rows, its row.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Trace
+from tutorial_engine.trace.history import Step
+from tutorial_engine.viz.lanes import GREY, TEXT, legend_lines
+from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, Mark, Sheet, Style
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import (
+    Box,
+    Look,
+    cut_to,
+    hatch_path,
+    look,
+    nice_step,
+    text_width,
+)
+from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
+from tutorial_engine.viz.timeline import limits
+from tutorial_engine.viz.trace_rows import Rows, rows
+from tutorial_engine.viz.words import counted, listed, ms, share
+
+WIDE, LEFT, RIGHT_EDGE = 1000.0, 62.0, 988.0
+TALL, WIDEST = 28.0, 60.0  # a place; the most that a step takes
+MOST = 64  # places of all runs together
+IDLE, WASTED = "idle", "wasted"  # nobody waits; somebody does
+WORDS = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "recompute": "again, after preemption",
+    "END": "the request’s last step",
+    WASTED: "wasted: idle, although somebody waits",
+    "stalls": "wasted: held, but runs nothing",
+    IDLE: "idle: nobody waits",
+}
+
+
+class Held(NamedTuple):
+    """What a place is used for in one step: by which request, in the order of arrival; how."""
+
+    request: int
+    request_id: str
+    kind: str  # as Share.kind
+    is_last: bool  # the request ends with this step
+
+
+class Places(NamedTuple):
+    """A run by places: `grid[place][step]` is who holds it there, IDLE or WASTED."""
+
+    run: Rows
+    grid: Sequence[Sequence[Held | str]]
+
+    @property
+    def total(self) -> int:
+        """Places times steps."""
+        return len(self.grid) * len(self.run.steps)
+
+    def count(self, kind: str) -> int:
+        """How often a place is in such a state: IDLE, WASTED, or the kind of a Share."""
+        every = (one if isinstance(one, str) else one.kind for line in self.grid for one in line)
+        return sum(one == kind for one in every)
+
+    @property
+    def wasted(self) -> int:
+        """How often a place runs nothing, although somebody waits or holds it."""
+        return self.count(WASTED) + self.count("stalls")
+
+
+def read_places(trace: Trace) -> Places:
+    """Who holds which place in each step. A place that was freed last is taken first, as rows are.
+
+    ValueError for a trace that does not say max_num_seqs, or has no finished step.
+    """
+    run, count = rows(trace), trace.settings.get("max_num_seqs")
+    if not isinstance(count, int):
+        raise ValueError("the trace does not say max_num_seqs, the number of places")
+    free, held = list(reversed(range(count))), dict[str, int]()
+    life, num_lives = dict[str, int](), 0  # an id may come again
+    grid: list[list[Held | str]] = [[] for _ in range(count)]
+    for step in run.steps:
+        for event in step.planning:
+            match event:
+                case Added(request_id=name):
+                    life[name], num_lives = num_lives, num_lives + 1
+                case Admitted(request_id=name):
+                    held[name] = free.pop()
+                case Preempted(request_id=name) | Finished(request_id=name) if name in held:
+                    free.append(held.pop(name))
+        line: list[Held | str] = [WASTED if step.planned.waiting else IDLE] * count
+        for name, place in held.items():
+            one = run.lives[life[name]]
+            line[place] = Held(life[name], name, one.shares[step.number].kind, _ends(step, name))
+        for column, what in zip(grid, line, strict=True):
+            column.append(what)
+        for event in step.results:
+            match event:
+                case Added(request_id=name):  # its other samples
+                    life[name], num_lives = num_lives, num_lives + 1
+                case Finished(request_id=name) if name in held:
+                    free.append(held.pop(name))
+    return Places(run, grid)
+
+
+def _ends(step: Step, name: str) -> bool:
+    return any(isinstance(e, Finished) and e.request_id == name for e in step.results)
+
+
+def places(
+    runs: Mapping[str, Trace], title: str = "Who has each place in each step, and which are idle"
+) -> Picture:
+    """A panel per run: steps from left to right, a line per place; END where a request finishes.
+
+    Step s of place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
+    `idle.i.p.s`. ValueError for no run, for more places than can be seen, and as `read_places`.
+    """
+    if not runs:
+        raise ValueError("give at least one trace: {name: trace, ...}")
+    found = {name: read_places(trace) for name, trace in runs.items()}
+    num_places = sum(len(each.grid) for each in found.values())
+    if num_places > MOST:
+        raise ValueError(f"{num_places} places are too many to be seen: show at most {MOST}")
+    pitch = min(WIDEST, (RIGHT_EDGE - LEFT) / max(len(each.run.steps) for each in found.values()))
+    scene = Sheet(WIDE, 0)
+    scene.heading(title, size=16)
+    scene.note("settings", 10, 42, limits(next(iter(found.values())).run, policy=False), 11.5)
+    top = legend_lines(scene, 10, 66, _marks(scene, list(found.values())), 34) + 16
+    for i, (name, each) in enumerate(found.items()):
+        _head(scene, i, name, each, top)
+        _panel(scene, i, each, top + 22, pitch)
+        top += 22 + TALL * len(each.grid) + 34
+    scene.height = top - 6
+    return scene.picture(_caption(found), zoom=1.1)
+
+
+def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
+    """What boxes mean, of those that occur."""
+    return {
+        words: partial(_mark, scene, kind, GREY)
+        for kind, words in WORDS.items()
+        if kind == "END" or any(each.count(kind) for each in found)
+    }
+
+
+def _mark(
+    scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = "", who: str = ""
+) -> None:
+    """A box of that kind; `who` ends, where nothing else says so."""
+    x, y, w, h = box
+    if kind in (IDLE, WASTED):
+        scene.rect(name, box, HATCHED if kind == IDLE else "#e4e7ea", tip, stroke=RULE)
+        if kind == WASTED:
+            lines = hatch_path(box, "x")
+            style: Style = {"stroke": QUIET, "stroke_width": 1.0, "fill": "none"}
+            scene.add(f"{name}.hatch", "path", d=lines, **style, **DEAF)
+        return
+    edge: Style = {"stroke": one.colour, "stroke_width": 0.8, "rx": min(2.0, w / 5)}
+    if kind == "END":
+        scene.rect(name, box, INK, tip, **edge)
+        fits = [words for words in (f"{who} END", "END") if text_width(words, TEXT, True) + 2 <= w]
+        if fits:
+            scene.inside(f"{name}.word", box, fits[0].strip(), TEXT, fill=PAPER, **BOLD)
+        elif h >= TALL - 3 and w >= 0.72 * TEXT:
+            base, low = x + w / 2 + 0.36 * TEXT, y + (h + text_width("END", TEXT)) / 2
+            turn: Style = {"transform": f"rotate(-90 {base:.1f} {low:.1f})", "fill": PAPER}
+            scene.text(f"{name}.word", base, low, "END", TEXT, **turn, **DEAF)
+        return
+    if kind in ("stalls", "recompute"):
+        edge["stroke_dasharray"] = "3 2"
+    fill = {"decode": one.dark, "stalls": PAPER}.get(kind, one.light)
+    scene.rect(name, box, fill, tip, **edge)
+
+
+def _head(scene: Sheet, i: int, name: str, each: Places, top: float) -> None:
+    """What the run is called, and what of its places was used for nothing."""
+    shown = cut_to(name, 300, 13, True, keep=True)
+    scene.text(f"{i}.title", 10, top + 14, shown, 13, **BOLD)
+    told = f"{counted(len(each.run.steps), 'step')}, {ms(each.run.end - each.run.start)} · "
+    told += f"wasted: {_wasted(each)}"
+    scene.text(f"{i}.told", 24 + text_width(shown, 13, True), top + 14, told, 12)
+
+
+def _wasted(each: Places) -> str:
+    part = f" ({share(each.wasted / each.total)})" if each.wasted else ""
+    return f"{each.wasted} of {each.total}{part}"
+
+
+def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None:
+    """The lines of one run, its steps numbered below."""
+    gap = min(1.5, pitch / 10)
+    for p, line in enumerate(each.grid):
+        y = top + TALL * p
+        scene.note(f"{i}.place.{p}", LEFT - 8, y + TALL / 2 + 4, f"place {p}", TEXT, **RIGHT)
+        for _, group in groupby(enumerate(line), key=lambda pair: _same(pair[1])):
+            members = list(group)
+            (first, one), (last, _) = members[0], members[-1]
+            x, wide = LEFT + pitch * first, pitch * (last + 1 - first)
+            box = (x + gap / 2, y + 1.5, wide - gap, TALL - 3)
+            if isinstance(one, str):
+                tip = f"place {p}, steps {first} to {last}: {WORDS[one]}"
+                _mark(scene, one, GREY, f"idle.{i}.{p}.{first}", box, tip)
+                continue
+            for s, held in members:
+                if isinstance(held, str):
+                    continue
+                kind = "END" if held.is_last else held.kind
+                tip = f"step {s}, place {p}: {held.request_id}, {held.kind}"
+                tip += ", ends" * held.is_last
+                own = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
+                item = f"box.{i}.{p}.{s}"
+                who = cut_to(held.request_id, 20, TEXT, True) if len(members) == 1 else ""
+                _mark(scene, kind, look(held.request), item, own, tip, who)
+            _name(scene, f"{i}.{p}.{first}", one.request_id, box, members, pitch)
+    _steps(scene, i, len(each.run.steps), top + TALL * len(each.grid), pitch)
+
+
+def _same(what: Held | str) -> str | int:
+    return what if isinstance(what, str) else what.request
+
+
+def _name(
+    scene: Sheet,
+    name: str,
+    request_id: str,
+    box: Box,
+    members: Sequence[tuple[int, Held | str]],
+    pitch: float,
+) -> None:
+    """Whose it is: in every box where there is room, else once in the middle of the stretch."""
+    x, y, w, h = box
+    room = pitch - 5
+    words = cut_to(request_id, room, 12, True)
+    ends = isinstance(members[-1][1], Held) and members[-1][1].is_last
+    if text_width(words, 12, True) <= room and words != "…" and pitch >= 18:
+        for s, held in members:
+            if isinstance(held, Held) and not held.is_last:
+                own = (LEFT + pitch * s, y, pitch, h)
+                scene.inside(f"who.{name}.{s}", own, words, 12, **BOLD)
+        return
+    room = w - pitch * ends - 2
+    words = cut_to(request_id, room, 12, True)
+    if words != "…":
+        halo: Style = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
+        scene.inside(f"who.{name}", (x, y, room, h), words, 12, **BOLD, **halo)
+
+
+def _steps(scene: Sheet, i: int, count: int, y: float, pitch: float) -> None:
+    """The numbers of the steps below a panel, as many as fit."""
+    scene.note(f"{i}.step", LEFT - 8, y + 13, "step", TEXT, **RIGHT)
+    each = max(1, round(nice_step((text_width(str(count), TEXT) + 8) / pitch, 1)))
+    for s in range(0, count, each):
+        x = LEFT + pitch * (s + 0.5)
+        scene.note(f"{i}.step.{s}", x, y + 13, str(s), TEXT, **CENTRE)
+
+
+def _caption(found: Mapping[str, Places]) -> str:
+    """How often places are wasted in each run, and how often they idle because nobody waits."""
+    wasted = [f"“{name}” {_wasted(each)}" for name, each in found.items()]
+    idle = [str(each.count(IDLE)) for each in found.values()]
+    return (
+        "Places that run nothing although somebody waits or holds them, counted over all steps: "
+        f"{', '.join(wasted)}; idle because nobody waits: {listed(idle)}."
+    )

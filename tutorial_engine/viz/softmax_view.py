@@ -1,0 +1,298 @@
+"""Introduced in notebook 04. Paged attention of one query, block by block, as the model ran it.
+
+A recorder that stands in the place of the engine's attention, and the picture of what it saw: m, l
+and the answer so far after each block. Knows `NaivePagedAttention` and its pools; draws scenes.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention, tables_of
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet, part_of, shade
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import cut_to, look
+from tutorial_engine.viz.style import INK, RULE
+from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz.words import counted
+
+MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
+ROUNDING = 1e-4  # fp32: what two orders of the same sums may differ by
+COLUMNS = (MARGIN, 112.0, 408.0, 478.0, 576.0, 630.0, 904.0)  # where each begins
+TOKENS, ACC = 284.0, 256.0  # widths
+TOP, ROW = 104.0, 58.0
+
+
+class SoftmaxStep(NamedTuple):
+    """One block of one query's attention: its scores q·k/√D, and the sums after it.
+
+    m: the largest score so far; `total` = Σ exp(score − m), which papers call l; acc = Σ exp(score
+    − m) · v [D]. `correction` = exp(old m − m) has multiplied both sums of the blocks before (None
+    for the first).
+    """
+
+    block: int  # its number in the pool
+    scores: tuple[float, ...]
+    m: float
+    total: float
+    correction: float | None
+    acc: tuple[float, ...]
+
+    @property
+    def answer(self) -> list[float]:
+        """acc / l: attention over the blocks so far."""
+        return [number / self.total for number in self.acc]
+
+
+class RecordedSoftmax(NamedTuple):
+    """A query's way through its blocks, what the model's attention returned, and where it was.
+
+    `whole`: softmax over all tokens at once, of the same query [D]. `labels`: the tokens.
+    """
+
+    layer: int
+    head: int
+    block_size: int
+    labels: tuple[str, ...]
+    steps: tuple[SoftmaxStep, ...]
+    returned: tuple[float, ...]
+    whole: tuple[float, ...]
+
+    def distance(self, step: int) -> float:
+        """The largest difference of acc / l after that block to softmax over all at once."""
+        return _largest(self.steps[step].answer, self.whole)
+
+
+class _Recorder(NaivePagedAttention):
+    """The same attention; of one sequence, layer and head it keeps how the last query went."""
+
+    def __init__(self, memory: PagedKVCache, seq_id: str, layer: int, head: int) -> None:
+        super().__init__(memory)
+        self.seq_id, self.layer, self.head = seq_id, layer, head
+        self.steps: list[SoftmaxStep] = []
+        self.returned = self.whole = torch.empty(0)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """As NaivePagedAttention.attend."""
+        out = super().attend(layer, q, k, v, batch)
+        if layer == self.layer and self.seq_id in batch.seq_ids:
+            index = batch.seq_ids.index(self.seq_id)
+            last = batch.seq_starts[index + 1] - 1
+            kv_head = self.head * self._pools[layer][0].shape[1] // q.shape[1]
+            k_pool, v_pool = (pool[:, kv_head].float() for pool in self._pools[layer])
+            table, n = tables_of(self.memory, batch)[index], batch.context_lens[index]
+            query = q[last, self.head].float()
+            self.returned = out[last, self.head].float()
+            self.steps = _steps(query, k_pool, v_pool, table, n)
+            keys, values = (  # gathered, to compare
+                torch.cat([pool[block] for block in table])[:n] for pool in (k_pool, v_pool)
+            )
+            self.whole = torch.softmax(keys @ query / math.sqrt(len(query)), 0) @ values
+        return out
+
+
+def _steps(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, table: Sequence[int], n: int
+) -> list[SoftmaxStep]:
+    """The running softmax of one query [D] over pools [blocks, block_size, D]."""
+    size, found = k_pool.shape[1], list[SoftmaxStep]()
+    m, total, acc = -math.inf, 0.0, torch.zeros_like(v_pool[0, 0])
+    for start, block in zip(range(0, n, size), table, strict=False):
+        filled = min(size, n - start)
+        scores = k_pool[block, :filled] @ query / math.sqrt(len(query))
+        new_m = max(m, float(scores.max()))
+        p, correction = torch.exp(scores - new_m), math.exp(m - new_m)
+        m, total = new_m, total * correction + float(p.sum())
+        acc = acc * correction + p @ v_pool[block, :filled]
+        first = None if not found else correction
+        after = m, total, first, tuple(acc.tolist())
+        found.append(SoftmaxStep(block, tuple(scores.tolist()), *after))
+    return found
+
+
+def record_softmax(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    layer: int,
+    head: int,
+    new_tokens: int = 6,
+    block_size: int = 4,
+) -> RecordedSoftmax:
+    """Serve all prompts together on pages with paged attention; what A's last query did.
+
+    A is the first prompt. ValueError for a layer or head that there is not.
+    """
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise ValueError(
+            f"the model has layers 0 .. {layers - 1} and heads 0 .. {heads - 1}; got layer "
+            f"{layer}, head {head}"
+        )
+    lengths = [len(tokenizer.encode(text).ids) + new_tokens for text in prompts]
+    blocks = sum(-(-length // block_size) for length in lengths)
+    memory = PagedKVCache.from_config(
+        model.config,
+        block_size=block_size,
+        num_blocks=blocks,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    recorder = _Recorder(memory, "A", layer, head)
+    engine = LLMEngine(
+        model,
+        tokenizer,
+        EngineConfig(max_num_seqs=len(prompts), max_model_len=max(lengths)),
+        memory=memory,
+        clock=VirtualClock(),
+        runner=ModelRunner(model, memory.storage, recorder),
+    )
+    params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+    for i, text in enumerate(prompts):
+        engine.add_request(text, params, chr(ord("A") + i))
+    outputs = {output.request_id: output for output in engine.run()}
+    ids = [*tokenizer.encode(prompts[0]).ids, *outputs["A"].outputs[0].token_ids]
+    many = sum(len(step.scores) for step in recorder.steps)
+    return RecordedSoftmax(
+        layer,
+        head,
+        block_size,
+        tuple(token_label(tokenizer, token) for token in ids[:many]),
+        tuple(recorder.steps),
+        tuple(recorder.returned.tolist()),
+        tuple(recorder.whole.tolist()),
+    )
+
+
+def running_softmax_picture(run: RecordedSoftmax) -> Picture:
+    """A line per block: scores, m, the correction, l, and the answer so far against the whole one.
+
+    ValueError for more blocks, or larger ones, than can be read.
+    """
+    if len(run.steps) > MAX_BLOCKS or run.block_size > MAX_SIZE:
+        raise ValueError(
+            f"{len(run.steps)} blocks of {run.block_size} tokens: this picture has room for "
+            f"{MAX_BLOCKS} blocks of {MAX_SIZE}"
+        )
+    sheet = Sheet(WIDTH, TOP + ROW * (len(run.steps) + 1) + 16)
+    where = f"layer {run.layer}, head {run.head}"
+    sheet.heading("One query reads its blocks one after the other", where)
+    query = f"“{run.labels[-1]}”, position {len(run.labels) - 1}"
+    table = ", ".join(str(step.block) for step in run.steps)
+    sheet.note("query", MARGIN, 44, f"query: {query} · block table: {table}", 12.5)
+    numbers = [number for step in run.steps for number in step.answer]
+    ends = min(*numbers, *run.whole), max(*numbers, *run.whole)
+    shades = f"dark: {_short(ends[0])}, bright: {_short(ends[1])}"
+    heads = (
+        ("block", ""),
+        ("tokens: score q·k / √D", "bar: exp(score − m)"),
+        ("m", "max score"),
+        ("correction", "exp(old m − m)"),
+        ("l", "Σ exp"),
+        (
+            f"acc / l: the answer so far, {len(run.whole)} numbers",
+            shades,
+        ),
+        ("to the end", "max |Δ|"),
+    )
+    for x, (words, below) in zip(COLUMNS, heads, strict=True):
+        sheet.text(f"head.{x:.0f}", x, TOP - 32, words, 12, **BOLD)
+        sheet.note(f"head.{x:.0f}.below", x, TOP - 16, below, 11)
+    for i, step in enumerate(run.steps):
+        _line(sheet, run, i, step, ends)
+    y = TOP + ROW * len(run.steps)
+    sheet.text("whole", COLUMNS[1], y + 22, "softmax over all tokens at once", 12.5, **BOLD)
+    differs = _rounded(_largest(run.returned, run.whole))
+    words = f"the attention that the model ran differs by {differs}"
+    sheet.note("whole.below", COLUMNS[1], y + 38, words, 11)
+    _strip(sheet, "whole", run.whole, y + 8, ends)
+    return sheet.picture(_caption(run), zoom=1.0)
+
+
+def _line(
+    sheet: Sheet, run: RecordedSoftmax, i: int, step: SoftmaxStep, ends: tuple[float, float]
+) -> None:
+    """One block: its tokens with their scores, the sums after it, and how far it is to the end."""
+    y, one, wide = TOP + ROW * i, look(0), TOKENS / run.block_size
+    sheet.add(f"rule.{i}", "line", x1=MARGIN, x2=WIDTH - MARGIN, y1=y - 5, y2=y - 5, stroke=RULE)
+    sheet.text(f"block.{i}", COLUMNS[0], y + 20, f"logical {i}", 12)
+    sheet.text(f"block.{i}.pool", COLUMNS[0], y + 37, f"in block {step.block}", 12, **BOLD)
+    for offset in range(run.block_size):
+        x, at = COLUMNS[1] + wide * offset, i * run.block_size + offset
+        box = (x, y, wide - 4, ROW - 14)
+        if offset >= len(step.scores):
+            sheet.cell(f"token.{at}", box, "reserved")
+            continue
+        score = step.scores[offset]
+        sheet.cell(f"token.{at}", box, "cached", one, f"position {at}: score {score:.3f}")
+        sheet.inside(
+            f"label.{at}", (x, y, box[2], 16), cut_to(run.labels[at], box[2] - 4, 11.5), 11.5
+        )
+        sheet.inside(f"score.{at}", (x, y + 15, box[2], 16), _short(score), 11)
+        bar = (x + 3, y + 34, box[2] - 6, 7.0)
+        sheet.bar(f"bar.{at}", bar, math.exp(score - step.m), one.colour)
+    middle = y + 27
+    risen = i == 0 or step.m > run.steps[i - 1].m
+    sheet.text(f"m.{i}", COLUMNS[2], middle, _short(step.m), 13, **(BOLD if risen else {}))
+    if step.correction is None:
+        sheet.note(f"correction.{i}", COLUMNS[3], middle, "first block", 11)
+    else:
+        changed = BOLD if step.correction < 1 else {}
+        words = f"× {step.correction:.3g}"
+        sheet.text(f"correction.{i}", COLUMNS[3], middle, words, 13, **changed)
+    sheet.text(f"l.{i}", COLUMNS[4], middle, f"{step.total:.2f}", 13)
+    _strip(sheet, f"acc.{i}", step.answer, y + 8, ends)
+    sheet.text(f"distance.{i}", COLUMNS[6], middle, _rounded(run.distance(i)), 12.5)
+
+
+def _strip(
+    sheet: Sheet, name: str, numbers: Sequence[float], y: float, ends: tuple[float, float]
+) -> None:
+    """Numbers side by side, each in the colour of its magnitude."""
+    wide = ACC / len(numbers)
+    for i, number in enumerate(numbers):
+        box = (COLUMNS[5] + wide * i, y, wide, 28.0)
+        sheet.rect(f"{name}.{i}", box, shade(part_of(number, ends)), f"number {i}: {number:.3f}")
+    frame = (COLUMNS[5], y, ACC, 28.0)
+    sheet.rect(f"{name}.frame", frame, "none", stroke=INK, stroke_width=0.8, pointer_events="none")
+
+
+def _caption(run: RecordedSoftmax) -> str:
+    """How the largest score moved, what that corrected, and how near the end is."""
+    risen = [step for step in run.steps if step.correction is not None and step.correction < 1]
+    said = [
+        f"block {step.block} has a larger score ({_short(step.m)}), so the sums before it are "
+        f"multiplied by {step.correction:.3g}"
+        for step in risen
+    ] or ["no later block has a larger score than the first one, so nothing is corrected"]
+    many, blocks = counted(len(run.labels), "token"), counted(len(run.steps), "block")
+    return (
+        f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head} reads {many} in "
+        f"{blocks}: {'; '.join(said)}. After one block the answer is up to {run.distance(0):.2g} "
+        f"off, after the last one {_rounded(run.distance(-1))}."
+    )
+
+
+def _largest(some: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+def _short(number: float) -> str:
+    return f"{number:.2f}".replace("-", "−")
+
+
+def _rounded(number: float) -> str:
+    """A difference; one that is rounding reads the same on every machine."""
+    return f"{number:.2g}" if number >= ROUNDING else f"< {ROUNDING:g} ✔"
