@@ -72,20 +72,20 @@ predictions.ask(
     ["fewer than 60", "60 to 150", "more than 150"],
 )
 
-# %% tags=["figure-waste"]
+# %%
 from tutorial_engine.trace.pool import PoolHistory
-from tutorial_engine.viz.memory_plots import waste_over_time
 
 rows_trace = on_rows.trace.trace()
-used = [snapshot.usage.used for snapshot in PoolHistory.of(rows_trace).snapshots]
-answer = (max(used) >= 60) + (max(used) > 150)
-if chosen := predictions.reveal("waste", answer):
-    print("slots with a token, step by step:", used)
-waste_over_time({"rows": rows_trace}) if chosen else None
+usage = [snapshot.usage for snapshot in PoolHistory.of(rows_trace).snapshots]
+most = max(step.used for step in usage)
+if predictions.reveal("waste", (most >= 60) + (most > 150)):
+    print("step   with a token   reserved without one   free")
+    for step in usage:
+        print(f"{step.step:4}{step.used:15}{step.reserved:23}{step.free:7}")
 
 # %% [markdown]
-# Nobody else may use the hatched slots: they are *reserved*. On a GPU, the memory for K and V decides how
-# many requests can run at once, so every reserved slot costs users. Kwon et al. measured in 2023 that
+# Nobody else may use the *reserved* slots. On a GPU, the memory for K and V decides how many requests can run
+# at once, so every slot that is reserved and empty costs users. Kwon et al. measured in 2023 that
 # between a fifth and two fifths of this memory held tokens in the engines of that time. The remedy in
 # their paper is what you build now.
 
@@ -329,6 +329,8 @@ if predictions.reveal("largest", max(size for size, n in taken.items() if n > 1)
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same.
 
 # %% tags=["figure-rows-and-pages"]
+from tutorial_engine.viz.memory_plots import waste_over_time
+
 waste_over_time({"rows": rows_trace, "pages": on_pages.trace.trace()})
 
 # %% [markdown]
