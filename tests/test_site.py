@@ -13,7 +13,6 @@ from browser import chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tutorial_engine.learn import site
-from tutorial_engine.learn.model_card import facts
 from tutorial_engine.learn.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.syllabus import LESSONS
@@ -49,7 +48,7 @@ def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
     assert len(cards) == site.cards().count("<iframe") == 7
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
     with pytest.raises(KeyError, match="nobody"):
-        site.filled("<!-- nobody -->", facts())
+        site.filled("<!-- nobody -->", {})
 
 
 def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> None:
