@@ -187,8 +187,8 @@ _STYLE = f"""
 body{{margin:1rem auto;max-width:1040px;padding:0 1rem;background:{PAPER};color:{INK};
 font:16px/1.45 system-ui,sans-serif}}
 h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
-#view{{overflow-x:auto}}
-#stage{{width:100%;height:auto;display:block;min-width:680px}}
+#stage{{width:100%;height:auto;display:block}}
+@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
 .card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
