@@ -120,7 +120,9 @@ SHOWS = (
         "before it are corrected. The last answer is that of softmax over all tokens at once.",
         "04_paged_cells",
         "Attention that reads the pages in place",
-        lambda m, t: Run(softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "block"),
+        lambda m, t: Run(
+            softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "blocks read"
+        ),
         Card((0, 54, 560, 290), 0.6),
     ),
     Show(
