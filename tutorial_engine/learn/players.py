@@ -101,7 +101,7 @@ SHOWS = (
         "01_attention_rope",
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
-        Card((280, 34, 300, 318), 4),
+        Card((284, 34, 306, 318), 4),
     ),
     Show(
         "cache",
