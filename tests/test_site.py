@@ -53,8 +53,8 @@ def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
 
 def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[a](b.py), [c](https://d.org), ![e](f.png) and [g](#h)")
-    assert site.localised(page) == "a, [c](https://d.org), ![e](f.png) and [g](#h)"
+    page.write_text("[a](b.py), [c](https://example.org), ![e](f.png) and [g](#h)")
+    assert site.localised(page) == "a, [c](https://example.org), ![e](f.png) and [g](#h)"
     assert "(architecture.md)" in site.localised(ROOT / "README.md")
 
 
