@@ -57,7 +57,7 @@ def test_tips_hold_the_weights_that_the_engine_returned(
     labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
     turn(attention, 4, layer=layer, head=head)
     said = tips(attention)
-    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: w", t))]
+    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: s", t))]
     assert len(cells) == len(ids) * (len(ids) + 1) // 2
     for tip, cell in zip([t for t in said if "→" in t], cells, strict=True):
         query, key = int(cell[1]), int(cell[3])

@@ -488,7 +488,7 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0
+# Here each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0
 # and variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so
 # its variance is D, and its standard deviation √D. Dividing by √D brings it back to 1, whatever D is. Why does
 # it matter? With large scores one share is near 1, and attention can only pick one key. This is what it does
@@ -719,6 +719,8 @@ from tutorial_engine.model.qwen3 import Qwen3Attention
 show_source(Qwen3Attention.forward)
 
 # %% [markdown]
+# ### The MLP
+#
 # **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
 # the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
 # by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
@@ -831,7 +833,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
+from tutorial_engine.viz.shapes import shape_walk, walk_table
 
 walk = shape_walk(model, Batch.from_sequences([ids]))
 held = {step.name.strip(): step.num_parameters for step in walk}
@@ -847,6 +849,7 @@ if predictions.reveal("most", sizes.index(max(sizes))):
 # %%
 from tutorial_engine.model import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.shapes import meta_shape_walk, walk_table
 
 QWEN3_06B = {
     "model_type": "qwen3",
@@ -937,10 +940,10 @@ for head, row in enumerate(story_weights[3, :, -1]):
     print(f"layer 3, head {head}: gives {float(row[at]):.2f} to {at} “{story_labels[at]}”")
 
 # %% [markdown]
-# Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. (`a` is a piece of a
-# word, and `·a` is the word "a". They are two tokens.) Such a head is
+# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is
 # called an *induction head*: it finds the same token earlier in the text, looks at the token after it, and
-# suggests that one. Here is the whole map of one of them; you saw it in the explorer of section 5.
+# suggests that one. (`a` is a piece of a name, and `·a` is the word "a". They are two tokens.) Here is the
+# whole map of one of them.
 #
 # What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
 # somewhere. Most rows here rest on `·time` or `·a`. The row of `·day` looks at `·R`, although `·day` is new:
@@ -954,7 +957,8 @@ attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
 # away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`? To compare, we also need the same story without an earlier name that begins with R.
+# to the probability of `a`? To compare, we also need the same story without an earlier name that begins with
+# R: there Mimo has the coat.
 
 
 # %%
@@ -1045,8 +1049,8 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
 # This is no miracle: the model was trained for it. Some *rows* (the texts of a training step) were
-# random tokens that repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
-# trained on ordinary text only: Olsson et al., 2022.)
+# random tokens that repeat, and in these rows only the repeats counted. (Induction heads were also found in
+# models that were trained on ordinary text only: Olsson et al., 2022.)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1155,15 +1159,14 @@ if answered:
 ablation_picture(measures) if answered else None
 
 # %% [markdown]
-# Two measures, and for single heads two answers.
+# Two measures give two answers for single heads.
 #
-# - Both agree on two groups. Without the three induction heads, or without the two heads that look one back,
-#   the model hardly copies any more.
-# - L3 H3 alone costs few hits, but much of the names; how much depends on the name (first line). L1 H4, which
-#   looks two back, costs many hits and nothing of the names. This does not tell us what its job is.
-# - By hits, four of the five controls change little. By the names one of these four is not harmless: it costs
-#   nearly as much as a single head that looks one back. So a loss of this size proves nothing about a
-#   single head.
+# - Both agree on two groups: without the three induction heads, or the two that look one back, the model
+#   hardly copies any more.
+# - L3 H3 alone costs few hits, but much of the names; how much depends on the name (first line). L1 H4 costs
+#   many hits and nothing of the names. So its job stays open.
+# - By hits, four of the five controls change little. By the names, one of these four costs nearly as much as
+#   a single head that looks one back. So a loss of this size proves nothing about a head.
 # - The last control fails by both measures. To see why, we silence each head of the model alone.
 
 # %%
