@@ -1161,13 +1161,13 @@ ablation_picture(measures) if answered else None
 # %% [markdown]
 # Two measures give two answers for single heads.
 #
-# - Both agree on two groups: without the three induction heads, or the two that look one back, the model
-#   hardly copies any more.
+# - Both agree on two groups: without the induction heads, or the two that look one back, hardly anything is
+#   copied.
 # - L3 H3 alone costs few hits, but much of the names; how much depends on the name (first line). L1 H4 costs
 #   many hits and nothing of the names. So its job stays open.
 # - By hits, four of the five controls change little. By the names, one of these four costs nearly as much as
 #   a single head that looks one back. So a loss of this size proves nothing about a head.
-# - The last control fails by both measures. To see why, we silence each head of the model alone.
+# - The last control fails by both measures. To see why, we silence each head alone.
 
 # %%
 heads = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
