@@ -480,6 +480,26 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -
     assert mine.parts.own == {"rope": rope}
 
 
+@pytest.mark.parametrize("name", IN_01)
+def test_a_wrong_part_can_be_heard_and_does_not_stay(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    mine.use(RIGHT["layer"], check_layer)
+    wrong = {"attention": lambda q, k, v, mask: v[: len(q)], "layer": lambda x, *_: x}
+    wrong |= {"project": lambda *args: [project(*args)[i] for i in (0, 2, 1)]}
+    wrong |= {"kv_head": lambda h, *_: h % 2, "rope": lambda x, angles: x}
+    wrong |= {"window_mask": lambda q, kv, _: window_mask(q, kv, 2)}
+    for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
+        mine.hear(PROMPT, **{name: part})
+    right, other, raised = capsys.readouterr().out.splitlines()
+    assert right == PROMPT + mine.generate(PROMPT).checker.text
+    assert other.startswith(PROMPT) and other != right
+    assert raised.startswith(f"✘ your {name} raised KeyError")
+    assert mine.parts.own == {"layer": RIGHT["layer"]}
+    with pytest.raises(ValueError, match="no parts of the engine"):
+        mine.hear(PROMPT, my_rope=rope)
+
+
 def test_plugged_says_whose_part_runs() -> None:
     assert repr(Plugged(Verdict(True, "fine"), "rope")) == (
         "✔ fine\nYour rope runs in the model now."
