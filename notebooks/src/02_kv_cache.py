@@ -1378,6 +1378,7 @@ predictions.ask(
 
 # %%
 two_layers = replace(qwen3_06b, num_hidden_layers=2, vocab_size=512)
+torch.manual_seed(0)  # the same random weights in every run
 real_size = Qwen3ForCausalLM(two_layers).draw_weights().requires_grad_(False).eval()
 big = mine.moved_to(real_size)  # all your parts, over other weights
 few = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
