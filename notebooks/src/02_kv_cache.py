@@ -600,8 +600,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 #
 # The calculator takes the `config.json` of any model. This is Qwen3-0.6B's. Change the context, the
-# memory and the bandwidth, or paste the file of your model. What it says about speed is explained in
-# section 10.
+# memory and the bandwidth, or paste the file of your model. Section 10 explains what it says of speed.
 #
 # bf16 (here "bfloat16") stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM, a
 # widely used server for LLMs, takes a share of the GPU's memory, 0.9 by default.
@@ -1202,7 +1201,7 @@ margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in fo
 
 # %% [markdown]
 # **A token that changes.** In the tiny model ties are so rare that you will hardly ever see it: all comparisons
-# in this notebook found the same tokens. So we build ties, and use the same `linear` as above. The second half
+# so far found the same tokens. So we build ties, and use the same `linear` as above. The second half
 # of the head has the rows of the first half, with their left and right sides exchanged. Every hidden state has
 # two equal sides. So each token of the first half has a twin in the second half, whose logit is the same sum in
 # another order. Each of 32 requests asks for its likeliest token, alone, and then in a batch with the others.
