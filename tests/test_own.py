@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,6 +233,25 @@ def test_all_of_the_learners_parts_run_with_a_cache(
     assert not spies["keep_top_p"].calls and "keep_top_p" not in said, "greedy asks no filter"
     assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
     assert [*cached.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+
+
+def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    config = replace(cached.package.config, num_hidden_layers=2, **sizes)
+    other = Qwen3ForCausalLM(config).draw_weights().requires_grad_(False).eval()
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
+    assert "yours: none yet" in told(cached.moved_to(other), capsys, PROMPT, drawn)
+    for name, part in RIGHT.items():
+        cached.use(part, CHECKS[name])
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    line = said.split("yours: ")[1].splitlines()[0]
+    assert all(f"{name} (" in line for name in PARTS) and "the package's" not in line
+    cached.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    assert "The package's kv_head runs in its place." in said
+    assert "kv_head" in cached.parts.own, "it stays where it is right"
 
 
 def test_learners_top_p_and_the_packages_draw_the_same_tokens(

@@ -367,6 +367,12 @@ class OwnEngine(PartsHolder):
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
         return OwnRunner(self.model, self.cached, window)
 
+    def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
+        """The learner's parts over another model's weights; it must have the same vocabulary."""
+        moved = OwnEngine(model, self.tokenizer, cached=True)
+        moved.parts.own |= self.parts.own
+        return moved
+
     def generate(
         self, prompt: str, params: SamplingParams | None = None, window: int | None = None
     ) -> Request:
