@@ -1,4 +1,4 @@
-"""What a learner wrote in notebook 01 runs in a later notebook; what is not right stays out."""
+"""What a learner wrote in one notebook runs in a later one; what is not right stays out."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,14 @@ import pytest
 from nbformat import NotebookNode
 from tokenizers import Tokenizer
 
+from tutorial_engine.learn import OwnServer
 from tutorial_engine.learn.build import make_notebook, sources
 from tutorial_engine.learn.earlier import bring
 from tutorial_engine.learn.own import IN_01, OwnEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 
-FIRST = "01_attention_rope"
+NOTEBOOKS = {name[:2]: name for name in sources()}
 
 
 @pytest.fixture
@@ -21,14 +23,14 @@ def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer, cached=True)
 
 
-def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str) -> str:
-    """Notebook 01 as a learner's file, each code cell edited."""
-    notebook: NotebookNode = make_notebook(sources()[FIRST], solved)
+def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str, of: str = "01") -> str:
+    """A notebook as a learner's file, each code cell edited."""
+    notebook: NotebookNode = make_notebook(sources()[NOTEBOOKS[of]], solved)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = edit(cell.source)
-    nbformat.write(notebook, folder / "my_01.ipynb")
-    return str(folder / "my_01.ipynb")
+    nbformat.write(notebook, folder / f"my_{of}.ipynb")
+    return str(folder / f"my_{of}.ipynb")
 
 
 def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
@@ -60,3 +62,34 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(mine: OwnEngine, tmp_
     assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
     assert said.endswith("☐ the package's run for: rope, project, layer")
     assert set(mine.parts.own) == {"window_mask", "attention"}
+
+
+def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = OwnServer(model, tokenizer, memory="pages", num_blocks=10, block_size=4)
+    parts = {
+        "01": IN_01,
+        "02": ("keep_top_p",),
+        "03": ("num_tokens_to_run", "plan", "ttft_and_tpot"),
+    }
+    for number, names in parts.items():
+        for solved, mark in ((False, "☐ the package's run for"), (True, "✔ yours from notebook")):
+            found = bring(server, saved(tmp_path, solved, of=number))
+            assert repr(found).startswith(mark) and repr(found).endswith(f": {', '.join(names)}")
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=1)
+    server.serve(["Once upon a time", "Ben had a blue ball."], drawn)
+    said = capsys.readouterr().out
+    assert said.endswith("✔ 2 of 2 requests have the tokens that they have alone.\n")
+    for name in (name for names in parts.values() for name in names):
+        assert f"{name} (" in said
+    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan")
+    assert repr(only) == "✔ yours from notebook 03: plan"
+
+
+def test_a_file_without_a_number_is_refused(mine: OwnEngine) -> None:
+    with pytest.raises(ValueError, match=r"must have one of \['01', '02', '03'\] in its name"):
+        bring(mine, "none.ipynb")

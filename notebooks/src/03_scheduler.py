@@ -504,7 +504,8 @@ from tutorial_engine.learn.checks_03 import check_metrics
 server.use(ttft_and_tpot, check_metrics)
 
 # %% [markdown]
-# Now three of your parts run: `plan` decides each step, and `ttft_and_tpot` fills the table below.
+# Now `plan` decides each step. For each request `serve` also calls your `ttft_and_tpot`, and compares its
+# answer with the times that it prints.
 
 # %%
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
@@ -615,9 +616,9 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # %%
 engine = server.engine(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
 serve(engine, eight)
-for name, trace in (runs | {"server": engine.trace.trace()}).items():
+for name, trace in {"one rule": runs["one rule"], "server": engine.trace.trace()}.items():
     counted = read_places(trace)
-    print(f"{name:16}{counted.wasted:4} of {counted.total} places are wasted")
+    print(f"{name:9}{counted.wasted:2} of {counted.total} places are wasted")
 
 # %% [markdown]
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The
@@ -718,13 +719,13 @@ virtual = {size: at_once(size, VirtualClock()) for size in SIZES}
 from tutorial_engine.viz.serving_plots import throughput_latency
 
 growth = virtual[16][1] / virtual[1][1]
-if chosen := predictions.reveal("sixteen", sum(growth > limit for limit in (0.95, 1.05, 15))):
+if answered := predictions.reveal("sixteen", sum(growth > limit for limit in (0.95, 1.05, 15))):
     print(f"16 at once: {virtual[16][0] / virtual[1][0]:.1f} times the tokens per second,", end=" ")
     print(f"{growth:.1f} times the TPOT")
     sooner = sum(a < b for a, b in zip(virtual[16][2], virtual[1][2], strict=True))
     print(f"{sooner} of 16 requests end sooner than one at a time")
 curve = {"one rule": [(size, *virtual[size][:2]) for size in SIZES]}
-throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if chosen else None
+throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if answered else None
 
 # %% [markdown]
 # Each point is an engine with another `max_num_seqs`. To the right is more throughput, and upwards is more
@@ -732,7 +733,7 @@ throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if chosen e
 # little more throughput costs much latency. A server is tuned by choosing a point on such a curve.
 
 # %% tags=["nbval-ignore-output"]
-for size in SIZES:  # measured on this machine
+for size in SIZES if answered else ():  # measured on this machine, after your prediction
     speed, tpot, _ = at_once(size, WallClock())
     print(f"{size:2} at once, here: {speed:5.0f} tokens/s in all, {tpot:4.1f} ms a token for each")
 
@@ -820,8 +821,7 @@ predictions.ask(
 from tutorial_engine.viz.serving_plots import itl_over_time
 
 chunked, outs_chunked, speed_chunked = with_budget(16)
-longest = round(1000 * max(outs_chunked[0].metrics.itl))
-chosen = predictions.reveal("gap", longest)
+chosen = predictions.reveal("gap", round(1000 * max(outs_chunked[0].metrics.itl)))
 itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else None
 
 # %% [markdown]
@@ -839,38 +839,29 @@ predictions.ask(
 )
 
 # %%
-ttfts = [round(1000 * outs[1].metrics.ttft) for outs in (outs_whole, outs_chunked)]
-both = (whole.num_steps, chunked.num_steps)
-ratio = speed_chunked / speed_whole
-if predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
-    print(f"tokens per second: {speed_whole:.0f} and {speed_chunked:.0f}, in {both} steps")
-    print(f"first token of L after {ttfts[0]} and {ttfts[1]} ms")
-    texts = [[out.outputs[0].token_ids for out in outs] for outs in (outs_whole, outs_chunked)]
-    print("the same tokens:", texts[0] == texts[1])
-
-# %% [markdown]
-# Chunking does not raise the throughput: every token still has to run. Here it does not lower it either,
-# because the chunks ride along in steps that A needs anyway. L pays for the short gaps of A: its first
-# token comes later. With a still smaller budget the engine needs more steps, and each step pays for its
-# forward. So the token budget is a dial:
+BUDGETS = [4, 8, 16, 32, 64, 128]
+by_budget = {budget: with_budget(budget) for budget in BUDGETS}
+longest = {b: 1000 * max(outs[0].metrics.itl) for b, (_, outs, _) in by_budget.items()}
+ttfts = {b: 1000 * outs[1].metrics.ttft for b, (_, outs, _) in by_budget.items()}
+texts = [[out.outputs[0].token_ids for out in outs] for _, outs, _ in by_budget.values()]
+print("the same tokens with every budget:", all(one == texts[0] for one in texts))
 
 # %% tags=["figure-budget"]
 from tutorial_engine.viz.serving_plots import sweep
 
-BUDGETS = [4, 8, 16, 32, 64, 128]
-by_budget = {budget: with_budget(budget) for budget in BUDGETS}
-for budget, (_, outs, speed) in by_budget.items():
-    gap, bound = 1000 * max(outs[0].metrics.itl), 10 + budget
-    print(f"budget {budget:3}: longest gap {gap:3.0f} <= {bound:3} ms, {speed:2.0f} tokens/s")
-sweep(
-    BUDGETS,
-    {
-        "longest gap of A": [1000 * max(outs[0].metrics.itl) for _, outs, _ in by_budget.values()],
-        "TTFT of L": [1000 * outs[1].metrics.ttft for _, outs, _ in by_budget.values()],
-    },
-    xlabel="token budget of a step",
-    ylabel="ms",
-)
+ratio = speed_chunked / speed_whole
+if chosen := predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
+    for b, (trace, _, speed) in by_budget.items():
+        told = f"longest gap {longest[b]:3.0f} <= {10 + b:3} ms, TTFT of L {ttfts[b]:3.0f} ms"
+        print(f"budget {b:3}: {told}, {trace.num_steps} steps, {speed:.0f} tokens/s")
+lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttfts.values()]}
+sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
+
+# %% [markdown]
+# Chunking does not raise the throughput: every token still has to run. With a budget of 16 it does not
+# lower it either, because the chunks ride along in steps that A needs anyway. With a still smaller budget
+# the engine needs more steps, and each step pays for its forward. L pays for the short gaps of A: its first
+# token comes later. So the token budget is a dial between the users who decode and the user who comes.
 
 # %%
 print(box("step_order"))
@@ -1035,13 +1026,12 @@ from tutorial_engine.learn.checks_03 import check_fair
 server.use(Fair, check_fair)
 
 # %%
-fair = served_by(Fair, check_fair)
-compare({"first come, first served": fcfs, "shortest first": shortest, "fair": fair})
+compare({"first come, first served": fcfs, "fair": served_by(Fair, check_fair)})
 
 # %% [markdown]
-# L gets its turn after a shorter wait, and the mean lies between the other two. Change `patience` in your
-# class and run its three cells again: a larger value brings the mean nearer to that of shortest first, and
-# L waits longer.
+# Compare these lines with those above. L waits less than under shortest first, and the mean lies between the
+# other two. Change `patience` in your class and run its three cells again: a larger value brings the mean
+# nearer to that of shortest first, and L waits longer.
 
 # %%
 print(box("queue_order"))

@@ -72,20 +72,20 @@ predictions.ask(
     ["fewer than 60", "60 to 150", "more than 150"],
 )
 
-# %% tags=["figure-waste"]
+# %%
 from tutorial_engine.trace.pool import PoolHistory
-from tutorial_engine.viz.memory_plots import waste_over_time
 
 rows_trace = on_rows.trace.trace()
-used = [snapshot.usage.used for snapshot in PoolHistory.of(rows_trace).snapshots]
-answer = (max(used) >= 60) + (max(used) > 150)
-if chosen := predictions.reveal("waste", answer):
-    print("slots with a token, step by step:", used)
-waste_over_time({"rows": rows_trace}) if chosen else None
+usage = [snapshot.usage for snapshot in PoolHistory.of(rows_trace).snapshots]
+most = max(step.used for step in usage)
+if predictions.reveal("waste", (most >= 60) + (most > 150)):
+    print("step   with a token   reserved without one   free")
+    for step in usage:
+        print(f"{step.step:4}{step.used:15}{step.reserved:23}{step.free:7}")
 
 # %% [markdown]
-# Nobody else may use the hatched slots: they are *reserved*. On a GPU, the memory for K and V decides how
-# many requests can run at once, so every reserved slot costs users. Kwon et al. measured in 2023 that
+# Nobody else may use the *reserved* slots. On a GPU, the memory for K and V decides how many requests can run
+# at once, so every slot that is reserved and empty costs users. Kwon et al. measured in 2023 that
 # between a fifth and two fifths of this memory held tokens in the engines of that time. The remedy in
 # their paper is what you build now.
 
@@ -225,8 +225,8 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # Your map now decides where every K and V is written, and where it is read. The storage below the map is
 # the one of notebook 02: one tensor for each layer. Seen with five axes it is a pool of pages. This is
-# only another view of the same memory, so the pool itself is one piece. What is scattered is the blocks
-# of one request.
+# only another view of the same memory, so the pool itself is one piece. Only the blocks of one request are
+# scattered in it.
 
 # %%
 k_pages, v_pages = small.pages()
@@ -282,17 +282,17 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # %% [markdown]
 # A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So memory
 # is not taken up front: a prompt takes the blocks for its tokens when it is admitted, and from then on one
-# block at a time comes at the last moment. Only the end of the last block can be empty.
+# block at a time comes at the last moment. Only the last block can be partly empty. It is then called *open*.
 #
-# The explorer below runs the same engine. Step through it, and watch the tables grow. The queue of free
-# blocks stands below the pool. Change the block size.
+# The explorer below runs the same engine, but the requests come one after the other. Step through it, and
+# watch the tables grow. Then change the block size.
 
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz.block_explorer import BlockExplorer
 
-explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
-explorer.set(step=3)
-explorer
+pages_explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
+pages_explorer.set(step=3)
+pages_explorer
 
 # %% [markdown]
 # **Try it.** In the explorer each request gets 6 new tokens. Use it to answer the next question.
@@ -329,6 +329,8 @@ if predictions.reveal("largest", max(size for size, n in taken.items() if n > 1)
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same.
 
 # %% tags=["figure-rows-and-pages"]
+from tutorial_engine.viz.memory_plots import waste_over_time
+
 waste_over_time({"rows": rows_trace, "pages": on_pages.trace.trace()})
 
 # %% [markdown]
@@ -702,12 +704,11 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
 #
 # ### Exercise 4: write eviction (10 minutes)
 #
-# `free` gives a whole table back. A block that another request still holds must stay. `take` hands out the
-# next block. Both change their arguments in place.
+# `free` gives a whole table back, and changes `ref_cnt` and `free_queue` in place. A block that another request
+# still holds must stay out of the queue.
 #
-# <details><summary>Hint</summary>In <code>free</code>, go through the table backwards, count each block
-# down, and append it to the queue if nobody holds it. In <code>take</code>, remember that the block gets new
-# content: it must not be found under its old hash.</details>
+# <details><summary>Hint</summary>Go through the table backwards. Count the holders of each block down, and
+# append the block to the queue if nobody holds it any more.</details>
 
 
 # %% tags=["exercise"]
@@ -727,12 +728,12 @@ from tutorial_engine.learn.checks_04 import check_free, check_take
 server.use(free, check_free)
 
 # %% [markdown]
-# Now the other half.
+# ### Exercise 5: take a block (5 minutes)
+#
+# `take` hands out the next block. The block gets new content, so it must not be found under its old hash.
 #
 # <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
 # <code>cached</code>, and set <code>hash_of[block]</code> to None.</details>
-#
-# ### Exercise 5: take a block (5 minutes)
 
 
 # %% tags=["exercise"]
@@ -934,7 +935,38 @@ show_source(Scheduler.preempt)
 run = server.serve(PROMPTS, more)
 
 # %% [markdown]
-# What did it cost?
+# **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
+# A and B begin alike. Make the pool smaller until somebody gives way. Then try blocks of 1, and see who shares
+# what.
+
+# %% tags=["figure-full-explorer"]
+shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
+explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=12)
+explorer.set(step=3)
+explorer
+
+# %%
+predictions.ask(
+    "gives-way",
+    "With blocks of 4 and the other knobs as they are: what is the largest number of blocks at which a request "
+    "is preempted?",
+    ["4", "5", "7", "9"],
+)
+
+
+# %%
+def preemptions(num_blocks):
+    """How often somebody gives way in the explorer's run."""
+    run = BlockExplorer(model, tokenizer, shared_start, num_blocks=num_blocks).run
+    return sum(isinstance(event, Preempted) for event in run.trace.events)
+
+
+gave_way = {n: preemptions(n) for n in range(4, 12)}
+if predictions.reveal("gives-way", max(n for n, times in gave_way.items() if times)):
+    print("blocks → preemptions:", gave_way)
+
+# %% [markdown]
+# All requests get the same tokens, so a lack of memory costs time and never changes an answer. How much time?
 
 # %%
 again = scarce.runner.num_tokens - plenty.runner.num_tokens
@@ -969,6 +1001,24 @@ try:
     scarce.add_request([65] * 48, request_id="D")
 except ValueError as error:
     print(error)
+
+# %% [markdown]
+# **Does a sliding window save memory?** With a window (notebook 01) attention reads only the newest tokens, so it
+# saves work at once. It saves memory only if the engine gives back the blocks that no later query can see. Ours
+# has no windows. In vLLM this is the work of `SlidingWindowManager`.
+
+
+# %%
+def blocks_in_sight(num_tokens, window, block_size=16):
+    """Blocks that the next query can see, after so many tokens."""
+    first = max(0, num_tokens + 1 - window)  # the window has the query's own position, too
+    return num_tokens // block_size - first // block_size + 1
+
+
+for n in (1_000, 4_000, 32_000):
+    print(
+        f"{n:6,} tokens: {blocks_in_sight(n, n + 1):5,} blocks, {blocks_in_sight(n, 1024):3} in a window"
+    )
 
 # %% [markdown]
 # ## 12 · Who may come in?
@@ -1216,15 +1266,14 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# A *run* is a piece of memory without a gap. The next cell counts runs in a cache of 8 layers and 512 tokens,
-# and measures on this machine.
+# The next cell counts the pieces in a cache of 8 layers and 512 tokens. The one after it measures.
 
 # %%
 kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
 three = layouts(kv)
 for name, layout in three.items():
     read, write = layout.touched_by_read(3, 512), layout.touched_by_write(511)
-    print(f"{name:22} one layer is read in {read.runs:4} runs, a token written in {write.runs:3}")
+    print(f"{name:22} one layer is read in {read.runs:4} pieces, a token written in {write.runs:3}")
 q = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
 outs = [layout.attend(3, q, 512, textbook=True) for layout in three.values()]
 print("same attention:", all(torch.allclose(out, outs[0], atol=1e-6) for out in outs))
@@ -1237,7 +1286,7 @@ measured = {name: time_layout(layout, num_heads=16) for name, layout in three.it
 layout_race(measured)
 
 # %% [markdown]
-# The times differ far less than the counts. A run of one token is still long enough for this machine to read
+# The times differ far less than the counts. A piece of one token is still long enough for a processor to read
 # it well, and it reads the next ones ahead. So speed alone does not decide. But a forward goes layer by layer,
 # and by layer the attention of each layer gets one tensor of its own, with all its tokens side by side. Every
 # engine that we name here keeps the data so, and one table by token for all layers.
@@ -1307,10 +1356,10 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
 
-dials = DialExplorer(model, tokenizer, [STORY, STORY + " Anna had a dog.", *PROMPTS[1:]])
+dials = DialExplorer(model, tokenizer, users, 12, num_slots=256, max_len=64)
 for position in ("cells", 16, "rows", 4):
     dials.set(block_size=position)  # runs the engine there
-dials.set(step=5)
+dials.set(step=10)
 dials
 
 # %% [markdown]

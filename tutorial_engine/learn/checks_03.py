@@ -285,7 +285,7 @@ def _check_policy(
             hint = f"{error}; min(self.waiting, key=...) finds the smallest without sorting"
             return Verdict(False, f"{name}: {hint}")
 
-    verdict = guarded(name, run, policy.next_waiting)
+    verdict = guarded("next_waiting", run, policy.next_waiting)
     if verdict.ok:
         alone = [dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler)]
         if steps(alone[0]) != steps(alone[1]):

@@ -13,7 +13,15 @@ from tutorial_engine.trace.history import Step
 from tutorial_engine.viz.lanes import GREY, TEXT, legend_lines
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import Box, cut_to, hatch_path, look, nice_step, text_width
+from tutorial_engine.viz.request_look import (
+    Box,
+    Look,
+    cut_to,
+    hatch_path,
+    look,
+    nice_step,
+    text_width,
+)
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.timeline import limits
@@ -135,16 +143,16 @@ def places(
 def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
     """What boxes mean, of those that occur."""
     return {
-        words: partial(_mark, scene, kind, GREY.light, GREY.dark, GREY.colour)
+        words: partial(_mark, scene, kind, GREY)
         for kind, words in WORDS.items()
         if kind == "END" or any(each.count(kind) for each in found)
     }
 
 
 def _mark(
-    scene: Sheet, kind: str, light: str, dark: str, ink: str, name: str, box: Box, tip: str = ""
+    scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = "", who: str = ""
 ) -> None:
-    """A box of that kind."""
+    """A box of that kind; `who` ends, where nothing else says so."""
     x, y, w, h = box
     if kind in (IDLE, WASTED):
         scene.rect(name, box, HATCHED if kind == IDLE else "#e4e7ea", tip, stroke=RULE)
@@ -153,11 +161,12 @@ def _mark(
             style: Style = {"stroke": QUIET, "stroke_width": 1.0, "fill": "none"}
             scene.add(f"{name}.hatch", "path", d=lines, **style, **DEAF)
         return
-    edge: Style = {"stroke": ink, "stroke_width": 0.8, "rx": min(2.0, w / 5)}
+    edge: Style = {"stroke": one.colour, "stroke_width": 0.8, "rx": min(2.0, w / 5)}
     if kind == "END":
         scene.rect(name, box, INK, tip, **edge)
-        if w >= text_width("END", TEXT, True) + 2:
-            scene.inside(f"{name}.word", box, "END", TEXT, fill=PAPER, **BOLD)
+        fits = [words for words in (f"{who} END", "END") if text_width(words, TEXT, True) + 2 <= w]
+        if fits:
+            scene.inside(f"{name}.word", box, fits[0].strip(), TEXT, fill=PAPER, **BOLD)
         elif h >= TALL - 3 and w >= 0.72 * TEXT:
             base, low = x + w / 2 + 0.36 * TEXT, y + (h + text_width("END", TEXT)) / 2
             turn: Style = {"transform": f"rotate(-90 {base:.1f} {low:.1f})", "fill": PAPER}
@@ -165,7 +174,7 @@ def _mark(
         return
     if kind in ("stalls", "recompute"):
         edge["stroke_dasharray"] = "3 2"
-    fill = {"decode": dark, "stalls": PAPER}.get(kind, light)
+    fill = {"decode": one.dark, "stalls": PAPER}.get(kind, one.light)
     scene.rect(name, box, fill, tip, **edge)
 
 
@@ -196,18 +205,18 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
             box = (x + gap / 2, y + 1.5, wide - gap, TALL - 3)
             if isinstance(one, str):
                 tip = f"place {p}, steps {first} to {last}: {WORDS[one]}"
-                _mark(scene, one, "", "", "", f"idle.{i}.{p}.{first}", box, tip)
+                _mark(scene, one, GREY, f"idle.{i}.{p}.{first}", box, tip)
                 continue
             for s, held in members:
                 if isinstance(held, str):
                     continue
-                colours = look(held.request)
                 kind = "END" if held.is_last else held.kind
                 tip = f"step {s}, place {p}: {held.request_id}, {held.kind}"
                 tip += ", ends" * held.is_last
                 own = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
                 item = f"box.{i}.{p}.{s}"
-                _mark(scene, kind, colours.light, colours.dark, colours.colour, item, own, tip)
+                who = cut_to(held.request_id, 20, TEXT, True) if len(members) == 1 else ""
+                _mark(scene, kind, look(held.request), item, own, tip, who)
             _name(scene, f"{i}.{p}.{first}", one.request_id, box, members, pitch)
     _steps(scene, i, len(each.run.steps), top + TALL * len(each.grid), pitch)
 
