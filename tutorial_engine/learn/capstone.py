@@ -240,7 +240,7 @@ def _serve(factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequ
                 silence = f"the last {silent} steps gave none" if silent else "no end is near"
                 raise _Wrong(
                     f"After {step} steps tokens are still lacking, of {_listed(left)}, and "
-                    f"{silence}. Does a request get lost, or wait for a place that nobody gives back?"
+                    f"{silence}. Is a request lost, or does it wait for a place that stays taken?"
                 )
         for _ in range(AFTER):
             with suppress(Exception):  # nothing is left to do, so it may refuse

@@ -74,11 +74,11 @@ def students_files() -> list[Path]:
 
 def pack(files: list[Path], archive: Path) -> None:
     """Put the files into a zip, named as in the repository."""
-    archive.parent.mkdir(exist_ok=True)
+    archive.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as box:
         for path in files:
             box.write(path, Path("tutorial_engine") / path.relative_to(ROOT))
-    print(f"wrote {archive.relative_to(ROOT)}: {len(files)} files")
+    print(f"wrote {archive.parent.name}/{archive.name}: {len(files)} files")
 
 
 def main() -> None:
