@@ -9,7 +9,7 @@ import pytest
 from engines import one_thread
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache import CellKVCache, PagedKVCache
+from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.learn import capstone
@@ -26,6 +26,7 @@ from tutorial_engine.learn.capstone import (
     workload,
 )
 from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling import SamplingParams
@@ -63,14 +64,60 @@ def own(model: Qwen3ForCausalLM, limits: Limits, tokenizer: Tokenizer | None = N
     return Adapted(server.engine(**limits._asdict()))
 
 
+class Scratch:
+    """An engine of thirty lines: known tokens, how many are computed, and a row for each."""
+
+    def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
+        sizes = CacheConfig(max_seqs=limits.max_num_seqs, max_len=limits.max_model_len)
+        self.cache = StaticKVCache.from_config(model.config, sizes)
+        self.model, self.limits = model, limits
+        self.requests: dict[str, tuple[list[int], int, int]] = {}  # tokens, computed, whole length
+
+    def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
+        self.requests[request_id] = (prompt_token_ids, 0, len(prompt_token_ids) + max_tokens)
+
+    def step(self) -> list[tuple[str, int]]:
+        budget, plan = self.limits.max_num_batched_tokens, dict[str, int]()
+        for name, (ids, computed, _) in list(self.requests.items())[: self.limits.max_num_seqs]:
+            if budget:
+                plan[name] = min(len(ids) - computed, budget)
+                budget -= plan[name]
+        if not plan:
+            return []
+        parts, places = [], []
+        for name, count in plan.items():
+            ids, computed, _ = self.requests[name]
+            parts.append(ids[computed : computed + count])
+            places.append(self.cache.allocate(name, ids, computed, count))
+        batch = Batch.from_allocations(parts, [p for p in places if p], list(plan))
+        hidden = self.model(batch, SdpaAttention(self.cache.storage))
+        best = self.model.compute_logits(hidden[[end - 1 for end in batch.seq_starts[1:]]]).argmax(
+            -1
+        )
+        told = []
+        for (name, count), token in zip(plan.items(), best.tolist(), strict=True):
+            ids, computed, length = self.requests[name]
+            if computed + count == len(ids):
+                ids = [*ids, token]
+                told.append((name, token))
+            self.requests[name] = (ids, computed + count, length)
+            if told and told[-1] == (name, ids[-1]) and self.is_over(ids, length):
+                del self.requests[name]
+                self.cache.free(name)
+        return told
+
+    def is_over(self, ids: list[int], length: int) -> bool:
+        return len(ids) == length or ids[-1] in self.model.config.eos_token_ids
+
+
 def policy(scheduler: Any) -> Factory:
     return lambda model, limits: Adapted(on(model, limits, scheduler=scheduler))
 
 
 @pytest.mark.parametrize(
     "factory",
-    [package_engine, pages, cells, own],
-    ids=["rows", "pages", "cells", "own"],
+    [package_engine, pages, cells, own, Scratch],
+    ids=["rows", "pages", "cells", "own", "from scratch"],
 )
 def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -> None:
     with one_thread():
