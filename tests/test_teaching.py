@@ -72,7 +72,8 @@ def test_no_solution_is_in_a_students_copy(lesson: Lesson) -> None:
     secrets = solutions(sources()[lesson.notebook])
     copy = nbformat.read(target(lesson.notebook, solved=False), as_version=4)
     assert secrets and not leaks(copy, secrets)
-    assert {key for cell in copy.cells for key in cell.metadata} <= {"tags", "jupyter"}
+    known = {"tags", "jupyter", "lines_to_next_cell"}
+    assert {key for cell in copy.cells for key in cell.metadata} <= known
     for number, secret in enumerate(secrets, 1):
         told = "\n".join(f"    {line}" for line in secret)
         cell = copy.cells[-1]
