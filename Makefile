@@ -25,10 +25,12 @@ JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval.cfg
 LAB_DIR ?= notebooks
+# `make score SCORE_ARGS="--csv score.csv"`
+SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-portable test-wheel lint notebooks figures html bench tiny clean
+.PHONY: setup lab test test-portable test-wheel lint notebooks figures html slides handout score bench tiny clean
 
 setup: $(READY)
 
@@ -91,6 +93,15 @@ figures: $(READY)
 html: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.html
 
+slides: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.slides
+
+handout: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.handout
+
+score: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
+
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
@@ -100,4 +111,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html
+	rm -rf $(VENV) html slides handout
