@@ -30,7 +30,7 @@ SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-portable test-wheel lint notebooks figures html slides handout score bench tiny clean
+.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench tiny clean
 
 setup: $(READY)
 
@@ -102,6 +102,17 @@ handout: $(READY)
 score: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
 
+# Offline once this has installed Sphinx: pages, players and search open from disk.
+$(VENV)/.site-ready: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	@touch $@
+
+site: $(VENV)/.site-ready
+	$(BIN)/python -m tutorial_engine.learn.site
+
+test-site: $(VENV)/.site-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m site tests/test_site.py
+
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
@@ -111,4 +122,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html slides handout
+	rm -rf $(VENV) html slides handout build

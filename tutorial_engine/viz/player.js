@@ -6,7 +6,8 @@ const byId = (id) => document.getElementById(id);
 const [stage, caption, slider, told, play, speed] =
   ["stage", "caption", "slider", "told", "play", "speed"].map(byId);
 const last = film.captions.length - 1;
-let step = -1, timer = null;
+const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
+let step = -1, timer = null, rest = 0;
 
 // A track is [[step, value], ...]: the value holds from its step on; null takes the attribute away.
 const parts = film.items.map(({ tag, tracks, tip }) => {
@@ -60,7 +61,7 @@ function show(wanted) {
       part.tip.over.setAttribute("visibility", tip ? "visible" : "hidden");
     }
   }
-  stage.setAttribute("viewBox", at(film.boxes, step));
+  stage.setAttribute("viewBox", card ? card.box : at(film.boxes, step));
   caption.textContent = film.captions[step];
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${film.step_name} ${step} of ${last}`);
@@ -69,23 +70,27 @@ function show(wanted) {
 
 function go(wanted) {
   show(wanted);
-  history.replaceState(null, "", `#t=${step}`);
+  if (!card) history.replaceState(null, "", `#t=${step}`);
 }
 
 function run(on) {
   clearInterval(timer);
-  timer = on ? setInterval(tick, 1000 / Number(speed.value)) : null;
-  play.textContent = on ? "⏸ Pause" : "▶ Play";
+  timer = on ? setInterval(tick, 1000 / (card ? card.speed : Number(speed.value))) : null;
+  play.textContent = on ? "❚❚ Pause" : "▶ Play";
   play.setAttribute("aria-pressed", String(on));
   caption.setAttribute("aria-live", on ? "off" : "polite");  // a screen reader need not race
 }
 
 function tick() {
-  if (step >= last) run(false); else go(step + 1);
+  if (step < last) return go(step + 1);
+  if (!card) return run(false);
+  rest = (rest + 1) % 4;  // the last picture stands for a while, then a card begins again
+  if (!rest) go(0);
 }
 
+let wanted = !matchMedia("(prefers-reduced-motion: reduce)").matches;  // a card moves by itself
 function toggle() {
-  const on = timer === null;
+  const on = wanted = timer === null;
   if (on && step >= last) go(0);
   run(on);
 }
@@ -113,4 +118,8 @@ const fromAddress = () => Number((/^#t=(\d+)$/.exec(location.hash) || [0, film.s
 addEventListener("hashchange", () => show(fromAddress()));
 slider.max = last;
 show(fromAddress());
-if (film.autoplay && !matchMedia("(prefers-reduced-motion: reduce)").matches) run(true);
+if (card) {
+  document.body.className = "card";
+  byId("view").removeAttribute("tabindex");  // there is nothing to scroll
+  new IntersectionObserver(([seen]) => run(seen.isIntersecting && wanted)).observe(stage);
+}

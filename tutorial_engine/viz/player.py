@@ -25,15 +25,32 @@ class Frame(NamedTuple):
     caption: str
 
 
-def player(frames: Sequence[Frame], title: str, *, step_name: str = "step", start: int = 0) -> str:
+class Card(NamedTuple):
+    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s."""
+
+    box: tuple[float, float, float, float]
+    speed: float = 1.0
+
+
+def player(
+    frames: Sequence[Frame],
+    title: str,
+    *,
+    step_name: str = "step",
+    start: int = 0,
+    card: Card | None = None,
+) -> str:
     """The HTML of a page that shows these frames. ValueError for none, or a start outside.
 
     The address may end in `#t=17`; ← → Home End and the space bar work; nothing is requested from
-    anywhere.
+    anywhere. With `?card` it is a small moving picture of what `card` says, to be put into another
+    page: it runs while it is seen, unless the reader wants less motion.
     """
     if not 0 <= start < len(frames):
         raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
-    film = film_of(frames) | {"step_name": step_name, "start": start, "autoplay": False}
+    film = film_of(frames) | {"step_name": step_name, "start": start}
+    if card:
+        film["card"] = {"box": " ".join(map(plain, card.box)), "speed": card.speed}
     script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
@@ -171,6 +188,10 @@ body{{margin:1rem auto;max-width:1040px;padding:0 1rem;background:{PAPER};color:
 font:16px/1.45 system-ui,sans-serif}}
 h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 #stage{{width:100%;height:auto;display:block}}
+@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}}}
+.card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
+.card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
+.card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.4rem 0}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
@@ -191,8 +212,10 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <h1>{title}</h1>
+<div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption" font-family="{font}">{defs}</svg>
+</div>
 <p id="caption" aria-live="polite">{caption}</p>
 <div class="bar">
 <button id="first" aria-label="first step">|◀</button>
