@@ -25,10 +25,12 @@ JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval.cfg
 LAB_DIR ?= notebooks
+# `make score SCORE_ARGS="--csv score.csv"`
+SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-portable test-wheel lint notebooks figures html site test-site bench tiny clean
+.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench tiny clean
 
 setup: $(READY)
 
@@ -91,6 +93,15 @@ figures: $(READY)
 html: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.html
 
+slides: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.slides
+
+handout: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.handout
+
+score: $(READY)
+	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
+
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
@@ -111,4 +122,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html build
+	rm -rf $(VENV) html slides handout build

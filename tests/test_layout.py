@@ -376,6 +376,7 @@ PLACES = ["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "/Us" + "ers/", "/tm" + "
 PLACES += ["pypi" + ".org", "python" + "hosted.org", "download.py" + "torch.org"]
 PLACES += ["ana" + "conda.org", "ana" + "conda.com", "npm" + "js.org", "index-" + "url = http"]
 HOSTS = {"www.apache.org", "www.w3.org", "purl.org", "creativecommons.org", "127.0.0.1"}
+HOSTS |= {"mybinder.org", "colab.research.google.com"}
 HOSTS |= {"example.org", "github.com", "arxiv.org", "huggingface.co", "pytorch.org", "localhost"}
 
 

@@ -213,6 +213,7 @@ UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
     ("rope", looped_rope),
     ("rope", lambda x, angles: right_rope(x.double(), angles.double())),
     ("project", head_by_head),
+    ("project", lambda x, *w: (one for one in right_project(x, *w))),
     ("project", lambda x, *w: [one.double() for one in right_project(x, *w)]),
     ("layer", double_layer),
     ("induction_score", looped_score),
@@ -329,6 +330,18 @@ def zeroed_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return ((q @ k.T / q.shape[-1] ** 0.5).softmax(dim=-1) * mask) @ v
 
 
+def added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.T / k.shape[-1] ** 0.5 + (~mask) * float("-inf")).softmax(-1) @ v
+
+
+def unnormed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")).exp() @ v
+
+
+def rooted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return q @ k.T / torch.sqrt(k.shape[-1]) @ v  # type: ignore[call-overload,no-any-return]
+
+
 def over_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=0) @ v
@@ -406,6 +419,9 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("attention", lambda q, k, v, mask: naive(q, k, v, None, None), "the mask has no effect"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1.0), "not divided by √D"),
     ("attention", masked_after, "−inf BEFORE the softmax"),
+    ("attention", added_mask, "0 times −inf is NaN"),
+    ("attention", unnormed, "the shares do not add up to 1"),
+    ("attention", rooted, "write D ** 0.5"),
     ("attention", over_queries, "the softmax runs over the queries; take the last axis"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1 / q.shape[1]), "divided by D"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, q.shape[1] ** 0.5), "multiplied by"),

@@ -163,7 +163,7 @@ def test_outputs_are_checked_but_for_what_depends_on_the_machine(name: str) -> N
     checked = [cell for cell in cells if cell.outputs and IGNORE not in tags(cell)]
     assert len(checked) >= least(name, MIN_CHECKED) and len(checked) > len(cells) / 2
     unchecked = [cell for cell in cells if IGNORE in tags(cell)]
-    assert 1 <= len(unchecked) <= 7
+    assert 1 <= len(unchecked) <= 8
     for cell in unchecked:
         assert re.search(r"cuda|perf_counter|\btime\b|measure", cell.source), cell.source
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,6 +233,25 @@ def test_all_of_the_learners_parts_run_with_a_cache(
     assert not spies["keep_top_p"].calls and "keep_top_p" not in said, "greedy asks no filter"
     assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
     assert [*cached.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+
+
+def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    config = replace(cached.package.config, num_hidden_layers=2, **sizes)
+    other = Qwen3ForCausalLM(config).draw_weights().requires_grad_(False).eval()
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
+    assert "yours: none yet" in told(cached.moved_to(other), capsys, PROMPT, drawn)
+    for name, part in RIGHT.items():
+        cached.use(part, CHECKS[name])
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    line = said.split("yours: ")[1].splitlines()[0]
+    assert all(f"{name} (" in line for name in PARTS) and "the package's" not in line
+    cached.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    assert "The package's kv_head runs in its place." in said
+    assert "kv_head" in cached.parts.own, "it stays where it is right"
 
 
 def test_learners_top_p_and_the_packages_draw_the_same_tokens(
@@ -478,6 +498,26 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -
     with pytest.raises(ValueError, match="tokens"):
         mine.tell(PROMPT * 200)
     assert mine.parts.own == {"rope": rope}
+
+
+@pytest.mark.parametrize("name", IN_01)
+def test_a_wrong_part_can_be_heard_and_does_not_stay(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    mine.use(RIGHT["layer"], check_layer)
+    wrong = {"attention": lambda q, k, v, mask: v[: len(q)], "layer": lambda x, *_: x}
+    wrong |= {"project": lambda *args: [project(*args)[i] for i in (0, 2, 1)]}
+    wrong |= {"kv_head": lambda h, *_: h % 2, "rope": lambda x, angles: x}
+    wrong |= {"window_mask": lambda q, kv, _: window_mask(q, kv, 2)}
+    for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
+        mine.hear(PROMPT, **{name: part})
+    right, other, raised = capsys.readouterr().out.splitlines()
+    assert right == PROMPT + mine.generate(PROMPT).checker.text
+    assert other.startswith(PROMPT) and other != right
+    assert raised.startswith(f"✘ your {name} raised KeyError")
+    assert mine.parts.own == {"layer": RIGHT["layer"]}
+    with pytest.raises(ValueError, match="no parts of the engine"):
+        mine.hear(PROMPT, my_rope=rope)
 
 
 def test_plugged_says_whose_part_runs() -> None:

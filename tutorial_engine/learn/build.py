@@ -25,6 +25,15 @@ SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
 MEASURED = "nbval-ignore-output"  # the tag of cells whose output depends on the machine
 ELSEWHERE = "<p>Measured once, when this notebook was built. Your run has other numbers.</p>"
+REPOSITORY = "https://github.com/OWNER/tutorial_engine"
+INSTALL = f"""# On Google Colab this installs the package. Anywhere else it does nothing.
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if "google.colab" in sys.modules and find_spec("tutorial_engine") is None:
+    package = "tutorial-engine[notebooks] @ git+{REPOSITORY}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)"""
 QUESTION = re.compile(r"predictions\.(ask|reveal)\(\s*\"([\w-]+)\"")
 
 
@@ -46,7 +55,10 @@ def target(name: str, solved: bool) -> Path:
 
 
 def make_notebook(source: Path, solved: bool) -> NotebookNode:
-    """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`."""
+    """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`.
+
+    Its first code cell, folded in JupyterLab, installs the package where that is a hosted one.
+    """
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:03d}"  # jupytext draws ids at random; ours never differ
@@ -54,6 +66,9 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
             cell.source = MARKS.sub("", cell.source + "\n").rstrip("\n")
         else:
             cell.source = SOLUTION.sub(r"\1...\n", cell.source + "\n").rstrip("\n")
+    install = nbformat.v4.new_code_cell(INSTALL, id="install")
+    install.metadata.jupyter = {"source_hidden": True}
+    notebook.cells.insert(1, install)
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

@@ -367,6 +367,12 @@ class OwnEngine(PartsHolder):
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
         return OwnRunner(self.model, self.cached, window)
 
+    def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
+        """The learner's parts over another model's weights; it must have the same vocabulary."""
+        moved = OwnEngine(model, self.tokenizer, cached=True)
+        moved.parts.own |= self.parts.own
+        return moved
+
     def generate(
         self, prompt: str, params: SamplingParams | None = None, window: int | None = None
     ) -> Request:
@@ -407,3 +413,22 @@ class OwnEngine(PartsHolder):
         if window is None:
             many = len(wanted.token_ids)
             print(f"✔ {many} of {many} tokens are those of the package's engine.")
+
+    def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
+        """Print the story that these functions tell, past every check; none stays in the model.
+
+        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name.
+        """
+        unknown = sorted({*parts} - {*PARTS})
+        if unknown:
+            raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
+        mine, own = self.parts.own, {**self.parts.own, **parts}
+        if {"project", "rope"} & {*parts} and "layer" not in parts:
+            own.pop("layer", None)  # the learner's calls its own ones, past these
+        self.parts.own = own
+        try:
+            print(prompt + self.generate(prompt).checker.text)
+        except Exception as error:  # nobody has checked what runs here
+            print(f"✘ {error}")
+        finally:
+            self.parts.own = mine

@@ -1,0 +1,258 @@
+"""What a teacher gets: pages that name what is there, decks, handouts without answers, scores."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import transformers
+import yaml
+from browser import ROOT, chromium
+
+from tutorial_engine.learn import handout, slides
+from tutorial_engine.learn.build import QUESTION, REPOSITORY, make_notebook, sources, target
+from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
+from tutorial_engine.learn.handout import leaks, solutions
+from tutorial_engine.learn.score import Score, best, main, score
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.syllabus import LESSONS, Lesson
+
+PAGES = ROOT / "docs" / "teaching"
+every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code)
+
+
+# -- the pages ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def teaching(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("teaching")
+
+
+@every_lesson
+def test_a_page_names_sections_that_are_there_and_its_minutes_add_up(
+    teaching: Any, lesson: Lesson
+) -> None:
+    page = (PAGES / f"{lesson.code}.md").read_text(encoding="utf-8")
+    assert teaching.table(lesson) in page, "python tools/teaching.py writes it anew"
+    there = {section.name: section for section in teaching.sections(lesson)}
+    named = re.findall(r"\*\*(.+?)\*\*", page.replace("\n", " "))
+    assert len(named) > 10 and set(named) <= set(there), set(named) - set(there)
+    for limit, plan in re.findall(r"^### (\d+) minutes\n\n((?:[-\w ].*\n)+)", page, re.M):
+        items = re.findall(r"^- (\d+) min: \*\*(.+?)\*\*", plan, re.M)
+        assert sum(int(minutes) for minutes, _ in items) == int(limit)
+        assert all(int(minutes) >= there[name].minutes for minutes, name in items)
+        places = [list(there).index(name) for _, name in items]
+        assert places == sorted(places), "in the order of the notebook"
+    assert re.findall(r"^### (\d+) minutes", page, re.M) == ["15", "45", "90"]
+
+
+def test_links_to_players_lead_to_steps_that_are_there() -> None:
+    players = pytest.importorskip("tutorial_engine.learn.players")
+    known = {show.name for show in players.SHOWS}
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
+    links = set(re.findall(r"\]\(\.\./players/([\w-]+)\.html#t=\d+\)", text))
+    assert links and links <= known and text.count("../players/") >= len(links)
+
+
+# -- handouts -------------------------------------------------------------------------------------
+
+
+@every_lesson
+def test_no_solution_is_in_a_students_copy(lesson: Lesson) -> None:
+    """Not in code, prose, outputs or metadata; what looks for it finds it wherever it is put."""
+    secrets = solutions(sources()[lesson.notebook])
+    copy = nbformat.read(target(lesson.notebook, solved=False), as_version=4)
+    assert secrets and not leaks(copy, secrets)
+    known = {"tags", "jupyter", "lines_to_next_cell"}
+    assert {key for cell in copy.cells for key in cell.metadata} <= known
+    for number, secret in enumerate(secrets, 1):
+        told = "\n".join(f"    {line}" for line in secret)
+        cell = copy.cells[-1]
+        for place in (
+            {"source": told},
+            {"metadata": {"answer": told}},
+            {"outputs": [{"data": {"text/html": f"<pre>{told.replace('<', '&lt;')}</pre>"}}]},
+        ):
+            found = leaks(nbformat.from_dict({"cells": [dict(cell) | place]}), secrets)
+            assert any(one.endswith(f"solution {number}") for one in found), secret
+
+
+def test_handouts_have_what_lab_needs_and_no_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = handout.students_files()
+    names = {file.relative_to(ROOT).as_posix() for file in files}
+    assert {"Makefile", "pyproject.toml", "tutorial_engine/model/qwen3.py"} <= names
+    assert {target(lesson.notebook, solved=False) for lesson in LESSONS} <= set(files)
+    assert not [name for name in names if re.match("notebooks/(src|solutions)|tests", name)]
+    handout.pack(files[:3], tmp_path / "made" / "students.zip")
+    with zipfile.ZipFile(tmp_path / "made" / "students.zip") as box:
+        assert box.namelist() == [f"tutorial_engine/{file.relative_to(ROOT)}" for file in files[:3]]
+    monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
+    with pytest.raises(ValueError, match="has solution 1"):
+        handout.students_files()
+
+
+# -- the score ------------------------------------------------------------------------------------
+
+
+def test_a_score_is_read_from_what_the_saved_notebooks_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = nbformat.v4
+
+    def said(code: str, text: str, **metadata: Any) -> nbformat.NotebookNode:
+        output = new.new_output("stream", name="stdout", text=text)
+        return new.new_code_cell(code, outputs=[output], metadata=metadata)
+
+    def exercise(ok: bool | None) -> list[nbformat.NotebookNode]:
+        result = new.new_output("execute_result", {"text/plain": repr(Verdict(ok, "said"))})
+        cell = new.new_code_cell("def f(): ...", metadata={"tags": ["exercise"]})
+        return [cell, new.new_code_cell("check_f(f)", outputs=[result])]
+
+    def question(name: str, answer: str) -> list[nbformat.NotebookNode]:
+        asked = said(f'predictions.ask("{name}", "?", [])', "Predict: ?")
+        return [asked, said(f'predictions.reveal("{name}", 1)', answer)]
+
+    cells = [
+        *exercise(True),
+        *exercise(False),
+        *exercise(None),
+        *question("a", "Answer: 1. ✔ As you predicted.\nmore\n"),
+        *question("b", "Answer: 1. ✘ You predicted: 2. What did you overlook?\n"),
+        *question("c", "Choose an answer above, then run this cell again.\n"),
+        *question("d", "Answer: 1.\n"),  # shown without a choice
+    ]
+    mine = tmp_path / "my_01.ipynb"
+    nbformat.write(new.new_notebook(cells=cells), mine)
+    nbformat.write(new.new_notebook(cells=cells[2:]), tmp_path / "01_attention_rope.ipynb")
+    assert score(mine) == Score("my_01.ipynb", 1, 3, 1, 2, 4)
+    assert best(tmp_path) == [score(mine)], "the better copy counts"
+    main([str(mine), "--csv", str(tmp_path / "score.csv")])
+    assert re.search(r"^all +1 of 3 +1 of 2 \(of 4\)$", capsys.readouterr().out, re.M)
+    assert (tmp_path / "score.csv").read_text().splitlines()[1] == "my_01.ipynb,1,3,1,2,4"
+
+
+@every_lesson
+def test_the_score_of_the_shipped_copies_is_nothing_and_everything(lesson: Lesson) -> None:
+    opened, solved = (score(target(lesson.notebook, solved)) for solved in (False, True))
+    source = sources()[lesson.notebook].read_text(encoding="utf-8")
+    asked = sum(kind == "ask" for kind, _ in QUESTION.findall(source))
+    assert (opened.done, opened.right, opened.made, opened.questions) == (0, 0, 0, asked)
+    assert (solved.done, solved.made) == (opened.exercises, 0) and solved.done > 0
+
+
+# -- slides ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        asked, said = list[str](), list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: said.append(message.text))
+        for lesson in LESSONS:
+            file = tmp_path / f"{lesson.code}.html"
+            file.write_text(slides.deck(lesson.notebook), encoding="utf-8")
+            page.goto(f"{file.as_uri()}#3")
+            assert page.locator("nav").inner_text().startswith("3 / ")
+            page.keyboard.press("Home")
+            shown = page.locator("section:visible")
+            count, titles = page.locator("section").count(), []
+            for number in range(1, count + 1):
+                size = shown.evaluate("one => [one.scrollWidth, one.scrollHeight]")
+                assert size <= [1280, 720], f"slide {number} of {lesson.code}: {size}"
+                assert shown.count() == 1 and not page.locator(".notes:visible").count()
+                titles += shown.locator("h2").all_inner_texts()
+                page.keyboard.press("ArrowRight")
+            assert f"{count} / {count}" in page.locator("nav").inner_text()
+            page.keyboard.press("End")
+            source = sources()[lesson.notebook].read_text(encoding="utf-8")
+            heads = re.findall(r"^# ##+ (.*)$", source, re.M)
+            assert set(heads) <= set(titles)
+            alts = page.locator("img").evaluate_all("all => all.map(one => one.alt)")
+            assert all(re.search(r"\d", alt) for alt in alts)
+            assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))
+        page.keyboard.press("n")
+        assert page.evaluate("document.body.classList.contains('told')")
+        assert {url.partition("#")[0].rpartition("/")[0] for url in asked} == {tmp_path.as_uri()}
+        assert not said
+
+
+# -- take-away ------------------------------------------------------------------------------------
+
+
+def test_the_paths_onward_are_pinned_and_transformers_has_what_is_named() -> None:
+    page = (ROOT / "docs" / "reading-on.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^## \d\. (.*?):", page, re.M)
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    (installed,) = re.findall(r"^transformers==(.*)$", pins, re.M)
+    theirs = f"transformers {installed}"
+    assert heads == ["nano-vllm 0.2.0", theirs, VLLM, SGLANG, LLAMA_CPP]
+    (part,) = re.findall(r"^## 2\. .*?(?=^## 3)", page, re.M | re.S)
+    found = 0
+    for path, words in re.findall(r"^\d\. `(.+?\.py)`:(.*?)(?=^\d\. |\Z)", part, re.M | re.S):
+        code = (Path(str(transformers.__file__)).parent / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_.]+)`", words):
+            found += 1
+            for word in name.split("."):
+                assert re.search(rf"\b{word}\b", code), f"{path} has no {name}"
+    assert found >= 7
+
+
+def test_the_address_of_the_repository_is_one_and_the_forms_can_be_read() -> None:
+    files = ["README.md", "CITATION.cff"]
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in files)
+    owner = REPOSITORY.removeprefix("https://github.com/")
+    links = re.findall(r"(?:github\.com|v2/gh|github)/([\w.-]+/[\w.-]+?)(?=[/ \n)])", text)
+    assert len(links) >= 4 and set(links) == {owner}
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version("tutorial-engine") and cited["license"] == "Apache-2.0"
+    forms = [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("lost", "bug")]
+    for form in forms:
+        fields = yaml.safe_load(form.read_text(encoding="utf-8"))
+        assert fields["name"] and all(one["attributes"]["label"] for one in fields["body"])
+    lost = yaml.safe_load(forms[0].read_text(encoding="utf-8"))["body"][0]["attributes"]["options"]
+    assert lost == [Path(lesson.notebook).name for lesson in LESSONS]
+
+
+def test_the_install_cell_acts_on_colab_without_the_package_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = make_notebook(sources()[LESSONS[0].notebook], solved=False).cells[1]
+    asked: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command))
+    exec(cell.source, {})
+    monkeypatch.setitem(sys.modules, "google.colab", object())
+    exec(cell.source, {})
+    assert not asked
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    exec(cell.source, {})
+    ((*pip, package),) = asked
+    assert pip[:4] == [sys.executable, "-m", "pip", "install"] and package.endswith(REPOSITORY)
+
+
+def test_the_capstone_page_shows_what_runs() -> None:
+    """Its three blocks of code: the outline has the methods that are asked for, the rest runs."""
+    page = (PAGES / "capstone.md").read_text(encoding="utf-8")
+    outline, check, assembled = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope: dict[str, Any] = {}
+    exec(outline, scope)
+    engine = scope["MyEngine"](None, None)
+    assert {"add_request", "step"} <= {name for name in dir(engine) if not name.startswith("_")}
+    for code in (check, assembled):
+        exec(re.sub(r"^ *check_engine\(\w+\)$", "", textwrap.dedent(code), flags=re.M), scope)
+    report = scope["check_engine"](scope["mine"], seed=1, rounds=1)
+    assert report.ok, report
+    assert len(report.verdicts) == len(re.findall(r"^\| (?!criterion|-)", page, re.M))

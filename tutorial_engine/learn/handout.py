@@ -1,0 +1,91 @@
+"""Introduced in notebook 01. What a teacher hands out: `python -m tutorial_engine.learn.handout`.
+
+handout/students.zip is all that `make lab` needs, without a solution; handout/solutions.zip has the
+solved notebooks. Knows files and cells; knows no lesson.
+"""
+
+import html
+import math
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from tutorial_engine.learn.build import NOTEBOOKS, SOLUTION, sources, target
+
+ROOT = NOTEBOOKS.parent
+OUT = ROOT / "handout"
+# what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
+FILES = ("Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
+FOLDERS = ("tutorial_engine", "figures", "docs")
+MOST = 0.7  # of a solution's lines: hints and the package's own code share a few with it
+
+
+def solutions(source: Path) -> list[list[str]]:
+    """The lines of each marked solution of a lesson's source, without blanks around them."""
+    text = source.read_text(encoding="utf-8")
+    found = [match[0].splitlines()[1:-1] for match in SOLUTION.finditer(text)]
+    return [[line.strip() for line in lines if line.strip()] for lines in found]
+
+
+def leaks(notebook: NotebookNode, secrets: list[list[str]]) -> list[str]:
+    """Where a notebook says nearly all of a solution: in code, prose, outputs or metadata."""
+    found = []
+    for place, text in _texts(notebook, "notebook"):
+        plain = html.unescape(re.sub(r"<[^>]+>", "\n", text))
+        lines = {line.strip() for line in [*text.splitlines(), *plain.splitlines()]}
+        for number, secret in enumerate(secrets, 1):
+            if sum(line in lines for line in secret) >= math.ceil(MOST * len(secret)):
+                found.append(f"{place} has solution {number}")
+    return found
+
+
+def _texts(thing: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Every text in it but pictures, and where it stands."""
+    if isinstance(thing, str):
+        yield place, thing
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            if key != "image/png":
+                yield from _texts(key, place)
+                yield from _texts(value, f"{place}.{key}")
+    elif isinstance(thing, list):
+        for number, value in enumerate(thing):
+            yield from _texts(value, f"{place}[{number}]")
+
+
+def students_files() -> list[Path]:
+    """What goes to the students. ValueError when one of their notebooks tells a solution."""
+    files = [ROOT / name for name in FILES]
+    for folder in FOLDERS:
+        files += [p for p in sorted((ROOT / folder).rglob("*")) if "__pycache__" not in p.parts]
+    for name, source in sources().items():
+        path = target(name, solved=False)
+        told = leaks(nbformat.read(path, as_version=4), solutions(source))
+        if told:
+            raise ValueError(f"{path.name} tells {told}")
+        files.append(path)
+    return [path for path in files if path.is_file()]
+
+
+def pack(files: list[Path], archive: Path) -> None:
+    """Put the files into a zip, named as in the repository."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as box:
+        for path in files:
+            box.write(path, Path("tutorial_engine") / path.relative_to(ROOT))
+    print(f"wrote {archive.parent.name}/{archive.name}: {len(files)} files")
+
+
+def main() -> None:
+    """Write both archives."""
+    pack(students_files(), OUT / "students.zip")
+    pack([target(name, solved=True) for name in sources()], OUT / "solutions.zip")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Introduced in notebook 01. A learner's score over all notebooks: `python -m ...learn.score`.
+
+The saved notebooks are the record: verdicts below exercises, answers below questions. Nothing else
+is kept, and nothing leaves this machine. Knows cells and their outputs; runs nothing.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from nbformat import NotebookNode
+
+from tutorial_engine.learn.build import NOTEBOOKS, QUESTION
+from tutorial_engine.syllabus import LESSONS
+
+
+class Score(NamedTuple):
+    """Of one notebook: exercises that are done, predictions that were made and that came true."""
+
+    notebook: str
+    done: int
+    exercises: int
+    right: int
+    made: int
+    questions: int
+
+
+def score(path: Path) -> Score:
+    """Read a saved notebook. OSError or nbformat's error for a file that is none."""
+    cells = nbformat.read(path, as_version=4).cells
+    exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
+    verdicts = [_said(cells[i + 1]) for i in exercises]
+    found = [(kind, cell) for cell in cells for kind, _ in QUESTION.findall(cell.source)]
+    said = [_said(cell).partition("\n")[0] for kind, cell in found if kind == "reveal"]
+    right = sum(line.endswith("✔ As you predicted.") for line in said)
+    wrong = sum("✘ You predicted: " in line for line in said)
+    done = sum(text.startswith("✔") for text in verdicts)
+    asked = sum(kind == "ask" for kind, _ in found)
+    return Score(path.name, done, len(exercises), right, right + wrong, asked)
+
+
+def _said(cell: NotebookNode) -> str:
+    """What the first output of a cell says."""
+    for output in cell.get("outputs", []):
+        return output.get("text") or output.get("data", {}).get("text/plain", "")
+    return ""
+
+
+def best(folder: Path = NOTEBOOKS) -> list[Score]:
+    """The best score of each lesson: copies of a notebook (`my_01.ipynb`) count beside it."""
+    found = []
+    for lesson in LESSONS:
+        home = (folder / lesson.notebook).parent
+        scores = [score(path) for path in sorted(home.glob(f"*{lesson.code}*.ipynb"))]
+        found += [max(scores, key=lambda one: (one.done, one.right, one.made))] if scores else []
+    return found
+
+
+def table(scores: Sequence[Score]) -> str:
+    """A line for each notebook, and the sum."""
+    total = Score("all", *(sum(values) for values in zip(*(s[1:] for s in scores), strict=True)))
+    wide = max(len(one.notebook) for one in scores) + 2
+    lines = [f"{'notebook':<{wide}}exercises   predictions right, of those made (of all)"]
+    for one in [*scores, total]:
+        exercises = f"{one.done} of {one.exercises}"
+        predictions = f"{one.right} of {one.made} (of {one.questions})"
+        lines.append(f"{one.notebook:<{wide}}{exercises:<12}{predictions}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of these files, or of the notebooks here; --csv writes it to a file, too."""
+    parser = argparse.ArgumentParser(description="Score of saved notebooks; nothing is sent.")
+    parser.add_argument("files", nargs="*", type=Path, help="notebooks (none: those of this clone)")
+    parser.add_argument("--csv", type=Path, help="write the numbers to this file")
+    options = parser.parse_args(arguments)
+    scores = [score(path) for path in options.files] or best()
+    if not scores:
+        sys.exit(f"there is no notebook in {NOTEBOOKS}")
+    print(table(scores))
+    if options.csv is not None:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([Score._fields, *scores])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Introduced in notebook 01. Slides for a class: `python -m tutorial_engine.learn.slides`.
+
+Of each built notebook one page in slides/ that loads nothing from anywhere: objectives, questions
+and their answers, pictures, open exercises. The prose becomes the speaker's notes.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from jinja2 import Environment
+from nbconvert.filters import markdown2html
+from nbformat import NotebookNode
+
+from tutorial_engine.learn.build import NOTEBOOKS, QUESTION, sources, target
+from tutorial_engine.viz.tokens import escape
+
+OUT = NOTEBOOKS.parent / "slides"
+DETAILS = re.compile(r"<details>.*?</details>", re.S)
+HEADING = re.compile(r"^(?=#{1,4} )", re.M)
+OBJECTIVE = re.compile(r"\*\*Objective:\*\*\s*(.*?[.?])(?=\s|$)", re.S)
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<meta name="viewport" content="width=device-width">
+<style>
+body { margin: 0; font: clamp(16px, 3.5vmin, 48px)/1.4 system-ui, sans-serif; color: #111; }
+section { box-sizing: border-box; min-height: 100vh; padding: 4vh 6vw 7vh; break-after: page;
+  display: flex; flex-direction: column; justify-content: center; border-bottom: 1px solid #ccc; }
+h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
+.small { font-size: .8em; color: #444; margin: 0 0 .3em; }
+img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left; }
+pre { font-size: .66em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
+ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
+  border-top: 1px solid #999; margin-top: 1em; }
+.deck section { display: none; } .deck section.here { display: flex; border: 0; }
+.deck .notes { display: none; } .deck.told .notes { display: block; }
+nav { position: fixed; right: 1em; bottom: .5em; font-size: 14px; color: #444; background: #fff; }
+@media print { .deck section { display: flex; } nav { display: none; } }
+</style></head><body>
+{% for slide in slides %}<section aria-label="{{ loop.index }} of {{ loop.length }}">
+{{ slide.body }}{% if slide.notes %}<div class="notes">{{ slide.notes }}</div>{% endif %}
+</section>
+{% endfor %}<nav aria-live="polite"></nav>
+<script>
+const all = [...document.querySelectorAll("section")], nav = document.querySelector("nav");
+let at = 0;
+function go(to) {
+  all[at].classList.remove("here");
+  at = Math.max(0, Math.min(all.length - 1, to || 0));
+  all[at].classList.add("here");
+  nav.textContent = `${at + 1} / ${all.length} · ← → · N: notes`;
+  history.replaceState(null, "", `#${at + 1}`);
+  scrollTo(0, 0);
+}
+const keys = { ArrowRight: () => at + 1, PageDown: () => at + 1, " ": () => at + 1,
+  ArrowLeft: () => at - 1, PageUp: () => at - 1, Home: () => 0, End: () => all.length - 1 };
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key in keys) { event.preventDefault(); go(keys[event.key]()); }
+  else if (event.key.toLowerCase() === "n") document.body.classList.toggle("told");
+});
+addEventListener("hashchange", () => go(parseInt(location.hash.slice(1)) - 1));
+document.body.classList.add("deck");
+go(parseInt(location.hash.slice(1)) - 1);
+</script></body></html>
+"""
+
+
+class Slide(NamedTuple):
+    """What is shown, and what the speaker may say, as HTML; `joins`: on the slide before it."""
+
+    body: str
+    notes: str = ""
+    joins: bool = False
+
+
+def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
+    """The slides of a lesson, from its two built copies. Exercises are those of the learner's."""
+    section = ""
+    for mine, theirs in zip(learners.cells, solved.cells, strict=True):
+        if mine.cell_type == "markdown":
+            for part in filter(None, HEADING.split(DETAILS.sub("", mine.source).strip())):
+                title, _, text = part.partition("\n")
+                if not title.startswith("#"):
+                    yield Slide("", markdown2html(part))
+                    continue
+                marks, _, title = title.partition(" ")
+                yield _titled(title, text.strip(), section if len(marks) > 2 else "")
+                section = title if len(marks) < 3 else section
+        elif "exercise" in mine.metadata.get("tags", []):
+            yield Slide(f"<pre>{escape(mine.source)}</pre>", joins=True)
+        else:
+            yield from _shown(mine, theirs, section)
+
+
+def _titled(title: str, text: str, section: str) -> Slide:
+    """A heading with the objective, an exercise's text, or the first paragraph."""
+    objective = OBJECTIVE.search(text)
+    first = f"Objective: {objective[1]}" if objective else text.split("\n\n")[0]
+    shown = text if title.startswith("Exercise") else first
+    body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}"
+    return Slide(body, markdown2html(text) if text != shown else "")
+
+
+def _shown(mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[Slide]:
+    """A question, an answer, and the pictures of a cell."""
+    kinds = {kind for kind, _ in QUESTION.findall(mine.source)}
+    if "ask" in kinds:
+        asked, *options = theirs.outputs[0].data["text/plain"].splitlines()
+        listed = "".join(f"<li>{escape(one.replace('( )', '').strip())}</li>" for one in options)
+        yield Slide(f"{_small(section)}<h2>{escape(asked)}</h2><ol>{listed}</ol>")
+    pictures = [output for output in theirs.outputs if "image/png" in output.get("data", {})]
+    if "reveal" in kinds:
+        said = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
+        first, _, rest = said.partition("\n")
+        more = f"<pre>{escape(rest.rstrip())}</pre>" if rest.strip() else ""
+        yield Slide(f"{_small(section)}<h2>{escape(first)}</h2>{more}")
+    for output in pictures:
+        png, caption = output.data["image/png"].strip(), escape(output.data["text/plain"])
+        yield Slide(f'{_small(section)}<img src="data:image/png;base64,{png}" alt="{caption}">')
+
+
+def _small(section: str) -> str:
+    return f'<p class="small">{escape(section)}</p>' if section else ""
+
+
+def merged(found: Iterator[Slide]) -> list[Slide]:
+    """An exercise's code and what is only to be said go to the slide before them."""
+    kept: list[Slide] = []
+    for slide in found:
+        if slide.body and not slide.joins:
+            kept.append(slide)
+        else:
+            kept[-1] = Slide(kept[-1].body + slide.body, kept[-1].notes + slide.notes)
+    return kept
+
+
+def deck(name: str) -> str:
+    """The slides of a lesson as one page. FileNotFoundError where it was not built."""
+    both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]
+    page = Environment(autoescape=False).from_string(PAGE)
+    title = both[0].cells[0].source.partition("\n")[0].lstrip("# ")
+    return page.render(title=escape(title), slides=merged(slides(*both)))
+
+
+def main() -> None:
+    """Write slides/NN_name.html for every lesson."""
+    OUT.mkdir(exist_ok=True)
+    for name in sources():
+        file = OUT / f"{Path(name).name}.html"
+        file.write_text(deck(name), encoding="utf-8")
+        print(f"wrote {file.relative_to(NOTEBOOKS.parent)}, {file.stat().st_size // 1024} KB")
+
+
+if __name__ == "__main__":
+    main()
