@@ -35,6 +35,7 @@ img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left;
 pre { font-size: .66em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
   border-top: 1px solid #999; margin-top: 1em; }
+.large img { max-height: none; }
 .deck section { display: none; } .deck section.here { display: flex; border: 0; }
 .deck .notes { display: none; } .deck.told .notes { display: block; }
 nav { position: fixed; right: 1em; bottom: .5em; font-size: 14px; color: #444; background: #fff; }
@@ -51,7 +52,7 @@ function go(to) {
   all[at].classList.remove("here");
   at = Math.max(0, Math.min(all.length - 1, to || 0));
   all[at].classList.add("here");
-  nav.textContent = `${at + 1} / ${all.length} · ← → · N: notes`;
+  nav.textContent = `${at + 1} / ${all.length} · ← → · N: notes · Z: larger picture`;
   history.replaceState(null, "", `#${at + 1}`);
   scrollTo(0, 0);
 }
@@ -61,6 +62,7 @@ addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key in keys) { event.preventDefault(); go(keys[event.key]()); }
   else if (event.key.toLowerCase() === "n") document.body.classList.toggle("told");
+  else if (event.key.toLowerCase() === "z") document.body.classList.toggle("large");
 });
 addEventListener("hashchange", () => go(parseInt(location.hash.slice(1)) - 1));
 document.body.classList.add("deck");
