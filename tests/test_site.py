@@ -56,6 +56,8 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     page.write_text("[a](b.py), [c](https://example.org), ![e](f.png) and [g](#h)")
     assert site.localised(page) == "a, [c](https://example.org), ![e](f.png) and [g](#h)"
     assert "(architecture.md)" in site.localised(ROOT / "README.md")
+    lesson = site.localised(ROOT / "docs" / "teaching" / "04.md")
+    assert '<a href="../players/pages-shared.html#t=8">' in lesson
 
 
 def test_each_policy_has_a_player_with_the_same_requests(told: dict[str, list[str]]) -> None:

@@ -34,6 +34,7 @@ SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
 HEADING = re.compile(r"^(?:# )?(#{1,3}) (.+)$", re.M)
 NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
 LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
 WIDE = 560  # a card whose picture is so wide takes a line of its own
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
 
@@ -228,10 +229,13 @@ def gather(folder: Path) -> None:
     _write(folder / "alts.json", json.dumps(alts, ensure_ascii=False, indent=0, sort_keys=True))
     documents = {README: "README.md", CHANGELOG: "CHANGELOG.md"}
     documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
-    documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("[bd]*/*.md")}
+    for room in ("bench", "decisions", "teaching"):
+        documents |= {path: f"{room}/{path.name}" for path in (DOCS / room).glob("*.md")}
     for path, name in documents.items():
         _write(folder / name, localised(path))
-        for words in re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", path.read_text(encoding="utf-8")):
+        for words in re.findall(
+            r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)", path.read_text(encoding="utf-8")
+        ):
             picture = folder / Path(name).parent / words.removeprefix("docs/")
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / words, picture)
@@ -280,6 +284,8 @@ def localised(path: Path) -> str:
         if DOCS not in path.parents and DOCS in goal.parents:
             goal = goal / "index.md" if goal.is_dir() else goal
             return f"{words}({goal.relative_to(DOCS)})"
+        if goal.parent == DOCS / "players":  # a player is no source, but a file of the site
+            return f'<a href="{match[2]}">{words[1:-1]}</a>'
         if DOCS in goal.parents or goal.suffix == ".png" or goal.name == CHANGELOG.name:
             return match[0]
         return words.removeprefix("[").removesuffix("]")
