@@ -39,6 +39,9 @@ def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
         assert site.link(term.lesson, term.heading).count("#") == 1
         assert term.meaning.endswith((".", ".)")) and term.meaning.count("`") % 2 == 0, term.name
     assert {term.lesson for term in terms} == set(LESSONS), "each lesson has its words"
+    for lesson in LESSONS:
+        headings = site.anchors(lesson)
+        assert 3 < len(headings) < 60 and not any(words.endswith(".") for words in headings)
     with pytest.raises(ValueError, match="no section 'The block chain'; it has"):
         site.link(terms[0].lesson, "The block chain")
 
