@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
+PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
+WHEEL := build/wheel
 # One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
 NB ?=
 CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
@@ -27,7 +30,7 @@ SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test lint notebooks figures html slides handout score bench tiny clean
+.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench tiny clean
 
 setup: $(READY)
 
@@ -56,6 +59,25 @@ test: $(READY)
 	$(BIN)/python -m tutorial_engine.lab.doctor
 	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS)
 
+# The stored outputs and the ledger with other kernels than this machine's. "default" are the oldest
+# that PyTorch has; oneDNN and MKL are held to the same.
+test-portable: $(READY)
+	@failed=; for one in $(PORTABLE); do \
+	  case $$one in default:*) dnn=SSE41 mkl=SSE4_2 cbwr=COMPATIBLE;; *) dnn=AVX2 mkl=AVX2 cbwr=AVX2;; esac; \
+	  echo "Kernels and threads: $$one"; \
+	  ATEN_CPU_CAPABILITY=$${one%:*} ONEDNN_MAX_CPU_ISA=$$dnn MKL_ENABLE_INSTRUCTIONS=$$mkl \
+	  MKL_CBWR=$$cbwr OMP_NUM_THREADS=$${one#*:} \
+	  $(BIN)/python -m pytest -q $(NBVAL) $(SOLUTIONS) tests/test_ledger.py || failed="$$failed $$one"; \
+	done; test -z "$$failed" || { echo "Something differs with:$$failed"; exit 1; }
+
+# The package without its checkout: built, installed by itself, and run as the README shows.
+test-wheel: $(READY)
+	rm -rf $(WHEEL)
+	$(BIN)/python -m pip wheel --quiet --no-deps -w $(WHEEL) .
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl
+	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,6 +102,17 @@ handout: $(READY)
 score: $(READY)
 	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
 
+# Offline once this has installed Sphinx: pages, players and search open from disk.
+$(VENV)/.site-ready: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	@touch $@
+
+site: $(VENV)/.site-ready
+	$(BIN)/python -m tutorial_engine.learn.site
+
+test-site: $(VENV)/.site-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m site tests/test_site.py
+
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
@@ -89,4 +122,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html slides handout
+	rm -rf $(VENV) html slides handout build

@@ -83,12 +83,16 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.data.normal_(std=std, generator=generator)
 
 
+def hf_config(sizes: dict[str, Any]) -> Qwen3Config:
+    """transformers' config of these sizes, which are named as ours."""
+    rope = {"rope_type": "default", "rope_theta": sizes["rope_theta"]}
+    left = {name: size for name, size in sizes.items() if name != "rope_theta"}
+    return Qwen3Config(**left, rope_parameters=rope)
+
+
 def save_random(folder: Path, seed: int = 0, max_shard_size: str = "5GB", **changes: Any) -> Path:
     """Save a random checkpoint of shape BASE with `changes`, in fp32, by save_pretrained."""
-    settings = {**BASE, **changes}
-    theta = settings.pop("rope_theta")
-    config = Qwen3Config(**settings, rope_parameters={"rope_type": "default", "rope_theta": theta})
-    model = HfQwen3(config)
+    model = HfQwen3(hf_config({**BASE, **changes}))
     randomise(model, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder

@@ -57,16 +57,16 @@ def test_tips_hold_the_weights_that_the_engine_returned(
     labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
     turn(attention, 4, layer=layer, head=head)
     said = tips(attention)
-    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: w", t))]
+    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: s", t))]
     assert len(cells) == len(ids) * (len(ids) + 1) // 2
     for tip, cell in zip([t for t in said if "→" in t], cells, strict=True):
         query, key = int(cell[1]), int(cell[3])
         assert (cell[2], cell[4]) == (labels[query], labels[key])
-        assert tip.endswith(f"weight {float(weights[query, key]):.3f}")
+        assert tip.endswith(f"share {float(weights[query, key]):.3f}")
     bars = [t for t in said if t.startswith("key ")]
     assert len(bars) == len(ids)
     for key, tip in enumerate(bars):
-        weight = f"weight {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden"
+        weight = f"share {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden"
         assert tip == f"key {key} “{labels[key]}”: {weight}"
 
 

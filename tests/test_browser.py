@@ -218,7 +218,7 @@ def test_stepping_and_layers_change_the_attention_picture(attention: Locator) ->
     fill(attention, "layer", 0)
     expect(caption).to_contain_text("Layer 0")
     assert caption.inner_text() != stepped
-    hover(attention, "w5.0", "query 5", "weight 0.")
+    hover(attention, "w5.0", "query 5", "share 0.")
 
 
 def test_any_head_is_chosen_by_one_click_or_by_keyboard(attention: Locator) -> None:

@@ -9,8 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from engines import one_thread, poison, random_model
-from memories import room, run
-from memory_runs import check_empty
+from memories import check_empty, room, run
 from torch import Tensor
 
 from tutorial_engine.cache.cell_table import CellTable, SeqId

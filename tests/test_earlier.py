@@ -35,7 +35,7 @@ def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str, of: str 
 
 def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
     found = bring(mine, saved(tmp_path, solved=True))
-    assert repr(found) == "✔ yours from notebook 01: window_mask, attention, rope, project, layer"
+    assert repr(found) == f"✔ yours from notebook 01: {', '.join(IN_01)}"
     assert set(mine.parts.own) == set(IN_01)
     theirs = mine.parts.own["attention"]
     assert theirs.__code__.co_filename == "my_01.ipynb"
@@ -61,7 +61,7 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(mine: OwnEngine, tmp_
     said = repr(bring(mine, saved(tmp_path, True, spoil)))
     assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
     assert said.endswith("☐ the package's run for: rope, project, layer")
-    assert set(mine.parts.own) == {"window_mask", "attention"}
+    assert set(mine.parts.own) == {"window_mask", "attention", "kv_head"}
 
 
 def test_parts_of_all_earlier_notebooks_serve_in_the_engine(

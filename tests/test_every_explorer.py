@@ -1,8 +1,10 @@
 """All explorers: shown, saved and stepped through, whatever they show; nothing breaks them."""
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -31,10 +33,11 @@ from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, s
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.player import Frame, film_of, player, still
 from tutorial_engine.viz.recorded import LATE_LONG
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
-from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scene import Item, Scene, plain
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.style import new_figure
 
@@ -225,6 +228,36 @@ def test_moving_the_slider_makes_no_matplotlib_figure(
         assert caption_of(turn(explorer, step)) == explorer.caption(step)
 
 
+def test_the_player_shows_every_step_item_by_item(explorer: Explorer, tmp_path: Path) -> None:
+    frames = [Frame(explorer.scene(s), explorer.caption(s)) for s in range(explorer.num_steps)]
+    film = film_of(frames)
+    for step, (scene, caption) in enumerate(frames):
+        items = [
+            Item(i.tag, {name: plain(value) for name, value in i.attributes.items()}, i.text, i.tip)
+            for i in scene.items.values()
+        ]
+        assert still(film, step) == items and film["captions"][step] == caption
+    page = turn(explorer, 1).player(tmp_path / "page.html").read_text()
+    assert explorer.step == 1 and '"start":1' in page and len(page.encode()) < 400_000
+    assert page.count("://") == page.count("http://www.w3.org/2000/svg"), "nothing is requested"
+    with pytest.raises(ValueError, match="no folder"):
+        explorer.player(tmp_path / "nowhere" / "page.html")
+
+
+def test_the_button_saves_the_page_beside_the_notebook(
+    explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (save,) = (
+        w
+        for w in inside(explorer.view)
+        if isinstance(w, widgets.Button) and w.description == "save as a page"
+    )
+    save.click()
+    assert explorer.page in message_of(explorer)
+    assert (tmp_path / explorer.page).read_text() == explorer.player("again.html").read_text()
+
+
 # -- set from code --------------------------------------------------------------------------------
 
 
@@ -357,6 +390,38 @@ def test_any_caption_and_title_are_shown_literally(words: str) -> None:
     title, caption = Text(toy.view.children[0].value), Text(toy._caption_html.value)
     assert (title.words, title.tags) == (words, ["b"])
     assert (caption.words, caption.tags) == (words, ["div"])
+
+
+@pytest.mark.parametrize("words", NASTY)
+def test_no_text_gets_out_of_a_player(words: str) -> None:
+    scene = Scene(100, 30)
+    scene.text("n", 4, 20, words)
+    scene.rect(words, (0, 0, 5, 5), words, tip=words)
+    page = player([Frame(scene, words)], words)
+    plain_page = player([Frame(Scene(100, 30), "a")], "a")
+    assert page.count("<") - plain_page.count("<") == 0, "no tag more than without it"
+    film = json.loads(page.split('id="film">')[1].split("</script>")[0])
+    assert film["captions"] == [words] and still(film, 0)[1].tip == words
+    assert Text(page.split("<title>")[1].split("</title>")[0]).words == words
+
+
+def test_a_player_needs_a_step_to_start_at() -> None:
+    for frames, start in (([], 0), ([Frame(Scene(9, 9), "a")], 1)):
+        with pytest.raises(ValueError, match="cannot start"):
+            player(frames, "a", start=start)
+
+
+def test_items_that_change_their_order_are_drawn_in_the_order_of_each_step() -> None:
+    def frame(names: str) -> Frame:
+        scene = Scene(9, 9)
+        for name in names:
+            scene.text(name, 1, 1, name)
+        return Frame(scene, names)
+
+    steps = ["abcd", "dbca", "ac", "", "xaby", "yxba"]
+    film = film_of([frame(names) for names in steps])
+    for step, names in enumerate(steps):
+        assert "".join(item.text for item in still(film, step)) == names
 
 
 def test_other_errors_are_not_swallowed() -> None:

@@ -306,7 +306,10 @@ def test_each_pair_is_right_when_it_is_asked_for_also_between_layers(slots_first
 
 
 @LAYOUTS
-def test_scattered_slots_are_copied_into_one_memory_that_is_kept(slots_first: bool) -> None:
+def test_long_scattered_contexts_are_copied_into_one_memory_that_is_kept(
+    slots_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutorial_engine.cache.storage.LONG", 1)
     storage, where = filled(slots_first), set()
     before = memory(storage)
     for layer in (0, 1, 0):

@@ -19,6 +19,7 @@ from tutorial_engine.learn.checks_01 import (
     check_attention,
     check_induction_score,
     check_kv_bytes,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
@@ -81,6 +82,10 @@ def right_window(q_len: int, kv_len: int, window: int) -> Tensor:
     )
 
 
+def right_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    return [at for at in range(num_kv_heads) for _ in range(num_heads // num_kv_heads)][h]
+
+
 def right_rope(x: Tensor, angles: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.view_as_complex(torch.stack((x[..., :half], x[..., half:]), dim=-1))
@@ -120,6 +125,7 @@ def right_layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Any) -> Tens
 CHECKS: dict[str, tuple[Callable[[Any], Verdict], Callable[..., Any]]] = {
     "attention": (check_attention, right_attention),
     "window_mask": (check_window_mask, right_window),
+    "kv_head": (check_kv_head, right_head),
     "rope": (check_rope, right_rope),
     "project": (check_project, right_project),
     "layer": (check_layer, right_layer),
@@ -200,10 +206,14 @@ UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
     ("attention", in_place_attention),
     ("attention", lambda q, k, v, mask: right_attention(*(x.double() for x in (q, k, v)), mask)),
     ("window_mask", looped_window),
+    ("kv_head", lambda h, heads, kv_heads: int(h / (heads / kv_heads))),
+    ("kv_head", lambda h, heads, kv_heads: np.int64(right_head(h, heads, kv_heads))),
+    ("kv_head", lambda h, heads, kv_heads: torch.tensor(h) * kv_heads // heads),
     ("rope", in_place_rope),
     ("rope", looped_rope),
     ("rope", lambda x, angles: right_rope(x.double(), angles.double())),
     ("project", head_by_head),
+    ("project", lambda x, *w: (one for one in right_project(x, *w))),
     ("project", lambda x, *w: [one.double() for one in right_project(x, *w)]),
     ("layer", double_layer),
     ("induction_score", looped_score),
@@ -320,6 +330,18 @@ def zeroed_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return ((q @ k.T / q.shape[-1] ** 0.5).softmax(dim=-1) * mask) @ v
 
 
+def added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.T / k.shape[-1] ** 0.5 + (~mask) * float("-inf")).softmax(-1) @ v
+
+
+def unnormed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")).exp() @ v
+
+
+def rooted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return q @ k.T / torch.sqrt(k.shape[-1]) @ v  # type: ignore[call-overload,no-any-return]
+
+
 def over_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
     return scores.softmax(dim=0) @ v
@@ -397,6 +419,9 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("attention", lambda q, k, v, mask: naive(q, k, v, None, None), "the mask has no effect"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1.0), "not divided by √D"),
     ("attention", masked_after, "−inf BEFORE the softmax"),
+    ("attention", added_mask, "0 times −inf is NaN"),
+    ("attention", unnormed, "the shares do not add up to 1"),
+    ("attention", rooted, "write D ** 0.5"),
     ("attention", over_queries, "the softmax runs over the queries; take the last axis"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1 / q.shape[1]), "divided by D"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, q.shape[1] ** 0.5), "multiplied by"),
@@ -431,6 +456,15 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
         lambda q, k, w: right_window(q, k, w) & ~right_window(q, k, 1),
         "a query does not see itself",
     ),
+    ("kv_head", lambda h, heads, kv_heads: h % kv_heads, "fits every shape"),
+    ("kv_head", lambda h, heads, kv_heads: h // kv_heads, "not by the number of K/V heads"),
+    ("kv_head", lambda h, heads, kv_heads: heads // kv_heads, "the size of a group"),
+    ("kv_head", lambda h, heads, kv_heads: h, "the query head itself"),
+    ("kv_head", lambda h, heads, kv_heads: h // 3, "in this model only"),
+    ("kv_head", lambda h, heads, kv_heads: h % (heads // kv_heads), "the place inside"),
+    ("kv_head", lambda h, heads, kv_heads: h - h % (heads // kv_heads), "the first query head"),
+    ("kv_head", lambda h, heads, kv_heads: h / (heads // kv_heads), "divide with //"),
+    ("kv_head", lambda h, heads, kv_heads: 0, "expected [0, 0, 0, 1, 1, 1]"),
     ("rope", lambda x, angles: halves(x, angles, -1), "turned the wrong way round"),
     ("rope", neighbours, "neighbours are paired"),
     ("rope", lambda x, angles: x, "nothing was turned"),

@@ -23,6 +23,7 @@ from tutorial_engine.viz.model_plots import (
     recorded_projection,
     three_token_picture,
 )
+from tutorial_engine.viz.parts import part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.tokens import token_labels
 
@@ -120,25 +121,34 @@ def test_recorded_q_k_and_v_are_those_of_transformers(
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_picture_of_q_k_and_v_names_the_token_literally_and_every_head(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+@pytest.mark.parametrize("layer", [0, 3])
+def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int
 ) -> None:
     ids = tokenizer.encode(PROMPT).ids
     place = token_labels(tokenizer, ids).index("$")
-    picture = check_plot(lambda: qkv_picture(model, tokenizer, ids, place, layer=3))
-    said = plot_words(picture)
-    assert f"x: token {place} “$” after the norm" in said
-    assert "q = W_q · x: 6 heads of 32 numbers" in said
-    assert "v = W_v · x: 2 heads of 32 numbers" in said
-    assert [said.count(f"head {h}") for h in range(7)] == [6, 6, 2, 2, 2, 2, 0]
-    assert picture.caption.startswith("Layer 3 multiplies the 192 numbers of token")
+    picture = qkv_picture(model, tokenizer, ids, place, layer=layer)
+    check_words(picture)
+    run = recorded_projection(model, ids, place, layer)
+
+    def cells(name: str) -> list[float]:
+        shown = (text(picture, f"{name}{i}.value") for i in (0, 1, 7, 9))
+        return [float(word.replace("−", "-")) for word in shown]
+
+    for x, w, product, i in zip(*map(cells, ("x", "w", "products")), (0, 1, 7, -1), strict=True):
+        assert [x, w] == pytest.approx([run.x[i].item(), run.weights[0][36, i].item()], abs=0.006)
+        assert product == pytest.approx(float(run.x[i] * run.weights[0][36, i]), abs=0.006)
+    number = f"{float(run.results[0][36]):.2f}".replace("-", "−")
+    assert text(picture, "sum.value") == number
+    assert f"give {number}, number 4 of head 1 of q" in picture.caption
     assert "192 (6 × 32) for q, 64 (2 × 32) for k and 64 (2 × 32) for v" in picture.caption
-    assert picture.png != qkv_picture(model, tokenizer, ids, place - 1, layer=3).png
-    number = float(recorded_projection(model, ids, place, 3).results[0][32 + 4])
-    framed = f"{number:.2f}".replace("-", "−")
-    assert f"one number of q: {framed} (framed)." in said
-    assert f"the framed row 36 of W_q times x is {framed}, number 4 of head 1" in picture.caption
-    assert "the mean of 4 × 4 numbers" in picture.caption and len(picture.svg) < 200_000
+    found, far = items(picture), float(torch.cat(run.results).abs().max())
+    for name, values in zip("qkv", run.results, strict=True):
+        fills = [found[f"{name}{i}"].attrib["fill"] for i in range(len(values))]
+        assert fills == [shade(part_of(value, (-far, far))) for value in values.tolist()]
+    frame, cell = (found[one].attrib for one in ("framed", "q36"))
+    assert [float(frame[a]) for a in "xy"] == pytest.approx([float(cell[a]) - 1 for a in "xy"])
+    assert f"token {place} “$”" in text(picture, "title")
 
 
 # -- which query head reads which K/V head --------------------------------------------------------
@@ -201,26 +211,29 @@ HITS = [
 ]
 
 
-def test_controls_stand_apart_below_the_others() -> None:
-    picture = check_plot(lambda: ablation_picture(HITS))
+def test_controls_stand_apart_below_the_others_and_one_that_fails_is_marked() -> None:
+    stories = [
+        (name, value, 1)
+        for (name, *_), value in zip(HITS, (0.99, 0.1, 0.9, 0.8, 0.99), strict=True)
+    ]
+    picture = check_plot(lambda: ablation_picture({"$hits$": HITS, "stories": stories}))
     names = ["nothing silenced", "L3 <b>H3</b>", "$L1$", "controls", "L3 H0–2", "L0 H3–5"]
     said = plot_words(picture)
     places = [said.index(name) for name in names]
-    assert places == sorted(places) and said.count(names[0]) == 2, "the dotted line has its name"
+    assert places == sorted(places) and all(said.count(name) == 1 for name in names)
     assert picture.caption == (
-        "Nothing silenced: 310 of 320. Little changes with $L1$ (318 of 320). Hardly anything is "
-        "left with L3 <b>H3</b> (2 of 320). Controls: little changes with L3 H0–2 (309 of 320), "
-        "but hardly anything is left with L0 H3–5 (1 of 320)."
+        "$hits$: 310 of 320 (nothing silenced), least 2 of 320 (L3 <b>H3</b>); controls that are "
+        "not harmless (✗): L0 H3–5. Stories: 99 % (nothing silenced), least 10 % (L3 <b>H3</b>); "
+        "controls that are not harmless (✗): L3 H0–2."
     )
-    assert [word for word in said if "not harmless" in word] == ["1 of 320  ✗ not harmless"]
+    assert [word for word in said if word.startswith("✗")] == ["✗ 1 of 320", "✗ 80 %"]
     assert "<pattern" in picture.svg  # hatched
 
 
 def test_probabilities_are_per_cents_and_need_no_controls() -> None:
-    picture = check_plot(
-        lambda: ablation_picture([("nothing silenced", 0.99, 1), ("one", 0.24, 1)])
-    )
-    assert picture.caption == "The probability falls from 99 % (nothing silenced) to 24 % (one)."
+    rows = [("nothing silenced", 0.99, 1), ("one", 0.24, 1)]
+    picture = check_plot(lambda: ablation_picture({"probability": rows}))
+    assert picture.caption == "Probability: 99 % (nothing silenced), 24 % (one)."
     assert "probability" in plot_words(picture) and "controls" not in plot_words(picture)
     assert "<pattern" not in picture.svg
 
@@ -235,9 +248,12 @@ def test_what_cannot_be_drawn_is_refused_in_words(
         (r"token 3 is outside the 3 ids", lambda: qkv_picture(model, tokenizer, [1, 2, 3], 3)),
         (r"layer 4 is outside the 4", lambda: qkv_picture(model, tokenizer, [1, 2], 0, layer=4)),
         (r"v must be \[3, 2\].*got \[2, 2\]", lambda: three_token_picture(Q, K, V[:2])),
-        (r"'x': the value must be from 0 to 4, got 5", lambda: ablation_picture([("x", 5, 4)])),
-        (r"the first row", lambda: ablation_picture(HITS[3:])),
-        (r"the first row", lambda: ablation_picture([])),
+        (
+            r"'x': the value must be from 0 to 4, got 5",
+            lambda: ablation_picture({"a": [("x", 5, 4)]}),
+        ),
+        (r"the first row", lambda: ablation_picture({"a": HITS[3:]})),
+        (r"the first row", lambda: ablation_picture({})),
     ]
     for message, draw in refused:
         with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
 from tutorial_engine.learn import own
 from tutorial_engine.learn.checks_01 import (
     check_attention,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
@@ -48,6 +50,10 @@ def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q @ k.T / k.shape[-1] ** 0.5
     return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v
+
+
+def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    return h * num_kv_heads // num_heads
 
 
 def rope(x: Tensor, angles: Tensor) -> Tensor:
@@ -106,6 +112,7 @@ def why_finished(
 CHECKS: dict[str, Callable[..., Verdict]] = {
     "window_mask": check_window_mask,
     "attention": check_attention,
+    "kv_head": check_kv_head,
     "rope": check_rope,
     "project": check_project,
     "layer": check_layer,
@@ -172,7 +179,8 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     per_layer = steps * c.num_hidden_layers
     assert len(spies["project"].calls) == len(spies["window_mask"].calls) == per_layer
     assert len(spies["rope"].calls) == 2 * per_layer
-    assert len(spies["attention"].calls) == c.num_attention_heads * per_layer
+    per_head = c.num_attention_heads * per_layer
+    assert len(spies["attention"].calls) == len(spies["kv_head"].calls) == per_head
     for name, spy in spies.items():
         assert f"{name} ({len(spy.calls):,} calls)" in said
     assert "; the package's: layer\n" in said
@@ -225,6 +233,25 @@ def test_all_of_the_learners_parts_run_with_a_cache(
     assert not spies["keep_top_p"].calls and "keep_top_p" not in said, "greedy asks no filter"
     assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
     assert [*cached.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+
+
+def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+    config = replace(cached.package.config, num_hidden_layers=2, **sizes)
+    other = Qwen3ForCausalLM(config).draw_weights().requires_grad_(False).eval()
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
+    assert "yours: none yet" in told(cached.moved_to(other), capsys, PROMPT, drawn)
+    for name, part in RIGHT.items():
+        cached.use(part, CHECKS[name])
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    line = said.split("yours: ")[1].splitlines()[0]
+    assert all(f"{name} (" in line for name in PARTS) and "the package's" not in line
+    cached.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
+    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    assert "The package's kv_head runs in its place." in said
+    assert "kv_head" in cached.parts.own, "it stays where it is right"
 
 
 def test_learners_top_p_and_the_packages_draw_the_same_tokens(
@@ -410,7 +437,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
     assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
     assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
     assert name not in cached.parts.own and len(cached.parts.own) == (
-        0 if not others else 7 if name in ("rope", "project") else 8
+        0 if not others else 8 if name in ("rope", "project") else 9
     )
 
 
@@ -420,6 +447,8 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
         ("window_mask", lambda q_len, kv_len, window: window_mask(q_len, kv_len, 2)),
         ("attention", lambda q, k, v, mask: v[: len(q)]),
         ("attention", lambda q, k, v, mask: attention(q, k, v, mask).squeeze()),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h % num_kv_heads),
+        ("kv_head", lambda h, num_heads, num_kv_heads: h),
         ("rope", lambda x, angles: x),
         ("project", lambda *args: [project(*args)[i] for i in (0, 2, 1)]),
         ("project", lambda *args: None),
@@ -469,6 +498,26 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -
     with pytest.raises(ValueError, match="tokens"):
         mine.tell(PROMPT * 200)
     assert mine.parts.own == {"rope": rope}
+
+
+@pytest.mark.parametrize("name", IN_01)
+def test_a_wrong_part_can_be_heard_and_does_not_stay(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    mine.use(RIGHT["layer"], check_layer)
+    wrong = {"attention": lambda q, k, v, mask: v[: len(q)], "layer": lambda x, *_: x}
+    wrong |= {"project": lambda *args: [project(*args)[i] for i in (0, 2, 1)]}
+    wrong |= {"kv_head": lambda h, *_: h % 2, "rope": lambda x, angles: x}
+    wrong |= {"window_mask": lambda q, kv, _: window_mask(q, kv, 2)}
+    for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
+        mine.hear(PROMPT, **{name: part})
+    right, other, raised = capsys.readouterr().out.splitlines()
+    assert right == PROMPT + mine.generate(PROMPT).checker.text
+    assert other.startswith(PROMPT) and other != right
+    assert raised.startswith(f"✘ your {name} raised KeyError")
+    assert mine.parts.own == {"layer": RIGHT["layer"]}
+    with pytest.raises(ValueError, match="no parts of the engine"):
+        mine.hear(PROMPT, my_rope=rope)
 
 
 def test_plugged_says_whose_part_runs() -> None:

@@ -1,7 +1,7 @@
 """The engine on pages and cells: whatever comes, and however small the pool, each as if alone.
 
-The workloads and the check are in memory_runs.py. Here they run on some thousands of workloads, on
-every block size, and on memories with planted bugs, which must all be seen.
+The check is in workloads.py. Here it runs on every block size, and on memories with planted bugs,
+which must all be seen; test_engine_properties.py has random workloads on every memory.
 """
 
 import random
@@ -13,19 +13,21 @@ from unittest.mock import patch
 import pytest
 import torch
 from engines import one_thread
-from memory_runs import (
+from fuzz import failure, random_workload
+from workloads import (
     BACKENDS,
     BLOCK_SIZES,
-    MEMORIES,
+    LIMITS,
+    POLICIES,
+    POOL_SIZE,
     WHOLE,
-    MemoryParty,
-    MemoryWorkload,
+    Party,
+    Visitor,
+    Workload,
     check,
-    failure,
-    random_workload,
-    run_random,
+    most_samples,
+    pool,
 )
-from workloads import LIMITS, POLICIES, POOL_SIZE, Visitor, most_samples, pool
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable, SeqId
@@ -42,7 +44,7 @@ from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, S
 
 pytestmark = pytest.mark.slow
 
-BATCHES, PER_BATCH = 8, 125  # 1,000 workloads; long_run.py runs as many as you like
+MEMORIES = ("pages", "cells")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,72 +53,22 @@ def quick() -> Iterator[None]:
         yield
 
 
-# -- the property ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", range(BATCHES))
-def test_every_request_comes_out_as_if_it_were_alone(number: int) -> None:
-    counts = run_random(number, PER_BATCH)
-    print(dict(counts))
-    assert counts["workloads"] == PER_BATCH
-    assert min(counts["on pages"], counts["on cells"]) >= PER_BATCH // 5
-    assert counts["runs that preempt"] > PER_BATCH / 2, counts
-    for what, least in NOT_QUIET.items():
-        assert counts[what] >= least * PER_BATCH, (what, counts)
-
-
-NOT_QUIET = {  # a workload, on average
-    "preemptions": 0.7,
-    "resumed": 0.7,
-    "hits": 0.3,
-    "evictions": 0.8,
-    "copies": 0.15,
-    "forks": 0.5,
-    "forks that keep it": 0.35,
-    "blocks shared": 2,
-    "cells shared": 0.4,
-    "aborts": 0.2,
-    "faults": 0.1,
-    "refused": 0.02,
-    "chunked prefills": 0.5,
-    "mixed steps": 0.5,
-    "families aborted before it": 0.012,
-    "families aborted after the fork": 0.024,
-    "bytes gathered": 1,
-    **{f"read {how}": 0.1 for how in BACKENDS},
-}
-
-
-def test_what_can_go_wrong_in_a_workload_is_drawn() -> None:
-    draw = random.Random(0)
-    drawn = [random_workload(draw) for _ in range(400)]
-    assert {one.memory for one in drawn} == set(MEMORIES)
-    assert {one.block_size for one in drawn if one.memory == "pages"} == set(BLOCK_SIZES)
-    assert {one.policy for one in drawn} == set(POLICIES)
-    for name in ("prefix_caching", "chunked", "slots_first"):
-        assert {getattr(one, name) for one in drawn} == {True, False}, name
-    visitors = [visitor for one in drawn for visitor in one.visitors]
-    assert {visitor.n for visitor in visitors} == {1, 2, 3}
-    for name in ("aborted_at", "kills", "fails", "raises"):
-        found = [visitor.n for visitor in visitors if getattr(visitor, name) is not None]
-        assert len(found) >= 20 and {*found} == {1, 2, 3}, name
-
-
 # -- the dial, by hand ----------------------------------------------------------------------------
 
 
-def everyone(**options: Any) -> MemoryWorkload:
+def everyone(**options: Any) -> Workload:
     """All of the pool, six more in each step."""
     visitors = tuple(Visitor(i, i // 6) for i in range(POOL_SIZE))
     defaults = {"max_num_seqs": 7, "budget": 34, "limit": max(LIMITS), "capacity": 48}
-    return MemoryWorkload(visitors, **{**defaults, **options})
+    defaults["memory"] = "pages"
+    return Workload(visitors, **{**defaults, **options})
 
 
-def families(**options: Any) -> MemoryWorkload:
+def families(**options: Any) -> Workload:
     """Those of the pool who can have three samples, with three."""
     able = [i for i in range(POOL_SIZE) if most_samples(i) == 3][::2]
     visitors = tuple(Visitor(i, n // 2, n=3) for n, i in enumerate(able))
-    return MemoryWorkload(visitors, **{"max_num_seqs": 7, "budget": 40, **options})
+    return Workload(visitors, **{"memory": "pages", "max_num_seqs": 7, "budget": 40, **options})
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -370,7 +322,7 @@ BUGS: dict[str, tuple[str, type, str, Any]] = {
 }
 
 
-def some_workloads(memory: str) -> Iterator[MemoryWorkload]:
+def some_workloads(memory: str) -> Iterator[Workload]:
     """Twenty at random; by hand, what is rare among them; and eighty more."""
     draw = random.Random(0)
     yield from (random_workload(draw, memory) for _ in range(20))
@@ -399,7 +351,7 @@ def test_planted_bug_is_caught(name: str) -> None:
 # -- work that is not wrong, but too much ---------------------------------------------------------
 
 
-def first_tokens_run(party: MemoryParty) -> int:
+def first_tokens_run(party: Party) -> int:
     """How many tokens of all were run twice."""
     ran = sum(e.num_tokens for e in party.recorder.events if isinstance(e, StepEnded))
     needed: dict[str, int] = {}
@@ -421,9 +373,9 @@ def admits_a_chunk(reserve: Any) -> Any:
     return wrong
 
 
-def thrash(workload: MemoryWorkload) -> tuple[int, int]:
+def thrash(workload: Workload) -> tuple[int, int]:
     """Preemptions, and tokens that were run twice."""
-    party = MemoryParty(workload)
+    party = Party(workload)
     party.run()
     party.check()
     return party.count()["preemptions"], first_tokens_run(party)
@@ -433,7 +385,7 @@ def thrash(workload: MemoryWorkload) -> tuple[int, int]:
 def test_whole_prompts_have_to_fit_or_admission_thrashes(memory: str) -> None:
     """Three long prompts in small chunks, memory for one and a half. Right, but too much work."""
     long = [i for i, asked in enumerate(pool()) if len(asked.prompt) == 20][:3]
-    workload = MemoryWorkload(
+    workload = Workload(
         tuple(Visitor(i) for i in long),
         max_num_seqs=3,
         budget=6,

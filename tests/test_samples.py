@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from checkpoints import random_sequences
 from engines import VOCAB, one_thread, poison, random_model
-from memory_runs import check_empty
+from memories import check_empty
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache

@@ -1,6 +1,7 @@
 """The running softmax that is drawn is the one that the model's attention went through."""
 
 import math
+import re
 from collections.abc import Iterator
 from functools import cache
 
@@ -17,8 +18,9 @@ from tutorial_engine.viz.softmax_view import (
     SoftmaxStep,
     record_softmax,
     running_softmax_picture,
+    softmax_frames,
 )
-from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz.tokens import escape, token_labels
 
 PROMPTS = ("Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day")
 
@@ -119,3 +121,18 @@ def test_what_cannot_be_shown_is_refused() -> None:
     step = SoftmaxStep(0, (0.0,), 0.0, 1.0, None, (0.0,))
     with pytest.raises(ValueError, match=r"9 blocks of 1 tokens: .* room for 8 blocks of 8"):
         running_softmax_picture(RecordedSoftmax(0, 0, 1, ("a",) * 9, (step,) * 9, (0.0,), (0.0,)))
+
+
+@where
+def test_the_player_reads_one_block_more_in_each_step(
+    layer: int, head: int, block_size: int
+) -> None:
+    run = recorded(layer, head, block_size)
+    frames = softmax_frames(run)
+    assert len({frame.caption for frame in frames}) == len(frames) == len(run.steps) + 1
+    for read, frame in enumerate(frames):
+        sums = [name for name in frame.scene.items if re.fullmatch(r"l\.\d+", name)]
+        assert sums == [f"l.{i}" for i in range(read)]
+    assert "✔" in frames[-1].caption and "✔" not in frames[-2].caption
+    last = running_softmax_picture(run).svg
+    assert all(escape(item.text) in last for item in frames[-1].scene.items.values())

@@ -1,46 +1,65 @@
-"""Random workloads for the engine, and the check that every request comes out as if alone.
+"""Workloads for the engine, and the check that every request comes out as if alone.
 
-`check` runs one workload on rows and asserts all that the engine promises; `workloads` draws them,
-for hypothesis. test_engine_properties.py runs some thousands, long_run.py as many as you like.
-memory_runs.py has the same on pages and cells.
+`check` runs one, on rows, pages or cells, and asserts all that the engine promises: whatever
+callers, samplers, callbacks, devices and Ctrl-C do. fuzz.py draws them.
 """
 
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import count as numbers_from
 from itertools import pairwise
 from typing import Any
 
 import torch
+from at_line import AtLine, Moment
+from checkpoints import HfQwen3, hf_config
 from engines import poison, random_model
-from hypothesis import strategies as st
+from memories import SharedRows, check_empty, poison_cells, poison_pages
+from mistakes import make_a_mistake
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.many_blocks import PagedAttention
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import CompletionOutput, Request, RequestOutput, StepOutput
-from tutorial_engine.engine.runner import CachedRunner, ModelRunner, make_runner
+from tutorial_engine.engine.request import (
+    CompletionOutput,
+    Request,
+    RequestOutput,
+    ScheduledRequest,
+    StepOutput,
+)
+from tutorial_engine.engine.runner import CachedRunner, ModelOutput, ModelRunner, make_runner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.attention import AttentionBackend
-from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.tiny.train import hugging_face_tensors
 from tutorial_engine.trace.events import (
     Admitted,
+    BlockCopied,
+    BlockShared,
+    BlockTaken,
+    CellsShared,
     Forked,
     Preempted,
     Recorder,
     Scheduled,
+    StepBegan,
     StepEnded,
     Trace,
 )
@@ -49,17 +68,39 @@ from tutorial_engine.trace.history import Replay
 POLICIES: dict[str, type[Scheduler]] = {
     policy.__name__: policy for policy in (Scheduler, StaticBatching, OneByOne, PrefillFirst)
 }
+MEMORIES = ("rows", "pages", "cells")
+WAYS = ("add", "stream", "generate")
+WHOLE = 0  # a block size: the whole row
+BLOCK_SIZES = (1, 2, 3, 4, 16, WHOLE)
+BACKENDS = {  # how attention reads blocks
+    "gathered": None,
+    "in a loop": NaivePagedAttention,
+    "many at a time": PagedAttention,
+}
 LIMITS = (22, 26, 32)  # tokens of a request, prompt and output
 EOS = (5, 86, 105)
 POOL_SIZE = 44
 LONGEST_PROMPT = 20
 
 
+class Drawn:
+    """What the random numbers of model and pool begin with."""
+
+    seed = 2
+
+
+def draw_anew(seed: int) -> None:
+    """Another model and another pool, from now on."""
+    Drawn.seed = seed
+    for known in (small_model, pool, alone, most_samples):
+        known.cache_clear()
+
+
 @cache
 def small_model() -> Qwen3ForCausalLM:
     """Random, untied, two small layers; some ids are bytes that are no character alone."""
     return random_model(
-        seed=4,
+        seed=Drawn.seed + 2,
         eos=EOS,
         vocab_size=112,
         hidden_size=32,
@@ -166,7 +207,7 @@ def _random_params(draw: random.Random, number: int) -> SamplingParams:
 @cache
 def pool() -> tuple[Asked, ...]:
     """Requests of all kinds, each checked to be safe; some share a prompt, or begin alike."""
-    draw = random.Random(2)
+    draw = random.Random(Drawn.seed)
     found: list[Asked] = []
     number = 0
     while len(found) < POOL_SIZE:
@@ -205,59 +246,28 @@ def most_samples(index: int) -> int:
     return found
 
 
-# -- memory that runs out -------------------------------------------------------------------------
+def check_transformers() -> Counter[str]:
+    """The pool alone is as transformers has it: what is greedy token by token, and all logprobs.
 
-
-class SharedRows:
-    """Rows that together hold `capacity` tokens at most: what runs may have to give way.
-
-    A request is let in only if all its tokens fit now (semantics of pages, without the pages). What
-    a freed row held becomes NaN: nobody reads it unnoticed.
+    transformers runs each prompt with what was said, without any cache, and has to say the same.
     """
-
-    def __init__(self, rows: StaticKVCache, capacity: int | None = None) -> None:
-        self.rows, self.capacity = poison(rows), capacity
-        self.room: dict[str, int] = {}  # seq_id -> tokens that it has room for
-        self.storage, self.trace, self.settings = rows.storage, rows.trace, rows.settings
-        self.commit, self.fork, self.describe = rows.commit, rows.fork, rows.describe
-        self.max_len = min(rows.max_len, capacity or rows.max_len)
-        self.user: object = None
-
-    @property
-    def seq_ids(self) -> tuple[int | str, ...]:
-        return self.rows.seq_ids
-
-    def allocate(
-        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
-    ) -> Allocation | None:
-        own = self.room.get(seq_id)
-        end = num_computed + num_new
-        wanted = len(token_ids) if own is None else max(own, end)
-        others = sum(self.room.values()) - (own or 0)
-        if self.capacity is not None and others + wanted > self.capacity:
-            return None
-        allocation = self.rows.allocate(seq_id, token_ids, num_computed, num_new)
-        if allocation is not None:
-            self.room[seq_id] = max(own or 0, end)
-        return allocation
-
-    def free(self, seq_id: str) -> None:
-        self.room.pop(seq_id, None)
-        for row in self.rows.describe(seq_id).table:
-            for tensor in self.rows.by_rows():  # [layers, rows, H_kv, max_len, D]
-                tensor[:, row] = float("nan")
-        self.rows.free(seq_id)
-
-    def check_integrity(self) -> None:
-        self.rows.check_integrity()
-        used = self.rows.num_rows - self.rows.num_free_rows
-        assert used == len(self.room), f"{used} rows are taken by {sorted(self.room)}"
-        total = sum(self.room.values())
-        assert self.capacity is None or total <= self.capacity, f"{total} of {self.capacity}"
-
-    def check_empty(self) -> None:
-        """Nothing is anybody's."""
-        assert not self.room and self.rows.num_free_rows == self.rows.num_rows, "rows leaked"
+    ours = small_model()
+    sizes = {name: size for name, size in asdict(ours.config).items() if name != "eos_token_ids"}
+    theirs = HfQwen3(hf_config(sizes)).eval()
+    theirs.load_state_dict(hugging_face_tensors(ours, torch.float32))
+    counts: Counter[str] = Counter()
+    for index, asked in enumerate(pool()):
+        said = alone(index, max(LIMITS))
+        rows = theirs(torch.tensor([[*asked.prompt, *said.token_ids]])).logits[0].log_softmax(-1)
+        for at, token in enumerate(said.tokens, len(asked.prompt) - 1):
+            if asked.params.temperature == 0 and not asked.params.min_tokens:
+                best = int(rows[at].argmax())
+                assert best == token.token_id, f"request {index}: {said.token_ids}, not {best}"
+                counts["greedy tokens as transformers"] += 1
+            if token.logprob is not None:
+                assert abs(float(rows[at, token.token_id]) - token.logprob) < 1e-4
+                counts["logprobs as transformers"] += 1
+    return counts
 
 
 # -- workloads ------------------------------------------------------------------------------------
@@ -269,7 +279,8 @@ class Visitor:
 
     `aborted_at` counts steps; `kills` is the visitor whom its first token's callback aborts.
     `fails` are a sample and the number of the token that its sampler fails to choose; `raises` is
-    the number of the call in which its callback does.
+    the number of the call in which its callback does. It comes by add_request, stream or generate;
+    `leaves` is the number of results after which a stream is left.
     """
 
     index: int
@@ -279,6 +290,8 @@ class Visitor:
     n: int = 1
     fails: tuple[int, int] | None = None
     raises: int | None = None
+    way: str = "add"
+    leaves: int | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -292,7 +305,12 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Workload:
-    """Who comes when, and the engine that they come to."""
+    """Who comes when, and the engine that they come to.
+
+    `capacity` is the pool in tokens, rounded up to blocks (None: enough). `mistakes` are callers'
+    (step, number of the mistake); `breaks` is the forward that raises, and is not to be missed;
+    `interrupt` is when Ctrl-C comes.
+    """
 
     visitors: tuple[Visitor, ...]
     policy: str = "Scheduler"
@@ -303,15 +321,37 @@ class Workload:
     chunked: bool = True
     capacity: int | None = None
     slots_first: bool = False
+    memory: str = "rows"  # any of MEMORIES
+    block_size: int = 4  # of pages
+    prefix_caching: bool = True  # of pages
+    attention: str = "gathered"  # on pages, any of BACKENDS
+    mistakes: tuple[tuple[int, int], ...] = ()
+    breaks: int | None = None
+    interrupt: Moment | None = None
 
     @property
     def can_chunk(self) -> bool:
         return self.chunked and self.policy != "PrefillFirst"
 
     @property
+    def size(self) -> int:
+        """Tokens in a block."""
+        return (self.block_size or self.limit) if self.memory == "pages" else 1
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, or cells, or tokens in rows."""
+        return -(-(self.capacity or self.limit * self.max_num_seqs) // self.size)
+
+    @property
     def longest(self) -> int:
-        """Tokens that a request can have, prompt and output."""
-        return self.limit
+        """Tokens that a request can have, prompt and output: the pool may be smaller than that."""
+        return min(self.limit, self.num_blocks * self.size)
+
+    @property
+    def in_place(self) -> bool:
+        """Are blocks read where they are?"""
+        return self.memory == "pages" and self.attention != "gathered"
 
     @property
     def max_steps(self) -> int:
@@ -322,61 +362,8 @@ class Workload:
         """
         own = sum(visitor.n for visitor in self.visitors) * self.limit
         pauses = self.max_num_seqs + 1 if self.policy == "PrefillFirst" else 1
-        return max((v.arrival for v in self.visitors), default=0) + own * pauses + 2
-
-
-@st.composite
-def workloads(draw: st.DrawFn, faults: bool = False) -> Workload:
-    """Any workload; two of five are a crowd whose memory runs out.
-
-    With `faults` some have several samples, samplers that fail, or callbacks that raise.
-    """
-    crowd = draw(st.sampled_from([False, False, False, True, True]))
-    budget = draw(st.sampled_from([3, 4, 5] if crowd else range(8)))
-    n = draw(st.integers(3, 5) if crowd else st.integers(1, 3 if budget < 2 else 5))
-    visitors = draw(_visitors(n, 2 if crowd else 7, faults))
-    limit = draw(st.sampled_from(LIMITS))
-    others = ["StaticBatching", "PrefillFirst", *([] if crowd else ["OneByOne"])]
-    policy = draw(st.sampled_from(["Scheduler", "Scheduler", *others]))
-    chunked = draw(st.sampled_from([True, True, False]))
-    whole = policy == "PrefillFirst" or not chunked  # or most would be refused
-    budgets = [8, 13, 20, 20, 34, 34, 500, 500] if whole else [1, 2, 3, 5, 8, 13, 34, 500]
-    room = [None, limit, limit + 4, limit + 11, 2 * limit]
-    return Workload(
-        visitors,
-        policy,
-        draw(st.integers(3, 6) if crowd else st.integers(1, 5)),
-        budgets[budget],
-        limit,
-        draw(st.sampled_from([None, None, 1, 3, 7])),
-        chunked,
-        draw(st.sampled_from(room[1:3] if crowd else room)),
-        draw(st.booleans()),
-    )
-
-
-def _visitors(n: int, latest: int, faults: bool) -> st.SearchStrategy[tuple[Visitor, ...]]:
-    """n of them; every fifth is aborted or has another one aborted, as long as it is there.
-
-    All are in seven bytes each, which hypothesis draws ten times faster than seven numbers.
-    """
-
-    def visitor(drawn: bytes) -> Visitor:
-        index, arrival, fate, when, victim, samples, which = drawn
-        index, fate, many = index % POOL_SIZE, fate % 20, 1
-        aborted_at = when % 15 if fate in (16, 17) else None
-        kills = victim % n if fate in (18, 19) else None
-        one = Visitor(index, arrival % (latest + 1), aborted_at, kills)
-        if not faults:
-            return one
-        if samples % 8 > 5:  # 2 or 3
-            many = min(samples % 8 - 4, most_samples(index))
-        fails = (which % many, when % 8) if fate == 15 else None
-        return replace(one, n=many, fails=fails, raises=when % 10 if fate == 14 else None)
-
-    return st.binary(min_size=7 * n, max_size=7 * n).map(
-        lambda drawn: tuple(visitor(drawn[7 * i : 7 * i + 7]) for i in range(n))
-    )
+        last = max((visitor.arrival for visitor in self.visitors), default=0)
+        return max([last, *(step for step, _ in self.mistakes)]) + own * pauses + 2
 
 
 class Differs(AssertionError):
@@ -393,6 +380,12 @@ class Diary:
     output: RequestOutput | None = None
     results: list[StepOutput] = field(default_factory=list)
     told: list[StepOutput] = field(default_factory=list)  # what its callback heard
+
+    def write_all(self, output: RequestOutput) -> None:
+        """Of a generate."""
+        self.output = output
+        self.tokens = {one.index: list(one.tokens) for one in output.outputs}
+        self.texts = {one.index: one.text for one in output.outputs}
 
     def write(self, result: StepOutput) -> None:
         self.results.append(result._replace(output=None))
@@ -422,12 +415,32 @@ class Faulty(Sampler):
         return super().sample(logits)
 
 
+class Breaking(ModelRunner):
+    """Its forward number `at`, counted from 0, raises once, when K and V are written already."""
+
+    at: int | None = None
+    ran_alone = 0  # of those that were in it
+
+    def run_once(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
+        output = super().run_once(scheduled)
+        if self.at is not None and self.num_forwards > self.at:
+            self.at, self.ran_alone = None, len(scheduled)
+            self.num_tokens -= sum(one.num_tokens for one in scheduled)
+            raise RuntimeError("the device is gone")
+        return output
+
+
 class Party:
-    """One workload in its engine, from the first arrival to the last end."""
+    """One workload in its engine, from the first arrival to the last end.
+
+    `at` notes the lines that the engine runs.
+    """
 
     memory: Any
 
-    def __init__(self, workload: Workload, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, workload: Workload, tokenizer: Tokenizer | None = None, at: AtLine | None = None
+    ) -> None:
         self.workload, self.recorder = workload, Recorder()
         self.memory = self.make_memory()
         config = EngineConfig(
@@ -438,6 +451,8 @@ class Party:
             enable_chunked_prefill=workload.chunked,
             slots_first=workload.slots_first,
         )
+        runner = Breaking(small_model(), self.memory.storage, self.make_attention())
+        runner.at = workload.breaks
         self.engine = LLMEngine(
             small_model(),
             tokenizer or the_tokenizer(),
@@ -445,46 +460,120 @@ class Party:
             scheduler=POLICIES[workload.policy],
             memory=self.memory,
             clock=VirtualClock(),
-            runner=ModelRunner(small_model(), self.memory.storage, self.make_attention()),
+            runner=runner,
         )
         self.diaries: dict[str, Diary] = {}
+        self.streams: dict[str, Iterator[StepOutput]] = {}
         self.aborted: set[str] = set()
-        self.refused = 0
+        self.left: set[str] = set()  # whose stream or generate did not come to its end
+        self.refused = self.mistakes = 0
+        moment = workload.interrupt
+        self.at = AtLine(moment) if moment is not None else at
+        self.interrupted = False
+        self.may_lose = self.has_lost = False  # results on their way to whoever was interrupted
 
     def make_memory(self) -> Any:
-        """Rows, poisoned."""
-        workload = self.workload
-        config = CacheConfig(
+        """Poisoned."""
+        workload, config = self.workload, small_model().config
+        if workload.memory == "cells":
+            cells = CellKVCache.from_config(
+                config, workload.num_blocks, slots_first=workload.slots_first, trace=self.recorder
+            )
+            return poison_cells(cells)
+        if workload.memory == "pages":
+            pages = PagedKVCache.from_config(
+                config,
+                block_size=workload.size,
+                num_blocks=workload.num_blocks,
+                slots_first=workload.slots_first,
+                prefix_caching=workload.prefix_caching,
+                trace=self.recorder,
+            )
+            return poison_pages(pages)
+        rows = CacheConfig(
             max_seqs=workload.max_num_seqs,
             max_len=workload.limit,
             slots_first=workload.slots_first,
         )
-        rows = StaticKVCache.from_config(small_model().config, config, self.recorder)
-        return SharedRows(rows, workload.capacity)
+        return SharedRows(StaticKVCache.from_config(config, rows, self.recorder), workload.capacity)
 
     def make_attention(self) -> AttentionBackend | None:
         """A backend over the memory; None: the engine's own."""
-        return None
+        backend = BACKENDS[self.workload.attention]
+        return backend(self.memory) if self.workload.in_place and backend is not None else None
 
     def run(self) -> None:
         """Let them come, go and run; look at everything after every step."""
         engine, workload, now = self.engine, self.workload, 0
         self.replay, self.seen = Replay(), 0
         self.broken: set[tuple[str, int]] = set()  # requests' samples whose sampler or callback was
-        last = max(visitor.arrival for visitor in workload.visitors)
-        while now <= last or engine.has_unfinished_requests:
+        last = max([v.arrival for v in workload.visitors] + [step for step, _ in workload.mistakes])
+        while now <= last or engine.has_unfinished_requests or self.streams:
             assert now <= workload.max_steps, f"still running after {now} steps"
             for number, visitor in enumerate(workload.visitors):
                 if visitor.arrival == now:
                     self.enter(number, visitor)
                 if visitor.aborted_at == now:
                     self.abort(number)
+            for step, number in workload.mistakes:
+                if step == now:
+                    self.blunder(number)
+            for number, visitor in enumerate(workload.visitors):
+                if f"v{number}" in self.streams:
+                    self.pull(f"v{number}", visitor)
             if len(self.recorder.events) > self.seen:  # some came, or went
                 self.look()
-            for result in engine.step():
-                self.diaries[result.request_id].write(result)
+            self.step()
             self.look()
             now += 1
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Lines of the engine are counted, or interrupted."""
+        return nullcontext() if self.at is None else self.at.watching()
+
+    def step(self) -> None:
+        """One of the engine's; results of one that is interrupted may be lost when it has ended."""
+        before = len(self.recorder.events)
+        try:
+            with self.watching():
+                results = self.engine.step()
+        except KeyboardInterrupt:
+            new = {type(event) for event in self.recorder.events[before:]}
+            self.interrupted, self.may_lose = True, StepBegan not in new or StepEnded in new
+            return
+        for result in results:
+            if result.request_id.startswith("v"):  # who is there by mistake is nobody's
+                self.diaries[result.request_id].write(result)
+
+    def pull(self, name: str, visitor: Visitor) -> None:
+        """The next result of a stream; or it is left."""
+        diary, stream = self.diaries[name], self.streams[name]
+        try:
+            with self.watching():
+                if len(diary.results) == visitor.leaves:
+                    self.left.add(name)
+                    del self.streams[name]
+                    stream.close()  # type: ignore[attr-defined]
+                else:
+                    diary.write(next(stream))
+        except StopIteration:
+            self.streams.pop(name)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.left.add(name)
+            self.streams.pop(name, None)
+
+    def blunder(self, number: int) -> None:
+        """A caller's mistake: a ValueError, and nothing else changes."""
+        engine = self.engine
+
+        def state() -> object:
+            return engine.state(), sorted(engine.requests), engine.memory.seq_ids, engine.num_steps
+
+        before = state()
+        self.mistakes += 1
+        if not make_a_mistake(engine, random.Random(number)):
+            assert state() == before, f"mistake {number} changed something"
 
     def look(self) -> None:
         """The books are right, and what a replay of the trace has is what is there."""
@@ -493,6 +582,21 @@ class Party:
             self.replay.apply(event)
         self.seen = len(self.recorder.events)
         assert self.replay.state.unfinished() == self.engine.state(), "the replay differs"
+        if self.workload.memory == "cells":  # the tables are compared: there is nothing else
+            tables = [request.table for request in self.replay.state.requests.values()]
+            assert self.memory.table.num_used == len({cell for table in tables for cell in table})
+        elif self.workload.memory == "pages":
+            self.look_at_blocks()
+
+    def look_at_blocks(self) -> None:
+        """Who holds what is as a replay has it."""
+        there, told = self.memory.blocks, self.replay
+        for number, block in enumerate(there.blocks):
+            assert block.ref_cnt == told.ref_cnts.get(number, 0), f"block {number}: {block}"
+            key = None if block.hash is None else block.hash.hex()[:12]
+            assert told.hashes.get(number) == key, f"block {number}: {block}"
+        fresh = [n for n in range(there.num_blocks) if n not in told.ref_cnts]
+        assert list(there.free_queue) == fresh + list(told.free_queue), "the free queue"
 
     def enter(self, number: int, visitor: Visitor) -> None:
         asked, workload = pool()[visitor.index], self.workload
@@ -500,21 +604,35 @@ class Party:
             not workload.can_chunk and len(asked.prompt) > workload.budget
         )
         name, engine = f"v{number}", self.engine
-        self.diaries[name] = Diary()
+        diary = self.diaries[name] = Diary()
+        engine._names = iter([name])  # streams and generates choose their own
         try:
-            engine.add_request(
-                asked.prompt,
-                visitor.params,
-                name,
-                on_token=self.callback(name, visitor),
-                sampler=self.samplers(name, visitor),
-            )
+            with self.watching():
+                if visitor.way == "stream":
+                    self.streams[name] = engine.stream([asked.prompt], visitor.params)
+                elif visitor.way == "generate":
+                    (output,) = engine.generate([asked.prompt], visitor.params)
+                    diary.write_all(output)
+                else:
+                    engine.add_request(
+                        asked.prompt,
+                        visitor.params,
+                        name,
+                        on_token=self.callback(name, visitor),
+                        sampler=self.samplers(name, visitor),
+                    )
         except ValueError as error:
             assert never and f"{len(asked.prompt)} tokens" in str(error), error
             self.refused += 1
             del self.diaries[name]
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if visitor.way != "add" or name not in engine.requests:
+                self.left.add(name)
         else:
             assert not never, f"{name} can never run"
+        finally:
+            engine._names = map("h{}".format, numbers_from())  # of whoever comes by mistake
 
     def callback(self, name: str, visitor: Visitor) -> Callable[[StepOutput], None]:
         """One that listens; aborts its victim when called first; raises when its time has come."""
@@ -542,35 +660,58 @@ class Party:
 
     def abort(self, number: int) -> None:
         name = f"v{number}"
-        if name in self.engine.requests:
-            self.engine.abort(name)
+        if name not in self.engine.requests:
+            return
+        try:
+            with self.watching():
+                self.engine.abort(name)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if name not in self.engine.requests:
             self.aborted.add(name)
 
     # ---- afterwards
 
     def check(self) -> None:
         """All that is promised about a run that is over."""
-        engine = self.engine
+        engine, at = self.engine, self.at
         assert not engine.requests, "something is left over"
-        self.check_memory()
+        assert not (engine._inbox._results or engine._to_sweep or engine._in_step), "not all taken"
+        check_empty(self.memory)
+        if self.workload.in_place:
+            assert self.memory.storage.bytes_gathered == 0, "K and V were copied"
         assert engine.step() == [], "an empty engine has nothing to deliver"
-        assert engine.runner.num_forwards == engine.num_steps, "one forward per step"
+        assert at is None or at.came == self.interrupted, "a Ctrl-C was swallowed"
+        if not self.interrupted:
+            forwards = engine.num_steps + engine.runner.ran_alone  # type: ignore[attr-defined]
+            assert engine.runner.num_forwards == forwards, "one forward per step"
         for number, visitor in enumerate(self.workload.visitors):
             name = f"v{number}"
-            if name in self.diaries:
+            if name not in self.diaries:
+                continue
+            if name in self.left:
+                self.check_left(name, visitor)
+            elif self.may_lose and self.diaries[name].output is None:
+                self.has_lost = True
+                self.check_left(name, visitor)
+            else:
                 self.check_told(name, number, visitor)
                 self.check_request(name, self.diaries[name], *visitor.alone(self.workload.longest))
         self.check_trace()
 
-    def check_memory(self) -> None:
-        """All is free."""
-        self.memory.check_empty()
+    def check_left(self, name: str, visitor: Visitor) -> None:
+        """What it got before it was left is right."""
+        for index, tokens in self.diaries[name].tokens.items():
+            want = visitor.alone(self.workload.longest)[index]
+            same_tokens(f"{name} sample {index}", tokens, want.tokens[: len(tokens)])
 
     def check_told(self, name: str, number: int, visitor: Visitor) -> None:
         """Its callback heard what steps returned, in this order, until it broke or had enough."""
         diary = self.diaries[name]
         assert diary.output is not None, f"{name} never ended"
         assert diary.output.prompt_token_ids == pool()[visitor.index].prompt
+        if visitor.way != "add" or self.may_lose:
+            return
         assert diary.told == diary.results[: len(diary.told)], f"{name} was told something else"
         if visitor.raises is None and visitor.kills != number:
             assert len(diary.told) == len(diary.results), f"{name} was not told all"
@@ -594,8 +735,13 @@ class Party:
     ) -> None:
         told = diary.tokens.get(got.index, []), diary.texts.get(got.index, "")
         name = f"{name} sample {got.index}" if got.index else name
-        assert tuple(told[0]) == got.tokens, f"{name}: not every token was delivered once"
-        assert told[1] == got.text, f"{name}: {told[1]!r} was delivered of {got.text!r}"
+        if self.may_lose:
+            left = iter(got.tokens)
+            assert all(token in left for token in told[0]), f"{name}: not in order, or not once"
+            self.has_lost = self.has_lost or tuple(told[0]) != got.tokens
+        else:
+            assert tuple(told[0]) == got.tokens, f"{name}: not every token was delivered once"
+            assert told[1] == got.text, f"{name}: {told[1]!r} was delivered of {got.text!r}"
         if got.cumulative_logprob is not None:
             total = sum(token.logprob for token in got.tokens if token.logprob is not None)
             assert abs(got.cumulative_logprob - total) < 1e-9, "a sum over what was delivered"
@@ -613,6 +759,8 @@ class Party:
         trace = self.recorder.trace()
         if trace.num_steps % 4 == 0:  # for some: it takes long
             assert Trace.from_json(trace.to_json()) == trace
+        if self.interrupted:
+            return  # a step that did not end counts nowhere
         assert trace.num_steps == self.engine.num_steps
         ran = [event.num_tokens for event in trace.events if isinstance(event, StepEnded)]
         assert all(1 <= n <= self.workload.budget for n in ran), f"{ran} of {self.workload.budget}"
@@ -624,40 +772,73 @@ class Party:
 
     def count(self) -> Counter[str]:
         """What happened, in numbers."""
-        events = self.recorder.events
+        workload, events = self.workload, self.recorder.events
         counts: Counter[str] = Counter(
-            workloads=1,
-            requests=len(self.diaries),
-            refused=self.refused,
-            aborts=len(self.aborted),
-            steps=self.engine.num_steps,
-            tokens=sum(
-                len(ids) for diary in self.diaries.values() for ids in diary.tokens.values()
-            ),
+            {
+                "workloads": 1,
+                f"on {workload.memory}": 1,
+                "requests": len(self.diaries),
+                "refused": self.refused,
+                "aborts": len(self.aborted),
+                "steps": self.engine.num_steps,
+                "tokens": sum(
+                    len(ids) for diary in self.diaries.values() for ids in diary.tokens.values()
+                ),
+                "samples": sum(len(diary.tokens) for diary in self.diaries.values()),
+                "faults": len(self.broken),
+                "mistakes": self.mistakes,
+                "broken forwards": self.engine.runner.ran_alone > 0,  # type: ignore[attr-defined]
+                "interrupts": self.interrupted,
+                "interrupts that lose a result": self.has_lost,
+                "left": len(self.left),
+            }
         )
-        counts["samples"] = sum(len(diary.tokens) for diary in self.diaries.values())
-        counts["faults"] = len(self.broken)
-        prompt_lens = {
-            f"v{number}": len(pool()[visitor.index].prompt)
-            for number, visitor in enumerate(self.workload.visitors)
-        }
+        if workload.memory == "pages":
+            counts[f"read {workload.attention}"] = 1
+            counts["bytes gathered"] = self.memory.storage.bytes_gathered
+        visitors = {f"v{number}": visitor for number, visitor in enumerate(workload.visitors)}
+        for name in self.diaries:
+            counts[f"by {visitors[name].way}"] += 1
         kinds: dict[int, set[str]] = {}
         admitted: set[str] = set()
+        kept: set[str] = set()
+        forked = {event.request_id for event in events if isinstance(event, Forked)}
+        parents = {event.parent_id for event in events if isinstance(event, Forked)}
         for event in events:
-            if isinstance(event, Preempted):
-                counts["preemptions"] += 1
-            elif isinstance(event, Forked):
-                counts["forks"] += 1
-            elif isinstance(event, Admitted):
-                counts["resumed"] += event.request_id in admitted
-                admitted.add(event.request_id)
-            elif isinstance(event, Scheduled):
-                prompt_len = prompt_lens[event.request_id.split(".")[0]]
-                prefill = event.first_position < prompt_len
-                kinds.setdefault(event.step, set()).add("prefill" if prefill else "decode")
-                counts["chunked prefills"] += event.first_position + len(event.slots) < prompt_len
+            match event:
+                case Preempted():
+                    counts["preemptions"] += 1
+                case Forked():
+                    counts["forks"] += 1
+                    counts["forks that share"] += event.num_tokens > 0
+                case BlockShared():
+                    counts["blocks shared"] += 1
+                case CellsShared():
+                    counts["cells shared"] += len(event.cells)
+                case BlockCopied():
+                    counts["copies"] += 1
+                case BlockTaken():
+                    counts["evictions"] += event.evicted
+                case Admitted():
+                    counts["resumed"] += event.request_id in admitted
+                    if event.num_cached and event.request_id not in forked:
+                        counts["hits"] += 1
+                        counts["hit tokens"] += event.num_cached
+                    elif event.num_cached:
+                        kept.add(event.request_id)
+                    admitted.add(event.request_id)
+                case Scheduled() if (name := event.request_id.split(".")[0]) in visitors:
+                    prompt_len = len(pool()[visitors[name].index].prompt)
+                    prefill = event.first_position < prompt_len
+                    kinds.setdefault(event.step, set()).add("prefill" if prefill else "decode")
+                    end = event.first_position + len(event.slots)
+                    counts["chunked prefills"] += end < prompt_len
         counts["mixed steps"] = sum(len(found) == 2 for found in kinds.values())
+        counts["forks that keep it"] = len(kept)
         counts["runs that preempt"] = counts["preemptions"] > 0
+        families = {name for name, visitor in visitors.items() if visitor.n > 1}
+        counts["families aborted after the fork"] = len(self.aborted & families & parents)
+        counts["families aborted before it"] = len((self.aborted & families) - parents)
         return counts
 
 
@@ -692,10 +873,17 @@ def same_as_alone(name: str, got: CompletionOutput, index: int) -> None:
     same_completion(name, got, alone(index, max(LIMITS)))
 
 
-def check(workload: Workload) -> Counter[str]:
-    """Run one workload; AssertionError, or whatever the engine raises, if anything is wrong."""
-    party = Party(workload)
-    party.run()
+def check(workload: Workload, at: AtLine | None = None) -> Counter[str]:
+    """Run one workload; AssertionError, or whatever the engine raises, if anything is wrong.
+
+    `at` notes the lines that the engine runs.
+    """
+    party = Party(workload, at=at)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        party.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     party.check()
     return party.count()
 

@@ -7,6 +7,13 @@ def at_least_one(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def check_time(name: str, value: object) -> None:
+    """ValueError, naming the value, unless it is a finite number of seconds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < 2**53:  # type: ignore[arg-type]  # a float counts so far
+        raise ValueError(f"{name} must be a time in seconds, got {value!r}")
+
+
 def check_text(name: str, value: object) -> None:
     """ValueError, naming the place, for a text with half of a character (a lone surrogate)."""
     if not isinstance(value, str):

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write five parts of a language model: the projection to queries, keys and values,
-# attention, its mask, RoPE, and one whole decoder layer. As soon as a part is right, it runs inside a
-# real model. At the end your five parts tell a story together, token for token the same as Hugging
-# Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
+# In this lesson you write six parts of a language model: the projection to queries, keys and values,
+# attention, its mask, the choice of a key head, RoPE, and one whole decoder layer. As soon as a part is
+# right, it runs inside a real model. At the end your six parts tell a story together, token for token the
+# same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
-# Plan about 2 to 2½ hours. Good places for a pause are after section 6 and after section 9.
+# Plan 2½ to 3 hours. Good places for a pause are after sections 6, 9 and 12.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
@@ -20,7 +20,7 @@
 # %%
 import torch
 
-from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source
+from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source, yours
 from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
 from tutorial_engine.model.attention import naive_attention
 
@@ -60,13 +60,14 @@ if predictions.reveal("emoji", len(emoji)):
     print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary: what has no token
-# of its own is written as bytes. Every text survives the way to ids and back, and text that looks like
-# HTML is text like any other.
+# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and every text
+# survives the way to ids and back. A word that was rare when the vocabulary was made has no token of its
+# own. It is cut into several, as the name Rado here. We shall need this name often.
 
 # %%
-for text in (PROMPT, "naïve 😀", "<script>alert('<s>')</script>"):
-    print(tokenizer.decode(tokenizer.encode(text).ids) == text, repr(text))
+for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
+    pieces = tokenizer.encode(text).ids
+    print(tokenizer.decode(pieces) == text, token_labels(tokenizer, pieces))
 
 # %% [markdown]
 # ## 2 · Ids become vectors, and the map of the whole
@@ -83,7 +84,8 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
 # The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
-# at the embedding table. Each token keeps one vector. Every *decoder layer* adds to it twice: first what
+# at the embedding table. T is the number of tokens. Each token keeps one vector, all the way down (the
+# *residual stream*). Every *decoder layer* adds to it twice: first what
 # attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
 # becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
 # token comes next. You need not understand the boxes yet: each has its section.
@@ -95,8 +97,8 @@ block_picture(model)
 
 # %% [markdown]
 # A story comes out if we take the token with the largest logit, append it to the text, and run the model
-# again. `mine` is this model, taken apart: five of its parts can be exchanged. All of them are still the
-# package's own. From now on each exercise replaces one of them by yours.
+# again. `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the
+# package's own. Exercises 1 to 6 each replace one of them by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -117,15 +119,15 @@ from tutorial_engine.learn.own import LayerWeights
 
 first_layer = model.model.layers[0]
 w = LayerWeights.of(first_layer)
-x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale; section 9
+x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale
 print("x  ", list(x.shape), f"  {len(ids)} tokens, hidden size {c.hidden_size}")
 print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.head_dim}")
 print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
 
 # %% [markdown]
-# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`. The picture shows it for one token of
-# our prompt, with the weights of the first layer. There are fewer key and value heads than query heads.
-# Section 6 says why.
+# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The
+# picture shows this for one token of our prompt in the first layer. There are fewer key and value heads than
+# query heads. Section 6 says why.
 
 # %% tags=["figure-qkv"]
 from tutorial_engine.viz.model_plots import qkv_picture
@@ -140,7 +142,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # and value heads, and hidden is the hidden size.
 #
 # The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
-# the package's own function stays there, and the cell says so. Then a story is told, either way.
+# the package's own function stays there, and the cell says so. Then a story is told, either way. You can
+# always hear what a wrong answer makes of the story: write `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -187,8 +190,8 @@ print("scores of the last query:", scores[2].int().tolist())
 # shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
 # positive and add up to one. The output is the sum of the values, each times its share.
 #
-# Shares are also called *attention weights*. Do not confuse them with the *weights* of the model, the learned
-# numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
+# Others call the shares *attention weights*. We say *share*, because the *weights* of the model are
+# something else: the learned numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
 
 # %%
 predictions.ask(
@@ -214,7 +217,8 @@ three_token_picture(q, k, v) if answered else None
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
-by_package = naive_attention(q[:, None], k[:, None], v[:, None]).out[2, 0]  # None: one head
+result = naive_attention(q[:, None], k[:, None], v[:, None])  # None adds an axis: one head
+by_package = result.out[2, 0]  # of the last query
 check_close(by_hand, by_package, 1e-6, "by hand = package")
 
 # %% [markdown]
@@ -250,7 +254,7 @@ mine.tell(PROMPT + " Ben had a blue ball.")
 # %% [markdown]
 # Your function runs once for each head, layer and new token. The package's version below does all heads in
 # one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add", so it is `q @ k.T` for each head. `repeat_interleave` will make sense in section 6.
+# multiply along d and add", so it is `q @ k.T` for each head.
 
 # %%
 show_source(naive_attention)
@@ -261,7 +265,7 @@ show_source(naive_attention)
 # **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
 # a row is a query and a column is a key; bright means a large share. On the right are the shares of one
 # query, and the tokens that the model predicts to come next. Choose other heads, and step through the
-# queries. Which cells does no head ever use?
+# queries. The text stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
@@ -356,53 +360,107 @@ predictions.ask(
 # %%
 story = mine.generate(TWO, window=8).checker.text
 if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
-    mine.tell(TWO, window=8)
-    two_labels = token_labels(tokenizer, tokenizer.encode(TWO).ids)
-    away = [len(two_labels) - two_labels.index(piece) for piece in ("·R", "·Mi")]
-    print(f"“·R” and “·Mi” stand {away[0]} and {away[1]} tokens before the first new token,")
-    print("and the query that predicts it sees the 8 tokens before it. Over all layers: up to")
-    print(
-        f"{c.num_hidden_layers} layers · 7 = {c.num_hidden_layers * 7} tokens back from that query."
-    )
+    print(TWO + story)
 
 # %% [markdown]
 # The sentences are still well formed, because grammar needs only a few tokens back. But the model has
 # lost the names: with each new token the window moves on, and when a name is needed, both lie outside it.
 #
 # The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
-# back themselves, in the layer before. So layers pass things on, and 4 layers reach 28 tokens back. Models
-# that are trained with a window can learn to use this detour. Ours was trained without a window.
+# back themselves, in the layer before. So something from farther back can still arrive. How far does it come?
+# We replace one token of the story, and look whether the last logits change.
+
+# %%
+from tutorial_engine.learn.own import OwnAttention
+from tutorial_engine.model.attention import NoCache
+
+
+def last_logits(sequence):
+    attention_8 = OwnAttention(mine.parts, NoCache(), window=8)
+    return model.compute_logits(mine.model(Batch.from_sequences([sequence]), attention_8))[-1]
+
+
+long = tokenizer.encode(TWO + story).ids
+reach = c.num_hidden_layers * 7
+for back in (7, 8, reach, reach + 1):
+    changed = [*long[: -1 - back], ids[0], *long[len(long) - back :]]
+    same = torch.equal(last_logits(changed), last_logits(long))
+    print(f"another token {back:2} places back: the last logits", "stay" if same else "change")
+
+# %% [markdown]
+# Each layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was
+# trained without a window, so it cannot fetch the names in this way.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) several query heads share one *K/V head*: one key and one
-# value for each token. That saves memory, as section 13 will show. The `group` is the number of query heads
-# divided by the number of K/V heads. Query head *h* reads K/V head `h // group`.
+# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares
+# one *K/V head*: one key and one value for each token. That saves memory. This model
+# has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read K/V head 1.
+#
+# ### Exercise 4: which K/V head? (3 minutes)
+#
+# Write it for any model. Heads are counted from 0, and all groups are equally large.
+#
+# <details><summary>Hint</summary>First compute how many query heads are in a group. The operator
+# <code>//</code> divides and rounds down: <code>5 // 3</code> is 1.</details>
+
+
+# %% tags=["exercise"]
+def kv_head(h, num_heads, num_kv_heads):
+    """The number of the K/V head that query head h reads."""
+    ### BEGIN SOLUTION
+    group = num_heads // num_kv_heads
+    return h // group
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_01 import check_kv_head
+
+mine.use(kv_head, check_kv_head)
+
+# %%
+mine.tell("Once upon a time Ben had a blue ball. Anna had a red kite. One day")
 
 # %% tags=["figure-gqa"]
 from tutorial_engine.viz.model_plots import gqa_picture
 
-print(f"group = {c.num_attention_heads} // {c.num_key_value_heads} = {c.group_size}")
 gqa_picture(c)
 
 # %% [markdown]
-# Whoever writes `h % kv_heads` instead gets the same shapes and other numbers. No shape check will ever
-# find this bug. Compare the output of each head:
+# This is the loop of `mine` that calls your parts, for one text and one layer. `self.parts("attention", ...)`
+# calls your `attention` if it was right, and the package's otherwise.
 
 # %%
-q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
-mask = causal_mask(5, 5)
-grouped = naive_attention(q6, k2, v2, mask).out
-modulo = naive_attention(q6, k2.repeat(1, 3, 1), v2.repeat(1, 3, 1), mask).out
-same = [bool(torch.allclose(grouped[:, h], modulo[:, h])) for h in range(6)]
-print("K/V head with h // 3:", [h // 3 for h in range(6)])
-print("K/V head with h % 2: ", [h % 2 for h in range(6)])
-print("same output:         ", same)
+show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# *This is a good place for a pause.* Three of your five parts can be in the model now.
+# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no
+# shape check will ever find it. In the package's `naive_attention` one word makes the difference:
+# `repeat_interleave` repeats each K/V head for its group, and `repeat` repeats the whole row of heads.
+
+# %%
+kv_heads = torch.arange(c.num_key_value_heads)
+print("h // group and repeat_interleave:", kv_heads.repeat_interleave(c.group_size).tolist())
+print("h % n      and repeat:           ", kv_heads.repeat(c.group_size).tolist())
+
+# %% [markdown]
+# Here is the slip in the model. `hear` lets a function run past all checks, for one story:
+
+
+# %%
+def kv_head_by_remainder(h, num_heads, num_kv_heads):
+    return h % num_kv_heads
+
+
+mine.hear(PROMPT, kv_head=kv_head_by_remainder)
+
+# %% [markdown]
+# *This is a good place for a pause.* Four of your six parts can be in the model now. If you restart the
+# notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
+# needs their answers.
 #
 # ## 7 · Why divide by √D?
 #
@@ -430,10 +488,11 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# A score is a sum of D products, and the variances of independent products add up. So the standard
-# deviation of a score is √D, and dividing by √D brings it back to 1, whatever D is. Why does it matter? With
-# one share near 1, attention can only pick one key. And in training hardly any gradient reaches the other
-# keys, so the head cannot learn to look elsewhere. This is what it does to the softmax over 8 keys:
+# Here each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0
+# and variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so
+# its variance is D, and its standard deviation √D. Dividing by √D brings it back to 1, whatever D is. Why does
+# it matter? With large scores one share is near 1, and attention can only pick one key. This is what it does
+# to the softmax over 8 keys:
 
 # %%
 many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
@@ -444,12 +503,15 @@ for d in head_dims:
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
 #
-# **Objective:** give attention a sense of order. Without help it has none: shuffle the keys together with
-# their values, and the last query gets the same output.
+# **Objective:** give attention a sense of order. A query that sees all keys has none: shuffle the keys
+# together with their values, and it gets the same output. (In a deep model the causal mask leaks a little
+# order, because each token sees another number of keys.)
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
+q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
 in_order = naive_attention(q6[-1:], k2, v2).out
+# [-1:] keeps the last query only
 shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
 check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
@@ -457,7 +519,7 @@ check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 # *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point
 # in the plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
 #
-# **ω_i = θ^(−2i/D)**, in radians per position.
+# **ω_i = θ^(−2i/D)**, in radians per position (a full turn is 2π radians).
 #
 # θ (theta) is a number from the model's configuration. Pair 0 turns by one radian per position, and each
 # next pair turns more slowly.
@@ -482,10 +544,6 @@ from tutorial_engine.viz.rope_explorer import RopeExplorer
 
 RopeExplorer(D, theta)
 
-# %%
-distance = 9 - 4  # in the picture above: query at 9, key at 4
-print("the sum of all cosines:", round(float((distance * omega).cos().sum()), 2))
-
 # %% [markdown]
 # Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A
 # slow pair hardly moves between neighbours, but it still tells far positions apart. Together they are like
@@ -499,7 +557,7 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2*
 # (*half-split*). Other checkpoints join neighbours (*interleaved*). The idea is the same, but the weights
-# were trained for one of them: mixing them up ruins the model (section 11 does it). For a head with D = 8:
+# were trained for one of them: mixing them up ruins the model. For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -508,7 +566,7 @@ print("half-split pairs ", list(zip(first.tolist(), second.tolist(), strict=True
 print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()])
 
 # %% [markdown]
-# ### Exercise 4: turn the pairs (10 minutes)
+# ### Exercise 5: turn the pairs (10 minutes)
 #
 # A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
@@ -572,15 +630,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# Does that hold for the whole model? A `Batch` holds the tokens that go through the model together: their
-# ids, their positions, and where each text begins. So we can run the prompt at other positions.
-
-# %%
-predictions.ask(
-    "shift",
-    "Add 100 to EVERY position of the prompt and run the whole model. The logits ...",
-    ["change everywhere", "stay the same", "change for the first token only"],
-)
+# It holds for the whole model. A `Batch` holds the tokens that go through the model together: their ids,
+# their positions, and where each text begins. So we can add 100 to every position of the prompt.
 
 
 # %%
@@ -590,59 +641,30 @@ def logits_of(batch, attention=None):
 
 here = logits_of(Batch.from_sequences([ids]))
 there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
-equal = torch.allclose(here, there, atol=1e-3)
-answered = predictions.reveal("shift", "stay the same" if equal else "change everywhere")
-check_close(here, there, 1e-3, "positions from 0 = positions from 100") if answered else None
+check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
 # ### A trap for long contexts
 #
-# The angle is position · ω. If ω is stored in 16 bits (float16 or bfloat16) instead of 32, its rounding
-# error is multiplied by the position. The picture shows the error for the frequencies of a real model,
-# Qwen3-0.6B. Our package keeps ω in float32, whatever the type of the weights.
+# Models often run in 16 bits a number: *float16* or *bfloat16*. Both keep only the first few digits, and a
+# large angle needs more of them. Here are the query and the key once more, always 5 positions apart, with the
+# angle `position · ω` computed in each format.
 
-# %% tags=["figure-rope-dtype"]
-from tutorial_engine.viz.attention_plots import dtype_picture
-
-positions = list(range(81, 4002, 80))
-real = inverse_frequencies(head_dim=128, theta=1_000_000)
-true = torch.tensor(positions, dtype=torch.float64)[:, None] * real.double()
-errors = {}
+# %%
+places = (0, 100, 1000, 4000)
+print("score with the key at n = ", *(f"{n:7}" for n in places))
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
-    angle = torch.tensor(positions).float()[:, None] * real.to(dtype).float()
-    errors[str(dtype).removeprefix("torch.")] = (
-        (angle - true).abs().amax(-1).clamp(min=1e-7).tolist()
-    )
-dtype_picture(positions, errors)
+    row = []
+    for n in places:
+        angle = (torch.tensor([n + 5, n]).to(dtype)[:, None] * omega.to(dtype)).float()
+        turned = apply_rope(qk[:, None, :], angle.cos()[:, None], angle.sin()[:, None])
+        row.append(float((turned[0] * turned[1]).sum()))
+    print(f"{dtype!s:25}", *(f"{one:7.2f}" for one in row))
 
 # %% [markdown]
-# ### The attention block in full
-#
-# One step is still missing. Qwen3 normalises each head's query and key before it turns them (`q_norm` and
-# `k_norm`; section 9 explains the norm). The order matters. A rotation does not change the *norm* of
-# a vector in the sense of its length, but it mixes the two numbers of a pair, and `q_norm` has a different
-# weight for each number.
-
-# %%
-random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
-angles = rotary(torch.arange(4))
-q_norm = first_layer.self_attn.q_norm
-norm_first = apply_rope(q_norm(random_heads), *angles)
-norm_last = q_norm(apply_rope(random_heads, *angles))
-for position in (0, 3):
-    equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
-    print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
-
-# %% [markdown]
-# Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
-# turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. For the same reason q and k are joined and turned in one call. `o_proj` mixes the results of
-# the heads.
-
-# %%
-from tutorial_engine.model.qwen3 import Qwen3Attention
-
-show_source(Qwen3Attention.forward)
+# In 16 bits the same query and key get another score at another place: the distance alone does not count any
+# more. In bfloat16 even the position 4005 is rounded, to 4000. So the package computes angles in float32,
+# whatever the type of the weights is.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -650,8 +672,8 @@ show_source(Qwen3Attention.forward)
 # **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
 # embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
 # and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
-# whatever the earlier layers have added: it stays there, unless a later layer removes it. Find it in
-# the map of section 2: it is the green line, and each layer has two places where something is added.
+# whatever the earlier layers have added: it stays there, unless a later layer removes it. In the map of
+# section 2 it is the green line, and each layer has two places where something is added.
 
 # %% [markdown]
 # **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
@@ -668,6 +690,37 @@ normed = rms_norm(vectors, w.input_norm)
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
+# ### The attention block in full
+#
+# Qwen3 also puts each head's query and key through an RMSNorm of its own (`q_norm` and `k_norm`), before
+# RoPE turns them. A rotation keeps a vector's length. But `q_norm` has a different weight for each number, and
+# RoPE mixes the two numbers of a pair. So the order matters:
+
+# %%
+random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
+cos_sin = rotary(torch.arange(4))  # of the angles of positions 0 to 3
+q_norm = first_layer.self_attn.q_norm
+norm_first = apply_rope(q_norm(random_heads), *cos_sin)
+norm_last = q_norm(apply_rope(random_heads, *cos_sin))
+for position in (0, 3):
+    equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
+    print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
+
+# %% [markdown]
+# Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
+# turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
+# is enough. For the same reason q and k are joined and turned in one call. `o_proj` mixes the results of
+# the heads. `angles` is the pair of cosines and sines here. `attention` is passed in as an object, because the
+# next notebook replaces it: the cache lives there.
+
+# %%
+from tutorial_engine.model.qwen3 import Qwen3Attention
+
+show_source(Qwen3Attention.forward)
+
+# %% [markdown]
+# ### The MLP
+#
 # **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
 # the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
 # by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
@@ -680,11 +733,11 @@ print(list(normed.shape), "->", [len(normed), len(w.gate)], "->", list(swiglu.sh
 check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package")
 
 # %% [markdown]
-# ### Exercise 5: one decoder layer (15 minutes)
+# ### Exercise 6: one decoder layer (15 minutes)
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads. It has the mask already: call `attend(q, k, v)`.
+# your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`.
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -719,6 +772,10 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # %% [markdown]
 # The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
 # tensors, it adds them first, and returns the normed copy and the sum.
+#
+# So the last addition of a layer is postponed. The layer returns a pair: the MLP's result and the sum so far.
+# The first norm of the next layer adds them; after the last layer, the final norm does it. The stream after a
+# layer is therefore `residual + hidden`.
 
 # %%
 from tutorial_engine.model.layers import RMSNorm
@@ -731,8 +788,9 @@ show_source(Qwen3DecoderLayer.forward)
 
 # %% [markdown]
 # The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
-# into logits as if the model ended there. (This is called a *logit lens*.) The story ends with the first
-# piece of a name, and the model has to find the next piece. Layers are counted from 0.
+# into logits as if the model ended there. (This is called a *logit lens*.) The logits come from the embedding
+# table once more: a logit is the dot product of the vector with the row of that token. The story ends with
+# the first piece of a name, and the model has to find the next piece. Layers are counted from 0.
 
 # %%
 story_ids = tokenizer.encode(STORY).ids
@@ -748,15 +806,15 @@ def read_out(when, stream):
 
 print("What comes after", token_labels(tokenizer, story_ids)[-3:], "?")
 hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
-angles = model.model.rotary_emb(story_batch.positions)
+cos_sin = model.model.rotary_emb(story_batch.positions)
 read_out("embedding", hidden)
 for number, block in enumerate(model.model.layers):
-    hidden, residual = block(hidden, residual, angles, story_batch, NaiveAttention())
+    hidden, residual = block(hidden, residual, cos_sin, story_batch, NaiveAttention())
     read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
 # At the start the vector says only which token it is. In the middle the model has vague guesses. The last
-# layer adds the answer. Section 12 finds out which of its heads does that.
+# layer adds the answer.
 #
 # *This is the second good place for a pause.*
 
@@ -764,14 +822,24 @@ for number, block in enumerate(model.model.layers):
 # ## 10 · The whole forward pass, shape by shape
 #
 # **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
-# is no axis for the batch and no padding, here and in all later notebooks. The indented lines are the
-# first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the logits, is the
-# embedding table once more: it has a row for each token, and the logit is the dot product with that row.
+# is no axis for the batch, here and in all later notebooks. The indented lines are the first layer; the other
+# layers have the same shapes. `lm_head`, the matrix that gives the logits, is the embedding table.
 
 # %%
-from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
+predictions.ask(
+    "most",
+    "Which matrices of a layer have the most weights?",
+    ["those for q, k and v", "the one that joins the heads", "those of the MLP"],
+)
 
-print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
+# %%
+from tutorial_engine.viz.shapes import shape_walk, walk_table
+
+walk = shape_walk(model, Batch.from_sequences([ids]))
+held = {step.name.strip(): step.num_parameters for step in walk}
+sizes = [held["qkv_proj"], held["o_proj"], held["gate_up_proj"] + held["down_proj"]]
+if predictions.reveal("most", sizes.index(max(sizes))):
+    print(walk_table(walk))
 
 # %% [markdown]
 # Now the same for the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's *meta* device
@@ -780,6 +848,8 @@ print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
 
 # %%
 from tutorial_engine.model import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.shapes import meta_shape_walk, walk_table
 
 QWEN3_06B = {
     "model_type": "qwen3",
@@ -798,13 +868,11 @@ qwen3_06b = ModelConfig.from_dict(QWEN3_06B)
 print(walk_table(meta_shape_walk(qwen3_06b, num_tokens=10)))
 
 # %%
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
-print(f"{big.num_parameters():,} weights")
-together = qwen3_06b.num_attention_heads * qwen3_06b.head_dim
-print(f"all heads together have {together} numbers, the hidden size is {qwen3_06b.hidden_size}")
+w_o = big.model.layers[0].self_attn.o_proj.plain_weight()
+print(f"{big.num_parameters():,} weights; all heads together: {w_o.shape[1]} numbers;")
+print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.shape[1]} here")
 
 # %% [markdown]
 # ## 11 · The same logits as transformers
@@ -829,15 +897,6 @@ check_close(
 # %%
 naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
 check_close(naive, reference, 1e-4, "naive attention = transformers")
-
-# %% [markdown]
-# Two texts of different length can go through the model together, one after the other in one flat batch.
-# They do not see each other:
-
-# %%
-short = tokenizer.encode("Ben had a blue ball.").ids
-both = logits_of(Batch.from_sequences([ids, short]))
-check_close(both[: len(ids)], reference, 1e-4, "with a neighbour = alone")
 
 # %% [markdown]
 # ### The bug zoo
@@ -881,9 +940,10 @@ for head, row in enumerate(story_weights[3, :, -1]):
     print(f"layer 3, head {head}: gives {float(row[at]):.2f} to {at} “{story_labels[at]}”")
 
 # %% [markdown]
-# Heads 3, 4 and 5 look at the same place: the token that *followed* `·R` the last time. Such a head is
+# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is
 # called an *induction head*: it finds the same token earlier in the text, looks at the token after it, and
-# suggests that one. Here is the whole map of one of them; you saw it in the explorer of section 5.
+# suggests that one. (`a` is a piece of a name, and `·a` is the word "a". They are two tokens.) Here is the
+# whole map of one of them.
 #
 # What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
 # somewhere. Most rows here rest on `·time` or `·a`. The row of `·day` looks at `·R`, although `·day` is new:
@@ -897,7 +957,8 @@ attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
 # away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`? To compare, we also need a text without an earlier name.
+# to the probability of `a`? To compare, we also need the same story without an earlier name that begins with
+# R: there Mimo has the coat.
 
 
 # %%
@@ -923,9 +984,11 @@ def chance(text, piece, heads):
 # %% tags=["figure-no-name"]
 from tutorial_engine.viz.model_plots import ablation_picture
 
+MIMO = "Once upon a time Mimo had an old coat. One day R"  # no earlier name with R
+FOLLOWS = "probability of “a” after the last “·R”"
 bars = [("all heads", chance(STORY, "a", {}), 1.0)]
-bars += [("all heads, but no earlier name", chance("Once upon a time R", "a", {}), 1.0)]
-ablation_picture(bars)
+bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}), 1.0)]
+ablation_picture({FOLLOWS: bars})
 
 # %%
 predictions.ask(
@@ -940,34 +1003,30 @@ silenced = chance(STORY, "a", COPIERS)
 nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
 answered = predictions.reveal("ablation", nearest)
 three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
-ablation_picture(three) if answered else None
+ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# Without these heads the model still guesses `a`, but hardly more often than when the text has no earlier
-# name at all. It falls back to what is usual after `R`. So the heads carry what the text says. If that is
+# Without these heads the model still guesses `a`, but hardly more often than when no earlier name begins with
+# `·R`. It falls back to what is usual after `·R`. So the heads carry what the text says. If that is
 # true, the prediction must follow the name when we change only the name:
 
 # %%
+follows = {}  # name -> the piece that stands after its ·R
 for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
     text = STORY.replace("Rado", name)
-    piece = token_labels(tokenizer, tokenizer.encode(text).ids)[5]  # what follows the first ·R
-    best = int(logits_of(Batch.from_sequences([tokenizer.encode(text).ids]))[-1].argmax())
-    with_heads, without = chance(text, piece, {}), chance(text, piece, COPIERS)
-    predicted = token_labels(tokenizer, [best])[0]
-    print(f"{name}: “·R” was followed by “{piece}”; now the model predicts “{predicted}”")
+    name_ids = tokenizer.encode(text).ids
+    follows[name] = token_labels(tokenizer, name_ids)[5]
+    best = int(logits_of(Batch.from_sequences([name_ids]))[-1].argmax())
+    with_heads, without = (chance(text, follows[name], heads) for heads in ({}, COPIERS))
+    print(f"{name}: “·R” was followed by “{follows[name]}”;", end=" ")
+    print(f"now the model predicts “{token_labels(tokenizer, [best])[0]}”")
     print(f"      with probability {with_heads:.2f}, and with {without:.2f} without the heads")
 
 # %% [markdown]
 # ### Copying in its purest form
 #
-# Take 16 random tokens and say them twice. In the second round only copying can help.
-
-# %%
-predictions.ask(
-    "induction",
-    "Random tokens, said twice. In the second round the model predicts the next token ...",
-    ["hardly ever: it is random", "about half of the time", "nearly always"],
-)
+# Take 16 random tokens and say them twice. In the second round only copying can help. We count the *hits*: the
+# tokens of the second round that the model predicts.
 
 # %%
 import random
@@ -986,47 +1045,31 @@ def hits(heads):
 
 
 right, total = hits({}), again.numel()
-if predictions.reveal("induction", 2 if right > 0.9 * total else 1 if right > 0.3 * total else 0):
-    print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
+print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# This is no miracle: the model was trained for it. Part of its training rows were random tokens that
-# repeat, and in these rows only the repeats counted. (Induction heads were also found in models that were
-# trained on ordinary text only: Olsson et al., 2022.)
-#
-# A *row* is one text of a training step, and the *target* of a token is the token that should be predicted
-# there. This is the mix of one training step, from the code that trained our model:
-
-# %%
-from tutorial_engine.tiny.train import IGNORE, RANDOM_SHARE, ROWS, batches, random_row
-
-rows = next(batches(tokenizer, seed=1, rows=ROWS, random_share=RANDOM_SHARE))
-counted = (rows.targets != IGNORE).sum(-1).tolist()
-num_random = len(counted) - rows.num_text
-print(f"{rows.num_text} rows of stories, {num_random} rows of repeated random tokens")
-print(f"random rows: {num_random / len(counted):.0%} of all rows")
-print("targets that count, of", rows.ids.shape[1], "in a row:")
-print("  stories", set(counted[: rows.num_text]), " random rows", counted[rows.num_text :])
-show_source(random_row)
+# This is no miracle: the model was trained for it. Some *rows* (the texts of a training step) were
+# random tokens that repeat, and in these rows only the repeats counted. (Induction heads were also found in
+# models that were trained on ordinary text only: Olsson et al., 2022.)
 
 # %% [markdown]
-# ### Exercise 6: the induction score (5 minutes)
+# ### Exercise 7: the induction score (5 minutes)
 #
-# Which heads do it? The *induction score* of a head is the attention that it gives, on average over the
+# Which heads do it? The *induction score* of a head is the share that it gives, on average over the
 # queries of the second round, to the right place: the token *after* the earlier place of the same token.
-# `weights` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
+# `shares` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
 #
 # <details><summary>Hint</summary>The queries of the second round are <code>torch.arange(period, 2 * period)</code>.
 # The same token stood <code>period</code> places earlier. Two tensors of positions pick one share for each
-# query: <code>weights[queries, keys]</code>.</details>
+# query: <code>shares[queries, keys]</code>.</details>
 
 
 # %% tags=["exercise"]
-def induction_score(weights, period):
-    """weights [2·period, 2·period] of one head -> the mean share that goes to the right place."""
+def induction_score(shares, period):
+    """shares [2·period, 2·period] of one head -> the mean share that goes to the right place."""
     ### BEGIN SOLUTION
     queries = torch.arange(period, 2 * period)
-    return weights[queries, queries - period + 1].mean()
+    return shares[queries, queries - period + 1].mean()
     ### END SOLUTION
 
 
@@ -1049,9 +1092,14 @@ heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]
 # An induction head cannot work alone. It must find a place where the token before is the same as the
 # current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
 # vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself?
+# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is
+# your score of L3 H3, in the text of the maps.)
 
 # %%
+from tutorial_engine.tiny.induction import score_of_heads
+
+l3_h3 = float(score_of_heads(weights, period)[3, 3])
+yours(induction_score, l3_h3, weights[3, 3], period)
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
 for back in (0, 1, 2):
@@ -1060,13 +1108,21 @@ for back in (0, 1, 2):
     print(f"look {back} back:         ", found)
 
 # %% [markdown]
-# ### The controls
+# ### The controls (optional)
 #
-# An ablation means something only beside others. So we silence other heads as well, in groups and one alone,
-# and measure both: the hits in random text, and the probability of `a` in the story. A *control* is a group
+# An ablation means something only beside others. So we silence other heads as well, and measure two things:
+# the hits in random text, and the copying of the name, as the mean over the six names. A *control* is a group
 # that ought not to matter.
 
-# %% tags=["figure-controls"]
+# %%
+predictions.ask(
+    "control",
+    "Heads 3, 4 and 5 of LAYER 0 are no induction heads. "
+    f"Without them, of {right} hits there are left ...",
+    ["nearly all", "about half", "hardly any"],
+)
+
+# %%
 ablations = {
     "nothing silenced": {},
     "L3 H3, H4, H5 (induction)": COPIERS,
@@ -1081,43 +1137,57 @@ ablations = {
     "control: L0 H0, H1, H2": {0: (0, 1, 2)},
     "control: L0 H3, H4, H5": {0: (3, 4, 5)},
 }
-counts = [(name, hits(heads), total) for name, heads in ablations.items()]
-for (name, count, _), heads in zip(counts, ablations.values(), strict=True):
-    print(f"{name:26} {count:3} of {total} hits; “a” {chance(STORY, 'a', heads):.2f}")
-ablation_picture(counts)
+
+
+def copied(heads):
+    """The probability of the right piece after the last ·R, for each name."""
+    return [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
+
+
+# %% tags=["figure-controls"]
+measures = {
+    "hits in random text": [(name, hits(heads), total) for name, heads in ablations.items()],
+    f"probability of the right piece, mean of {len(follows)} names": [
+        (name, sum(copied(heads)) / len(follows), 1.0) for name, heads in ablations.items()
+    ],
+}
+left = hits(ablations["control: L0 H3, H4, H5"]) / right
+answered = predictions.reveal("control", 0 if left > 0.9 else 1 if left > 0.2 else 2)
+if answered:
+    each = zip(follows, copied({3: (3,)}), strict=True)
+    print("without L3 H3:", "; ".join(f"{name} {part:.2f}" for name, part in each))
+ablation_picture(measures) if answered else None
 
 # %% [markdown]
-# Read it with care.
+# Two measures give two answers for single heads.
 #
-# - Four of the five controls change little. So it matters which three heads we silence.
-# - Without the three induction heads no copying is left. The same is nearly true without the two heads that
-#   look one back. Either of them alone costs much less, and L1 H4, which looks two back, costs as much as
-#   they do.
-# - The best single induction head can nearly be spared: the other two are enough.
-# - One control fails: no copying is left, though these heads of layer 0 are no induction heads. To see why,
-#   we silence each head of the model alone.
+# - Both agree on two groups: without the induction heads, or the two that look one back, hardly anything is
+#   copied.
+# - L3 H3 alone costs few hits, but much of the names; how much depends on the name (first line). L1 H4 costs
+#   many hits and nothing of the names. So its job stays open.
+# - By hits, four of the five controls change little. By the names, one of these four costs nearly as much as
+#   a single head that looks one back. So a loss of this size proves nothing about a head.
+# - The last control fails by both measures. To see why, we silence each head alone.
 
-# %% tags=["figure-each-head"]
-places = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
-alone = {(i, j): hits({i: (j,)}) for i, j in places}
+# %%
+heads = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
+alone = {(i, j): hits({i: (j,)}) for i, j in heads}
 for i in range(c.num_hidden_layers):
-    print(f"layer {i}, heads 0 to 5:", [alone[i, j] for j in range(c.num_attention_heads)])
-worst = min(places, key=alone.get)
-itself = weights.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # attention of a token to itself
+    one_layer = [alone[i, j] for j in range(c.num_attention_heads)]
+    print(f"hits without one head of layer {i}, H0 to H5:", one_layer)
+worst = min(heads, key=alone.get)
+itself = weights.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # share of a token for itself
 print(
     f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
 )
-rows = [(f"L0 H{j} alone", alone[0, j], total) for j in range(c.num_attention_heads)]
-ablation_picture([("nothing silenced", right, total), *rows])
 
 # %% [markdown]
 # One head does nearly all of it: L0 H4, the head that looks at the token itself. It can only pass on which
-# token stands there, and the later layers seem to need exactly this to compare tokens. The other five heads of
-# layer 0 can be spared. So an ablation shows that a part is *needed*. It does not show that the part does
-# the copying.
+# token stands there, and the later layers seem to need exactly this to compare tokens. So an ablation shows
+# that a part is *needed*. It does not show that the part does the copying.
 
 # %% [markdown]
-# ### How they came about
+# ### How they came about (optional)
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
 # model gave to the token that came; lower is better. On stories it falls from the first steps on. On
@@ -1127,18 +1197,18 @@ ablation_picture([("nothing silenced", right, total), *rows])
 
 # %% tags=["figure-training"]
 import json
-from math import log
 
 from tutorial_engine.viz.attention_plots import training_picture
 
-print(f"guessing among {c.vocab_size} tokens: loss {log(c.vocab_size):.2f}")
 training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
 # %% [markdown]
+# *This is the third good place for a pause.*
+#
 # ## 13 · Text, the slow way
 #
 # **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last
-# token choose the next token, it is appended, and *everything* runs again. Taking always the largest logit
+# token choose the next token, it is appended, and *everything* runs again. Always taking the largest logit
 # is called *greedy*.
 
 # %%
@@ -1155,11 +1225,6 @@ sequence = list(ids)
 for _ in range(24):
     sequence.append(next_token(sequence))
 print(tokenizer.decode(sequence))
-
-# %%
-greedy = {"do_sample": False, "pad_token_id": 0}
-expected = theirs.generate(torch.tensor([ids]), max_new_tokens=24, **greedy)
-print("same tokens as transformers' generate:", expected[0].tolist() == sequence)
 
 # %%
 predictions.ask(
@@ -1183,11 +1248,11 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens up to and
-# including it. If we kept these
-# keys and values in memory, each token would have to run only once. That memory is called a *KV cache*.
+# For a new token we need its own query, and the keys and values of all tokens up to and including it. If we
+# kept these keys and values in memory, each token would have to run only once. That memory is called a
+# *KV cache*.
 #
-# ### Exercise 7: what would it cost? (5 minutes)
+# ### Exercise 8: what would it cost? (5 minutes)
 #
 # Count the bytes that the keys and values of one token need, in all layers of the model together.
 #
@@ -1211,17 +1276,18 @@ from tutorial_engine.learn.checks_01 import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: a K/V head for each query
-# head would cost `group` times as much. The next notebook builds this cache.
+# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: with one K/V head per query
+# head it would be twice as much. The next notebook builds this cache.
 
 # %%
 from tutorial_engine.cache.config import KVCacheSpec
 
 spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
-tokens = big.num_parameters() * 2 // spec.bytes_per_token
+per_token = yours(kv_bytes, spec.bytes_per_token, qwen3_06b, 2)
+tokens = big.num_parameters() * 2 // per_token
 print(f"weights: {big.num_parameters() * 2 / 1e6:,.0f} MB")
-print(f"K and V of one token: {spec.bytes_per_token:,} bytes")
-print(f"without GQA: {qwen3_06b.group_size * spec.bytes_per_token:,} bytes")
+print(f"K and V of one token: {per_token:,} bytes")
+print(f"without GQA: {qwen3_06b.group_size * per_token:,} bytes")
 print(f"after {tokens:,} tokens the cache is as large as the weights")
 
 # %% [markdown]
@@ -1242,6 +1308,7 @@ mine.tell(PROMPT, LONG)
 
 # %%
 told = list(mine.generate(PROMPT, LONG).output_token_ids)
+greedy = {"do_sample": False, "pad_token_id": 0}
 expected = theirs.generate(torch.tensor([ids]), max_new_tokens=LONG.max_tokens, **greedy)
 same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
@@ -1277,7 +1344,8 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 if torch.cuda.is_available():
     on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
     gpu_logits = on_gpu.compute_logits(on_gpu(Batch.from_sequences([ids], device="cuda")))
-    print("next token on", torch.cuda.get_device_name(), int(gpu_logits[-1].argmax()))
+    chosen = token_labels(tokenizer, [int(gpu_logits[-1].argmax())])[0]
+    print(f"next token on {torch.cuda.get_device_name()}: “{chosen}”")
 else:
     print("There is no GPU here. With one, this cell runs the model there in bfloat16.")
 
@@ -1289,6 +1357,9 @@ else:
 # Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
 # token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
 # once.
+#
+# To read on: attention (Vaswani et al., 2017), GQA (Ainslie et al., 2023), RoPE (Su et al., 2021), RMSNorm
+# (Zhang and Sennrich, 2019), SwiGLU (Shazeer, 2020), and induction heads (Olsson et al., 2022).
 
 # %%
 print(predictions.score())

@@ -15,6 +15,7 @@ import torch
 
 from tutorial_engine.bench import llama_cpp, report, servers
 from tutorial_engine.bench.contenders import Ours, Transformers, load_transformers
+from tutorial_engine.bench.goals import verdicts
 from tutorial_engine.bench.llama_server import LlamaServer
 from tutorial_engine.bench.measure import PEER, Contender, Measurement, Workload, measure
 from tutorial_engine.bench.memory_cost import measure_memory
@@ -248,17 +249,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    settings = {
+        "shape": args.shape,
+        "lengths": sorted(set(args.lengths)),
+        "new_tokens": args.new_tokens,
+        "rounds": args.rounds,
+        "serving_rounds": args.serving_rounds,
+        "peer": PEER,
+        "ours": OURS,
+    }
+    figures = {"machine": told, "settings": settings, **figures}
+    print("", *verdicts(figures), sep="\n")
     if args.json:
-        settings = {
-            "shape": args.shape,
-            "lengths": sorted(set(args.lengths)),
-            "new_tokens": args.new_tokens,
-            "rounds": args.rounds,
-            "serving_rounds": args.serving_rounds,
-            "peer": PEER,
-            "ours": OURS,
-        }
-        figures = {"machine": told, "settings": settings, **figures}
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 

@@ -73,7 +73,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         at_least_one("max_seqs", self.max_seqs)
         at_least_one("tp_size", self.tp_size)
-        if self.max_len is not None and (self.max_len != 0 or isinstance(self.max_len, bool)):
+        is_zero = isinstance(self.max_len, int) and self.max_len == 0
+        if self.max_len is not None and (not is_zero or isinstance(self.max_len, bool)):
             at_least_one("max_len", self.max_len)
 
     def copy(self, **changes: object) -> "CacheConfig":

@@ -5,7 +5,7 @@ queue, no budget and no model. The sequence itself owns its length: memory is to
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tutorial_engine.model.attention import KVCache
 from tutorial_engine.model.batch import Allocation
@@ -22,6 +22,7 @@ class SequenceMemory(NamedTuple):
     slots: tuple[int, ...] = ()
 
 
+@runtime_checkable
 class KVCacheManager(Protocol):
     """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout.
 

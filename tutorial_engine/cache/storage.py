@@ -15,6 +15,8 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Batch, Slots
 
+LONG = 1024  # slots: a shorter copy costs less than to look up the memory that is kept
+
 
 class KVStorage:
     """Per layer a K tensor and a V tensor, addressed by slot and by nothing else.
@@ -41,7 +43,7 @@ class KVStorage:
                     torch.empty(spec.num_layers, *axes, dim, dtype=spec.dtype, device=device)
                     for dim in (spec.k_head_dim, spec.v_head_dim)
                 )
-        except RuntimeError as error:  # PyTorch's allocator
+        except (RuntimeError, TypeError) as error:  # PyTorch's allocator; sizes beyond 64 bits
             raise ValueError(
                 f"no memory for {num_slots:,} slots of {spec.bytes_per_token:,} bytes "
                 f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "
@@ -97,7 +99,7 @@ class KVStorage:
     def read(self, layer: int, slots: Slots, keep: bool = False) -> tuple[Tensor, Tensor]:
         """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies.
 
-        With `keep` the copies are in memory that is kept for the next reading: good until then.
+        With `keep` long copies are in memory that is kept for the next reading: good until then.
         """
         k, v = self._k_of[layer], self._v_of[layer]
         if isinstance(slots, slice):
@@ -105,7 +107,7 @@ class KVStorage:
             k = k.narrow(self._slot_axis, start, length)
             v = v.narrow(self._slot_axis, start, length)
         else:
-            if keep:
+            if keep and slots.numel() >= LONG:
                 k, v = self._gather(0, k, slots), self._gather(1, v, slots)
             else:
                 k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
@@ -117,9 +119,9 @@ class KVStorage:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Write the batch's K and V where it says; then each sequence's own, as `read` gives them.
 
-        Scattered slots are copied together when their sequence's turn comes, always into the same
-        memory: to ask the system for so much each time costs more than the copy. So a pair is good
-        until the next one is asked for.
+        Scattered slots are copied together when their sequence's turn comes, long ones always into
+        the same memory: to ask the system for so much each time costs more than the copy. So a pair
+        is good until the next one is asked for.
         """
         if batch.slot_mapping is None:
             raise ValueError("this batch has no slots: get it from Batch.from_allocations")

@@ -3,7 +3,6 @@
 Knows how scheduler, runner, samplers and trace work together; decides nothing itself.
 """
 
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from tqdm.auto import tqdm
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.checks import check_time
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
 from tutorial_engine.engine.delivery import Inbox, Update, interrupts_wait
 from tutorial_engine.engine.intake import (
@@ -95,6 +95,10 @@ class LLMEngine:
         self.config = replace(config, max_model_len=rows.length_for(model.config))
         if memory is None:
             memory = StaticKVCache.from_config(model.config, rows, trace)
+        elif not isinstance(memory, KVCacheManager):
+            raise ValueError(
+                f"memory must be a KVCacheManager (rows, pages, cells), got {memory!r}"
+            )
         elif trace is not None and trace is not memory.trace:
             raise ValueError(
                 "this memory was made without that recorder, so its blocks would be absent from "
@@ -116,8 +120,8 @@ class LLMEngine:
         self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
         self._inbox = Inbox(self._fail)
         self._in_step, self._thread = False, 0  # who runs the step that is under way
-        self._take_memory()
         self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
+        self._take_memory()
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
 
@@ -174,8 +178,7 @@ class LLMEngine:
         return next(x for x in self._names if self.requests.keys().isdisjoint(sample_ids(x, n)))
 
     def _enter(self, group: SampleGroup, arrival: float) -> None:
-        if not math.isfinite(arrival):
-            raise ValueError(f"arrival must be a time in seconds, got {arrival}")
+        check_time("arrival", arrival)
         samples = {sample.request_id: sample for sample in group.samples}
         if here := sorted(samples.keys() & self.requests.keys()):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
@@ -206,7 +209,7 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request in any state, now, with all its samples. The end comes like a token."""
-        if request_id not in self.requests:
+        if not isinstance(request_id, str) or request_id not in self.requests:
             raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
         with interrupts_wait():
             left = [s for s in self.requests[request_id].group.samples if not s.is_over]
@@ -382,8 +385,6 @@ class LLMEngine:
                 if self.requests.get(group.request_id) in group.samples:
                     self.abort(group.request_id)
                 self._inbox.drop(group)
-
-    # -- looking in
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""

@@ -50,6 +50,7 @@ class Intake:
         """
         if not isinstance(request_id, str) or not request_id:
             raise ValueError(f"a request_id is a text that is not empty, got {request_id!r}")
+        check_text("request_id", request_id)
         if not isinstance(params, SamplingParams | None):
             raise ValueError(f"params must be SamplingParams, got {params!r}; an id is request_id=")
         if isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt):
@@ -67,6 +68,9 @@ class Intake:
         if sampler is None:
             sampler = [Sampler(one, self.eos_token_ids) for one in own]
         samplers = [sampler] if isinstance(sampler, Sampler) else sampler
+        known = isinstance(samplers, list | tuple) and all(isinstance(s, Sampler) for s in samplers)
+        if not known:
+            raise ValueError(f"sampler must be a Sampler, or a list of them, got {sampler!r}")
         if len(samplers) != params.n:
             raise ValueError(f"{params.n} continuations, but {len(samplers)} samplers")
         room = self.max_len - len(token_ids)

@@ -126,7 +126,7 @@ def check_packages(requirements: Iterable[str] | None = None) -> Iterator[Findin
             requirements = importlib.metadata.requires("tutorial-engine") or ()
         except importlib.metadata.PackageNotFoundError:
             yield Finding(Mark.WARN, "tutorial-engine runs, but is not installed", INSTALL)
-            requirements = ("torch>=2.8", "safetensors>=0.5", "tokenizers>=0.21")
+            requirements = ("torch>=2.13", "safetensors>=0.5", "tokenizers>=0.21")
     for requirement in requirements:  # such as: jupyterlab>=4.4; extra == 'notebooks'
         parts = re.fullmatch(
             r"([\w.-]+)>=([\d.]+)(?:\s*;\s*extra == ['\"](\w+)['\"])?", requirement

@@ -9,5 +9,6 @@ from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.learn.yours import yours
 
-__all__ = ["OwnEngine", "OwnServer", "Predictions", "check_close", "show_source"]
+__all__ = ["OwnEngine", "OwnServer", "Predictions", "check_close", "show_source", "yours"]

@@ -23,6 +23,8 @@ from tutorial_engine.viz.tokens import escape
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION\n?", re.M | re.S)
 MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
+MEASURED = "nbval-ignore-output"  # the tag of cells whose output depends on the machine
+ELSEWHERE = "<p>Measured once, when this notebook was built. Your run has other numbers.</p>"
 REPOSITORY = "https://github.com/OWNER/tutorial_engine"
 INSTALL = f"""# On Google Colab this installs the package. Anywhere else it does nothing.
 import subprocess
@@ -106,6 +108,8 @@ def answers(solved: NotebookNode, shown: NotebookNode) -> dict[str, NotebookNode
             if kind == "reveal":
                 hidden = [one for one in cell.outputs if _picture(one) not in seen - {None}]
                 inside = "".join(map(_as_html, hidden))
+                if MEASURED in cell.metadata.get("tags", []):
+                    inside += ELSEWHERE
                 folded = f"<details><summary>Answer</summary>{inside}</details>"
                 data = {"text/plain": "The answer is folded.", "text/html": folded}
                 found[name] = nbformat.v4.new_output("display_data", data)

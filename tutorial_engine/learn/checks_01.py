@@ -88,7 +88,12 @@ def _wrong_attention(
     q, k, v = _random(q_len, size), _random(kv_len, size), _random(kv_len, size) + 1
     mask = causal_mask(q_len, kv_len)
     want = _shares(q, k, mask) @ v
-    got = function(*_copies(q, k, v, mask))
+    try:
+        got = function(*_copies(q, k, v, mask))
+    except TypeError as error:
+        if "sqrt" not in str(error):
+            raise
+        return Verdict(False, f"attention: {error}. D is a plain number: write D ** 0.5")
     bad = not_done("attention", got, function)
     if bad is not None:
         return bad
@@ -108,6 +113,12 @@ def _wrong_attention(
     why = _first_that_fits(got, _attention_slips(q, k, v, mask))
     if why is not None:
         return Verdict(False, f"attention: {why}")
+    if bool(got.isnan().all()):
+        return Verdict(
+            False,
+            "attention: NaN everywhere; 0 times −inf is NaN, so set the forbidden scores with "
+            "masked_fill(~mask, ...)",
+        )
     if bool(got.isnan().any()):
         return Verdict(False, "attention: NaN; are forbidden scores −inf BEFORE the softmax?")
     if size != 8:
@@ -138,6 +149,10 @@ def _shares(
 def _attention_slips(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Named:
     size = q.shape[-1]
     yield _shares(q, k, None) @ v, "the mask has no effect; queries see the future"
+    yield (
+        (q @ k.T / size**0.5).exp() * mask @ v,
+        "the shares do not add up to 1; divide exp(score) by the sum over the keys: softmax",
+    )
     yield _shares(q, k, mask, 1.0) @ v, "the scores are not divided by √D"
     yield _shares(q, k, mask, 1 / size) @ v, "the scores are divided by D; divide by √D"
     yield _shares(q, k, mask, size**0.5) @ v, "the scores are multiplied by √D; divide by it"
@@ -218,6 +233,45 @@ def _wrong_mask(
     return Verdict(
         False, said + f"a query sees up to {seen} keys; {most} expected, itself included"
     )
+
+
+# -- kv_head --------------------------------------------------------------------------------------
+
+
+def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
+    """Check a learner's function(h, num_heads, num_kv_heads) → the K/V head of query head h."""
+
+    def run() -> Verdict:
+        for num_heads, num_kv_heads in ((6, 2), (16, 8), (8, 1), (4, 4)):
+            heads, group = range(num_heads), num_heads // num_kv_heads
+            got = [function(h, num_heads, num_kv_heads) for h in heads]
+            bad = not_done("kv_head", next((x for x in got if x is None), got[0]), function)
+            if bad is not None:
+                return bad
+            got = [x.item() if hasattr(x, "item") else x for x in got]
+            want = [h // group for h in heads]
+            if got == want and all(isinstance(x, int) for x in got):
+                continue
+            where = f"kv_head ({num_heads} query heads, {num_kv_heads} K/V heads): got {got}"
+            named = {
+                "h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the "
+                "group": [h % num_kv_heads for h in heads],
+                "divide by the size of a group, num_heads // num_kv_heads, not by the number of "
+                "K/V heads": [h // num_kv_heads for h in heads],
+                "this is the size of a group; in which group is head h?": [group] * num_heads,
+                "this is the query head itself": [*heads],
+                "a group has 3 heads in this model only; compute its size": [h // 3 for h in heads],
+                "this is the place inside the group": [h % group for h in heads],
+                "this is the first query head of the group": [h // group * group for h in heads],
+            }
+            whole = all(isinstance(x, int) for x in got)
+            why = next((why for why, wrong in named.items() if got == wrong), f"expected {want}")
+            if not whole:
+                why = "a head has a whole number: divide with //"
+            return Verdict(False, f"{where}; {why}")
+        return Verdict(True, "kv_head: 6/2, 16/8, 8/1 and 4/4 heads")
+
+    return guarded("kv_head", run, function)
 
 
 # -- rope -----------------------------------------------------------------------------------------
@@ -338,6 +392,7 @@ def _wrong_projection(
 
     with _explained(explain):
         got = function(*_copies(x, w_q, w_k, w_v), head_dim)
+        got = tuple(got) if isinstance(got, Iterator) else got
     bad = not_done("project", got, function)
     if bad is not None:
         return bad
@@ -577,7 +632,7 @@ def _slipped_heads(slip: str, h: Tensor, w: LayerWeights, angles: Tensor, attend
 
 
 def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
-    """Check a learner's function(weights [2·period, 2·period], period) → mean share, 0..1."""
+    """Check a learner's function(shares [2·period, 2·period], period) → mean share, 0..1."""
 
     def run() -> Verdict:
         for period in (5, 3):
@@ -592,9 +647,9 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
 
 
 def _wrong_score(
-    function: Callable[[Tensor, int], Tensor | float], weights: Tensor, period: int
+    function: Callable[[Tensor, int], Tensor | float], shares: Tensor, period: int
 ) -> Verdict | None:
-    got = function(weights.clone(), period)
+    got = function(shares.clone(), period)
     bad = not_done("induction_score", got, function)
     if bad is not None:
         return bad
@@ -602,22 +657,22 @@ def _wrong_score(
         return Verdict(
             False,
             f"induction_score must return one number, got shape {list(got.shape)}; pick one share "
-            "for each query, weights[queries, keys], and take their mean",
+            "for each query, shares[queries, keys], and take their mean",
         )
     second = torch.arange(period, 2 * period)
-    right = weights[second, second - period + 1]
+    right = shares[second, second - period + 1]
     if close(torch.tensor(float(got)), right.mean(), 1e-5):
         return None
     named = (
         (right.sum(), "the sum of the shares; take their mean"),
         (
-            weights[second, second - period].mean(),
+            shares[second, second - period].mean(),
             "the earlier place of the same token; the right place is the token after it",
         ),
-        (weights[second, second - period - 1].mean(), "the token before it; take the token after"),
-        (weights[second, second].mean(), "what each token gives to itself"),
-        (weights[second, second - 1].mean(), "what each token gives to the one before it"),
-        (weights[second - period + 1, second].mean(), "row and column are swapped; row = query"),
+        (shares[second, second - period - 1].mean(), "the token before it; take the token after"),
+        (shares[second, second].mean(), "what each token gives to itself"),
+        (shares[second, second - 1].mean(), "what each token gives to the one before it"),
+        (shares[second - period + 1, second].mean(), "row and column are swapped; row = query"),
     )
     for wrong, why in named:
         if close(torch.tensor(float(got)), wrong, 1e-5):

@@ -14,6 +14,7 @@ import torch
 
 from tutorial_engine.learn.checks_01 import (
     check_attention,
+    check_kv_head,
     check_layer,
     check_project,
     check_rope,
@@ -44,6 +45,7 @@ CHECKS: dict[str, Checks] = {
     "01": {
         "window_mask": check_window_mask,
         "attention": check_attention,
+        "kv_head": check_kv_head,
         "rope": check_rope,
         "project": check_project,
         "layer": check_layer,

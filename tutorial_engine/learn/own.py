@@ -93,6 +93,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return naive_attention(q[:, None], k[:, None], v[:, None], mask).out[:, 0]
 
 
+def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
+    """The K/V head that query head h reads: neighbouring query heads share one (GQA)."""
+    return h // (num_heads // num_kv_heads)
+
+
 def rope(x: Tensor, angles: Tensor) -> Tensor:
     """x [T, heads, D] turned by angles [T, D / 2] in radians."""
     return apply_rope(x, angles.cos()[:, None], angles.sin()[:, None])
@@ -169,7 +174,7 @@ def why_finished(
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part
     for part in (
-        *(window_mask, attention, rope, project, layer),
+        *(window_mask, attention, kv_head, rope, project, layer),
         *(MyCache, run_new, keep_top_p, why_finished),
     )
 }
@@ -179,9 +184,9 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 class OwnAttention:
-    """An attention backend of the parts `attention` and `window_mask`: one head after the other.
+    """An attention backend of the parts `attention`, `kv_head` and `window_mask`, head by head.
 
-    Query head h reads K/V head h // group. With a window it sees no farther back than that.
+    With a window a query sees no farther back than that.
     """
 
     def __init__(self, parts: Parts, cache: KVCache, window: int | None = None) -> None:
@@ -197,16 +202,17 @@ class OwnAttention:
             with self.parts.blamed("MyCache"):
                 contexts = cast_to(list(self.cache.update(layer, k, v, batch)), k.dtype)
         pairs = zip(q.split(batch.query_lens), contexts, strict=True)
-        return torch.cat([self._one_sequence(q_s, *kv) for q_s, kv in pairs])
+        return torch.cat([self.one_sequence(q_s, *kv) for q_s, kv in pairs])
 
-    def _one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = q.shape[1] // k.shape[1]
+    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [q, H, D] of one sequence, all its k and v [kv, H_kv, D] → [q, H, D]."""
+        num_heads, num_kv_heads = q.shape[1], k.shape[1]
         mask = self.parts("window_mask", len(q), len(k), self.window or len(k))
-        heads = [
-            self.parts("attention", q[:, h], k[:, h // group], v[:, h // group], mask)
-            for h in range(q.shape[1])
-        ]
-        return torch.stack(heads, dim=1)
+        heads = []
+        for h in range(num_heads):
+            at = self.parts("kv_head", h, num_heads, num_kv_heads)
+            heads.append(self.parts("attention", q[:, h], k[:, at], v[:, at], mask))
+        return torch.stack(heads, dim=1)  # [q, H, D]
 
 
 class OwnModel(Qwen3ForCausalLM):
@@ -337,7 +343,7 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
-IN_01 = ("window_mask", "attention", "rope", "project", "layer")
+IN_01 = ("window_mask", "attention", "kv_head", "rope", "project", "layer")
 
 
 class OwnEngine(PartsHolder):
@@ -360,6 +366,12 @@ class OwnEngine(PartsHolder):
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
         return OwnRunner(self.model, self.cached, window)
+
+    def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
+        """The learner's parts over another model's weights; it must have the same vocabulary."""
+        moved = OwnEngine(model, self.tokenizer, cached=True)
+        moved.parts.own |= self.parts.own
+        return moved
 
     def generate(
         self, prompt: str, params: SamplingParams | None = None, window: int | None = None
@@ -401,3 +413,22 @@ class OwnEngine(PartsHolder):
         if window is None:
             many = len(wanted.token_ids)
             print(f"✔ {many} of {many} tokens are those of the package's engine.")
+
+    def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
+        """Print the story that these functions tell, past every check; none stays in the model.
+
+        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name.
+        """
+        unknown = sorted({*parts} - {*PARTS})
+        if unknown:
+            raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
+        mine, own = self.parts.own, {**self.parts.own, **parts}
+        if {"project", "rope"} & {*parts} and "layer" not in parts:
+            own.pop("layer", None)  # the learner's calls its own ones, past these
+        self.parts.own = own
+        try:
+            print(prompt + self.generate(prompt).checker.text)
+        except Exception as error:  # nobody has checked what runs here
+            print(f"✘ {error}")
+        finally:
+            self.parts.own = mine

@@ -41,7 +41,14 @@ from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
 
-IN_MODEL = ("project", "rope", "layer", "attention", "window_mask")  # parts of notebook 01
+IN_MODEL = (
+    "project",
+    "rope",
+    "layer",
+    "attention",
+    "kv_head",
+    "window_mask",
+)  # parts of notebook 01
 EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {

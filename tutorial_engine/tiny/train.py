@@ -198,8 +198,10 @@ def train(args: argparse.Namespace) -> None:
     print(f"{args.steps} steps in {minutes:.1f} min, written to {args.out}")
 
 
-def hugging_face_tensors(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
-    """The weights in bf16 under transformers' names: q/k/v and gate/up apart again."""
+def hugging_face_tensors(
+    model: Qwen3ForCausalLM, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Tensor]:
+    """The weights in this dtype under transformers' names: q/k/v and gate/up apart again."""
     config = model.config
     q_rows, kv_rows = (
         n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -210,7 +212,7 @@ def hugging_face_tensors(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
     }
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        weight = parameter.detach().to(torch.bfloat16)
+        weight = parameter.detach().to(dtype)
         ours = next((m for m in sizes if m in name), None)
         if ours is None:
             tensors[name] = weight

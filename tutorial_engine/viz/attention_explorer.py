@@ -100,7 +100,7 @@ class AttentionExplorer(Explorer):
 
     def _grid(self, layers: int, heads: int) -> widgets.Widget:
         """A button for each head, a row for each layer."""
-        children = [widgets.Label("every head's largest weight:"), *map(_label, range(heads))]
+        children = [widgets.Label("every head's largest share:"), *map(_label, range(heads))]
         for layer in range(layers):
             children.append(widgets.Label(f"layer {layer}"))
             children += [self.heads[layer, head] for head in range(heads)]
@@ -156,12 +156,10 @@ class AttentionExplorer(Explorer):
     def scene(self, step: int) -> Scene:
         """The head's map with the query's row framed, that row as bars, and the predictions."""
         scene = Sheet(WIDE, TOP + SIDE + 34, tip_at=(LEFT, TOP + SIDE + 24))
-        scene.hint = "hover over the map or a bar to read its weight"
+        scene.hint = "hover over the map or a bar to read its share"
         layer, head = self.value("layer"), self.value("head")
         scene.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
-        group = self.model.config.group_size
-        reads = f"this head reads K/V head {head} // {group} = {head // group}"
-        scene.note("gqa", 10, 40, f"query {step} of {self.num_steps - 1} · {reads}", 12)
+        scene.note("step", 10, 40, f"query {step} of {self.num_steps - 1}", 12)
         weights = self._now()
         best = weights[step].index(max(weights[step]))
         self._map(scene, step, best, weights)
@@ -171,7 +169,7 @@ class AttentionExplorer(Explorer):
         return scene
 
     def _legend(self, scene: Sheet, x: float) -> None:
-        scene.note("least", x - 6, 20, "weight 0", **RIGHT)
+        scene.note("least", x - 6, 20, "share 0", **RIGHT)
         scene.colour_scale("scale", (x, 10, 121, 12), 11)
         scene.note("most", x + 127, 20, "1")
         scene.cell("forbidden", (x + 160, 10, 20, 12), "reserved", rx=0)
@@ -210,7 +208,7 @@ class AttentionExplorer(Explorer):
         for row in range(self.num_steps):
             who = self._who(row)
             for key, weight in enumerate(weights[row][: row + 1]):
-                tip = f"{who} → key {key} “{self.labels[key]}”: weight {weight:.3f}"
+                tip = f"{who} → key {key} “{self.labels[key]}”: share {weight:.3f}"
                 box = (LEFT + key * pitch, TOP + row * pitch, pitch, pitch)
                 scene.rect(f"w{row}.{key}", box, shade(weight), tip, class_="te-cell")
 
@@ -230,7 +228,7 @@ class AttentionExplorer(Explorer):
             scene.add(f"level{level}", "path", d="".join(f"{p}{square}" for p in places), **look)
         for row in range(self.num_steps):
             key = max(range(row + 1), key=weights[row].__getitem__)
-            tip = f"{self._who(row)} → most to key {key} “{self.labels[key]}”: weight "
+            tip = f"{self._who(row)} → most to key {key} “{self.labels[key]}”: share "
             box = (LEFT, TOP + row * pitch, (row + 1) * pitch, pitch)
             scene.rect(f"w{row}", box, "transparent", f"{tip}{weights[row][key]:.3f}")
 
@@ -258,14 +256,14 @@ class AttentionExplorer(Explorer):
                 tip = f"{name}: later, hidden"
                 scene.cell(f"later{key}", box, "reserved", tip=tip, rx=0, stroke="none")
             else:
-                self._bar(scene, str(key), box, weights[key], f"{name}: weight {weights[key]:.3f}")
+                self._bar(scene, str(key), box, weights[key], f"{name}: share {weights[key]:.3f}")
         others = step + 1 - len(keys)
         if others > 0:
             rest, y = sum(weights) - sum(weights[key] for key in keys), TOP + len(keys) * pitch
             words = f"{others} other keys"
             scene.note("others", BARS - 6, y + pitch / 2 + 4.3, words, 12, **RIGHT)
             box = (BARS, y + 0.15 * pitch, NUMBERS, 0.7 * pitch)
-            self._bar(scene, "others", box, rest, f"{words} together: weight {rest:.3f}")
+            self._bar(scene, "others", box, rest, f"{words} together: share {rest:.3f}")
         return TOP + (keys.index(best) + 0.5) * pitch
 
     def _bar(

@@ -5,13 +5,13 @@ Every caption is computed from the same numbers that are drawn.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullFormatter
 from torch import Tensor
 
 from tutorial_engine.tiny.train import RANDOM_ROWS, ROWS
@@ -19,7 +19,6 @@ from tutorial_engine.viz.charts import HATCH, MIDDLE, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import (
     BLUE,
-    DASHES,
     GREEN,
     INK,
     MAGNITUDE,
@@ -118,7 +117,7 @@ def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Pic
     ax.set(xlabel="key", ylabel="query", title=title)
     frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
     ax.add_patch(frame)
-    figure.colorbar(image, ax=ax, label="weight (white = forbidden)", shrink=0.7)
+    figure.colorbar(image, ax=ax, label="share (white = forbidden)", shrink=0.7)
     best = int(weights[-1].argmax())
     return finish(
         figure,
@@ -169,7 +168,7 @@ def training_picture(
     lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
     words = f"pure guessing: {guessing:.2f} (left axis)"
     lines += [ax.axhline(guessing, color=QUIET, linewidth=1, linestyle=":", label=words)]
-    ax.set(xlabel="training step", ylabel="loss (nats per token)", ylim=(0, 7))
+    ax.set(xlabel="training step", ylabel="loss", ylim=(0, 7))
     right = ax.twinx()
     best = "best induction score (right axis)"
     lines += right.plot(steps, induction, "-.", color=GREEN, linewidth=2.2, label=best)
@@ -228,14 +227,19 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
         if column == 0:
             words = f"pair {pairs[row]}\n{frequency:.4g} rad\na position"
             ax.set_ylabel(words, fontsize=9, rotation=0, ha="right", va="center")
-    slow, fast = float(inv_freq[-1]), float(inv_freq[0])
-    turns = positions[-1] / (2 * np.pi)
+    fast, slow = float(inv_freq[0]), float(inv_freq[-1])
+    one, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))
     return finish(
         figure,
-        f"One step turns pair 0 by {fast:.0f} rad, pair {pairs[-1]} by {slow:.5f} rad: "
-        f"at position {positions[-1]} they have gone round {fast * turns:.2f} and "
-        f"{slow * turns:.4f} times.",
+        f"Hands turn anticlockwise, from the right. Pair 0 looks most alike at positions {one} and "
+        f"{other}: its hands are {_between(fast, one, other):.2f} rad apart; those of pair "
+        f"{pairs[-1]} are {_between(slow, one, other):.2g} rad apart there.",
     )
+
+
+def _between(speed: float, one: int, other: int) -> float:
+    """The angle between the hands of two positions, 0 .. π."""
+    return abs(math.remainder((one - other) * speed, 2 * math.pi))
 
 
 def _clock(ax: Axes, angle: float, color: str) -> None:
@@ -267,23 +271,4 @@ def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[flo
         figure,
         f"The same query and key, put at {len(curves)} different places: the {len(curves)} "
         f"curves {verdict}, so only the distance counts.",
-    )
-
-
-@house_style()
-def dtype_picture(positions: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Picture:
-    """Worst angle error in radians against position, for frequencies kept in several dtypes."""
-    figure, (ax,) = panels(8, 3.6)
-    for i, (name, error) in enumerate(errors.items()):
-        ax.plot(positions, error, label=name, color=SERIES[i], linestyle=DASHES[i], linewidth=2)
-    ax.axhline(np.pi, color=QUIET, linewidth=1, label="π: opposite direction")
-    ax.set(yscale="log", xlabel="position", ylabel="worst angle error (rad), logarithmic")
-    ax.yaxis.set_major_formatter(PLAIN)
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.legend(loc="center right", fontsize=9)
-    last = ", ".join(f"{name} {error[-1]:.1g}" for name, error in errors.items())
-    return finish(
-        figure,
-        f"Error of the worst pair at position {positions[-1]}, in radians: {last}; an error of π "
-        "means that the hand of this pair points the opposite way.",
     )

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What a cache saves and costs: work, bytes, slots, positions, latency.
+"""Introduced in notebook 02. What a cache saves and costs: work, bytes, positions, latency.
 
 Every caption is computed from the same numbers that are drawn; those of a virtual clock are the
 same on every machine.
@@ -6,7 +6,7 @@ same on every machine.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, combinations, pairwise, takewhile
+from itertools import combinations, pairwise, takewhile
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -28,7 +28,6 @@ from tutorial_engine.viz.charts import (
     token_cell,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.style import (
     BLUE,
     INK,
@@ -42,8 +41,6 @@ from tutorial_engine.viz.style import (
 )
 from tutorial_engine.viz.words import num_bytes, si
 
-CELLS = 64  # a row of more slots is drawn as one bar
-NUMBERED = 24  # slots of a row that have room for their numbers
 NOISE = 1.1  # two measured times that differ by a smaller factor count as equal
 WIDEST = 40  # tokens side by side
 VIRTUAL = "on a virtual clock (1 unit per token run)"
@@ -119,56 +116,6 @@ def bytes_picture(rows: Sequence[tuple[str, float, float | None]]) -> Picture:
 
 
 @house_style()
-def fill_picture(rows: Sequence[tuple[str, int, int]]) -> Picture:
-    """Rows of a static cache, (title, slots used, slots in the row): hatched = reserved, empty.
-
-    Short rows show each slot's number, under its position. ValueError for a row that holds more
-    than it has.
-    """
-    bad = [row for row in rows if not 0 <= row[1] <= row[2] or not row[2]]
-    if bad or not rows:
-        raise ValueError(f"each row needs 0 ≤ used ≤ its slots, at least one; got {bad or rows}")
-    most = max(slots for _, _, slots in rows)
-    firsts = [0, *accumulate(slots for _, _, slots in rows)]  # slot of each row's position 0
-    is_numbered = most <= NUMBERED
-    figure, (ax,) = panels(8.5, (0.55 if is_numbered else 0.42) * len(rows) + 1.2)
-    for y, ((_, used, slots), first) in enumerate(zip(rows, firsts, strict=False)):
-        each = 1 if most <= CELLS else slots  # cells, where they can be seen
-        bar = ax.barh(y, slots, 0.72, edgecolor="#aeb8bf", **HATCH)
-        label_bars(ax, bar, [f"{used} of {slots}"])
-        ax.barh(y, used, 0.72, color=tint(SERIES[y % len(SERIES)], 0.5))
-        places = range(0, slots, each)
-        ax.barh([y] * len(places), each, 0.72, places, fill=False, edgecolor="#8a959d")
-        if is_numbered:
-            for position in range(slots):
-                paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
-                bold = {"fontweight": "bold"} if position < used else {"bbox": paper}
-                ax.text(position + 0.5, y, str(first + position), fontsize=8.5, **bold, **MIDDLE)
-    rows_of_bars(ax, [title for title, _, _ in rows], 1.16 * most)
-    ax.set_xlabel("slots of the row")
-    if is_numbered:
-        ax.xaxis.tick_top()
-        ax.xaxis.set_label_position("top")
-        ax.set_xticks([p + 0.5 for p in range(most)], [str(p) for p in range(most)])
-        ax.set_xlabel("position in the sequence (the number in a cell is its slot)", loc="left")
-        ax.spines[["left", "bottom"]].set_visible(False)
-        ax.tick_params(left=False, top=False)
-    else:
-        marks = MaxNLocator(integer=True).tick_values(0, most)
-        ax.set_xticks([int(mark) for mark in marks if 0 <= mark <= most])
-        no_axis(ax, "left")
-    used, slots = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    said = (
-        f"{len(rows)} rows have {slots} slots; {used} are used and {slots - used} "
-        f"({100 * (slots - used) / slots:.0f} %) are reserved and empty (hatched)"
-    )
-    if is_numbered and len(rows) > 1:
-        last = len(rows) - 1
-        said += f". Position 0 of row {last} is in slot {firsts[last]}"
-    return finish(figure, f"{said}.")
-
-
-@house_style()
 def positions_picture(
     right: Sequence[int],
     wrong: Sequence[int],
@@ -177,7 +124,8 @@ def positions_picture(
 ) -> Picture:
     """The same text decoded from the right and from a wrong start position, token by token.
 
-    Each sequence has a position and a label a token. Framed: tokens that are not the same.
+    Each sequence has a position and a label a token. The first position that is not the same begins
+    the decoded tokens. Marked in both rows: pairs of tokens that are not the same.
     """
     lengths = [len(x) for x in (right, wrong, labels_right, labels_wrong)]
     if len(set(lengths)) != 1 or not lengths[0]:
@@ -188,23 +136,25 @@ def positions_picture(
     off = [i for i, (a, b) in enumerate(zip(right, wrong, strict=True)) if a != b]
     wide = 1 + max(_places(positions)[-1] for positions in (right, wrong))
     tall = cell_height([*labels_right, *labels_wrong])
-    figure, (ax,) = panels(max(0.5 * wide + 1.2, 6.5), 0.5 * (2 * tall + 3.05) + 0.5)
-    _strip(ax, 0, tall, "right", right, labels_right, [False] * len(differ))
+    figure, (ax,) = panels(max(0.5 * wide + 1.2, 6.5), 0.5 * (2 * tall + 3.55) + 0.5)
+    _strip(ax, 0, tall, "right", right, labels_right, differ)
     _strip(ax, tall + 1.5, tall, "wrong", wrong, labels_wrong, differ)
     start = "Both start to decode at the same position"
     if off:
         place = _places(right)[off[0]]
-        ax.text(place + 0.1, -0.25, "decoded, from here on →", va="center", fontsize=9)
+        ax.text(place + 0.1, -0.75, "decoded, from here on →", va="center", fontsize=9)
         a, b = right[off[0]], wrong[off[0]]
         start = (
             f"From position {a} on the wrong positions are off by {b - a:+d} ({b} instead of {a})"
         )
-    ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -0.55), aspect="equal")
+    ax.set(xlim=(-1.9, max(wide, 11)), ylim=(2 * tall + 2.5, -1.05), aspect="equal")
     ax.axis("off")
-    said = f"{sum(differ)} of {len(differ)} tokens differ" + " (marked ≠)" * any(differ)
-    if any(differ):
-        i = differ.index(True)
-        said += f", the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"
+    begin, decoded = (off[0], "decoded ") if off else (0, "")
+    others = [i for i in range(begin, len(differ)) if differ[i]]
+    said = f"{len(others)} of {len(differ) - begin} {decoded}tokens differ"
+    if others:
+        i = others[0]
+        said += f" (marked ≠), the first is “{labels_wrong[i]}” instead of “{labels_right[i]}”"
     return finish(figure, f"{start}; {said}.")
 
 
@@ -279,10 +229,7 @@ def _told(lines: Lines, title: str, unit: str) -> str:
         way = f"goes from {_number(first)} at {start} tokens to {_number(last)} at {end}"
         parts.append(f"{name} " + (way if len(line) > 1 else f"{_number(last)} at {end} tokens"))
     equal = [f"{a} and {b} are equal at about {n:.0f}" for a, b, n, _ in crossings(lines)]
-    equal += [
-        f"up to {n} tokens {a} and {b} differ by less than {100 * (NOISE - 1):.0f} %"
-        for a, b, n in _alike(lines)
-    ]
+    equal += [f"up to {n} tokens {a} and {b} take about the same time" for a, b, n in _alike(lines)]
     return f"{title}, {unit} per token: {', '.join([*parts, *equal])}"
 
 

@@ -5,12 +5,14 @@ without running it is the same scene as a PNG with its caption. Knows no lesson.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import ipywidgets as widgets
 
 from tutorial_engine.checks import check_text
 from tutorial_engine.viz.picture import WIDGET_VIEW, Picture, bundle
+from tutorial_engine.viz.player import Frame, save_player
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
 
@@ -50,13 +52,14 @@ class Explorer:
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.back = button("◀", "one step back", lambda: self._go(-1), "44px")
         self.forward = button("▶", "one step on", lambda: self._go(1), "44px")
+        page = button("save as a page", f"writes {self.page}", self._save_page)
         self.view = widgets.VBox(
             [
                 widgets.HTML(f"<b>{escape(self.title)}</b>"),
                 row(parameters.values()),
                 *([row(self.buttons.values())] if self.buttons else []),
                 *([panel] if panel else []),
-                widgets.HBox([self.play, self.back, self.forward, self.slider]),
+                widgets.HBox([self.play, self.back, self.forward, self.slider, page]),
                 self._message_html,
                 self._scene_html,
                 self._caption_html,
@@ -130,6 +133,26 @@ class Explorer:
         """What is shown now, as a Picture."""
         return self.shown.picture(self.shown_caption, self.zoom)
 
+    def player(self, path: str | Path) -> Path:
+        """Write all steps of what is shown as one HTML page that needs nothing else → its path.
+
+        ValueError for a folder that is not there.
+        """
+        frames = [Frame(self.scene(step), self.caption(step)) for step in range(self.num_steps)]
+        return save_player(frames, path, self.title, step_name=self.step_name, start=self.step)
+
+    @property
+    def page(self) -> str:
+        """The file that the button writes, in the folder of the notebook."""
+        return f"{self.title.lower().replace(' ', '-')}.html"
+
+    def _save_page(self) -> None:
+        path = self.player(self.page)
+        self._message_html.value = (
+            f'<div role="status">Saved as <b>{escape(path.name)}</b>, beside the notebook. '
+            "It opens in any browser, without this notebook.</div>"
+        )
+
     def turn(self, **values: Any) -> None:
         """Move several knobs as one change: one rerun, one drawing."""
         self._changing = True
@@ -161,7 +184,7 @@ class Explorer:
             return
         finally:
             self._changing = False
-        self.error = self._message_html.value = ""
+        self.error = ""
         last = self.num_steps - 1
         if self.slider.max != last:
             self._changing = True  # several knobs move; draw once, after the last of them
@@ -173,6 +196,8 @@ class Explorer:
     def _draw(self) -> None:
         if self._changing:
             return
+        if not self.error:
+            self._message_html.value = ""  # that a page was saved
         self.shown, self.shown_caption = self.scene(self.step), self.caption(self.step)
         self._scene_html.value = self.shown.svg()
         caption = escape(self.shown_caption)

@@ -4,28 +4,26 @@ Every shape and number is read from the model, its config or the tensors that ar
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import ConnectionPatch, Rectangle
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
-from tutorial_engine.viz.charts import HATCH, label_bars, panels, rows_of_bars
+from tutorial_engine.viz.charts import HATCH, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.shapes import shape_walk
 from tutorial_engine.viz.style import (
     BLUE,
     INK,
-    MAGNITUDE,
     PAPER,
     QUIET,
     RED,
@@ -36,7 +34,7 @@ from tutorial_engine.viz.style import (
 from tutorial_engine.viz.tokens import cut_label, token_names
 from tutorial_engine.viz.words import counted, listed, numbered, percent
 
-HARMLESS, HARDLY_ANY = 0.9, 0.15  # the part of the first row that an ablation leaves
+HARMLESS = 0.9  # the part of the first row that a harmless ablation leaves
 CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
 Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
 
@@ -132,97 +130,77 @@ def recorded_projection(
     return Projection(kept[0], weights, kept[1].split(sizes))
 
 
-@house_style()
 def qkv_picture(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, ids: Sequence[int], token: int, layer: int = 0
 ) -> Picture:
-    """One token's vector x, the three learned matrices, and its q, k and v cut into heads.
+    """How one number of q comes about: x times a row of W_q; below all of q, k and v, by heads.
 
-    One row of W_q is framed, with x and the number that the two give. To keep the file light, small
-    squares of the matrices are drawn as their mean. `token` is a place in `ids`. ValueError for a
-    token or layer that is not there.
+    `token` is a place in `ids`. ValueError for a token or layer that is not there.
     """
     x, weights, results = recorded_projection(model, ids, token, layer)
     dim = model.config.head_dim
-    label = cut_label(token_names(tokenizer, ids)[ids[token]], 14)
     heads = [len(y) // dim for y in results]
-    ratios = [1.0, *(max(h, 1.6) for h in heads)]
-    figure, grid = panels(
-        9.4, 0.38 * sum(ratios) + 2.6, 4, 2, gridspec_kw={"height_ratios": ratios}
-    )
-    side = math.gcd(4, dim, len(x))
-    small = [_pooled(w, side) for w in weights]
-    # the colours end where all but the largest hundredth of the weights lie
-    most = float(torch.cat(small).abs().flatten().quantile(0.99))
+    label = cut_label(token_names(tokenizer, ids)[ids[token]], 14)
+    row = dim * (heads[0] > 1) + dim // 8  # the one that is shown
+    result = _signed(results[0][row])
+    sheet = Sheet(960, 186 + 22 * sum(heads) + 34 * len(heads))
+    sheet.heading(f"One number of q, for token {token} “{label}” in layer {layer}")
+    rows = {
+        "x": (f"x, {len(x)} numbers", x),
+        "w": (f"× row {row} of W_q", weights[0][row]),
+        "products": ("= products", x * weights[0][row]),
+    }
+    for i, (name, (words, numbers)) in enumerate(rows.items()):
+        _numbers(sheet, name, 44.0 + 34 * i, words, numbers)
+    total = (824.0, 112.0, 126.0, 30.0)
+    sheet.text("sum.words", total[0], 102, f"sum of all {len(x)}:", 12.5)
+    sheet.rect("sum", total, PAPER, rx=3, stroke=RED, stroke_width=2)
+    sheet.inside("sum.value", total, result, 14, **BOLD)
     far = float(torch.cat(results).abs().max())
-    title = f"x: token {token} “{label}” after the norm"
-    _strips(grid[0], x[None], float(x.abs().max()), title)
-    grid[1].axis("off")
-    row = dim * (heads[0] > 1) + dim // 8  # the framed one
-    number = f"{float(results[0][row]):.2f}".replace("-", "−")
-    words = f"Row {row} of W_q, multiplied number by\nnumber with x and added up, gives\none number"
-    look: dict[str, Any] = {"transform": grid[1].transAxes, "va": "center", "fontsize": 10}
-    grid[1].text(0, 0.5, f"{words} of q: {number} (framed).", **look)
-    for i, (name, w, y, count) in enumerate(zip("qkv", small, results, heads, strict=True)):
-        matrix, strips = grid[2 * i + 2], grid[2 * i + 3]
-        title = f"W_{name}: {len(y)} rows of {len(x)} learned numbers"
-        _strips(matrix, w, most, title, (0, len(x), len(y), 0))
-        title = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
-        image = _strips(strips, y.view(count, dim), far, title)
-        for head in range(1, count):
-            matrix.axhline(head * dim, color=PAPER, linewidth=1.5)
-            strips.axhline(head - 0.5, color=PAPER, linewidth=4)
-        names = [f"head {head}" for head in range(count)]
-        matrix.set_yticks([dim * (head + 0.5) for head in range(count)], names, fontsize=9)
-        strips.set_yticks(range(count), names, fontsize=9)
-    _framed_product(grid, row, len(x), dim)
-    bar = figure.colorbar(image, ax=grid, shrink=0.5, aspect=30)
-    bar.set_ticks([-far, 0, far], labels=["negative", "0", "positive"])
+    y, wide = 180.0, 660 / dim
+    for name, matrix, values, count in zip("qkv", weights, results, heads, strict=True):
+        made = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
+        sheet.text(
+            f"{name}.title", 150, y, f"{made}; W_{name} has {len(matrix)} rows", 12.5, **BOLD
+        )
+        for i, value in enumerate(values.tolist()):
+            head, column = divmod(i, dim)
+            box = (150 + column * wide, y + 8 + 22 * head, wide, 20.0)
+            sheet.rect(f"{name}{i}", box, shade(part_of(value, (-far, far))))
+            if column == 0:
+                sheet.text(f"{name}.head{head}", 142, box[1] + 15, f"head {head}", 12, **RIGHT)
+        if name == "q":
+            framed = (150 + row % dim * wide, y + 8 + 22 * (row // dim), wide, 20.0)
+            sheet.outline("framed", framed, 1, stroke=RED)
+        y += 34 + 22 * count
+    sheet.colour_scale("scale", (824, 214, 126, 14))
+    for x_at, end, side in ((824, -far, {}), (887, 0.0, CENTRE), (950, far, RIGHT)):
+        sheet.note(f"scale{x_at}", x_at, 244, _signed(end, 1 if end else 0), 12, **side)
     sizes = listed(
         f"{len(y)} ({count} × {dim}) for {name}"
         for name, y, count in zip("qkv", results, heads, strict=True)
     )
-    return finish(
-        figure,
-        f"Layer {layer} multiplies the {len(x)} numbers of token {token} “{label}” by three "
-        f"learned matrices and gets {sizes}; the framed row {row} of W_q times x is {number}, "
-        f"number {row % dim} of head {row // dim}. The rows between two white lines make one "
-        f"head; a square of a matrix is the mean of {side} × {side} numbers.",
+    return sheet.picture(
+        f"Token {token} “{label}”: the {len(x)} numbers of x, times row {row} of W_q number by "
+        f"number and added up, give {result}, number {row % dim} of head {row // dim} of q "
+        f"(framed); all rows of the three matrices give {sizes}."
     )
 
 
-def _pooled(w: Tensor, side: int) -> Tensor:
-    """The means of the squares of side × side numbers of a matrix."""
-    return w.unflatten(1, (-1, side)).unflatten(0, (-1, side)).mean((1, 3))
+def _numbers(sheet: Sheet, name: str, y: float, words: str, numbers: Tensor) -> None:
+    """The first numbers of a vector and its last, in cells."""
+    sheet.text(f"{name}.words", 142, y + 19, words, 12.5, **RIGHT)
+    first, grid = min(8, len(numbers) - 1), Grid(150, y, 66, 30, 10, (4, 0))
+    for place, number in enumerate([*numbers[:first].tolist(), None, float(numbers[-1])]):
+        if number is None:
+            sheet.inside(f"{name}.more", grid.box(place), "…", 14)
+            continue
+        sheet.rect(f"{name}{place}", grid.box(place), "#f4f6f8", rx=3, stroke=RULE)
+        sheet.inside(f"{name}{place}.value", grid.box(place), _signed(number), 12.5)
 
 
-def _framed_product(grid: Sequence[Axes], row: int, wide: int, dim: int) -> None:
-    """Frame x, a row of W_q and the number that they give, and draw the arrow to this number."""
-    x, matrix, q = grid[0], grid[2], grid[3]
-    frame: dict[str, Any] = {"fill": False, "ec": RED, "linewidth": 1.8, "clip_on": False}
-    head, column = divmod(row, dim)
-    x.add_patch(Rectangle((-0.5, -0.5), wide, 1, **frame))
-    matrix.add_patch(Rectangle((0, row - 1.5), wide, 4, **frame))
-    q.add_patch(Rectangle((column - 0.5, head - 0.5), 1, 1, zorder=3, **frame))
-    ends: dict[str, Any] = {"xyA": (wide, row + 0.5), "xyB": (column - 0.6, head - 0.4)}
-    look: dict[str, Any] = {"arrowstyle": "-|>", "color": RED, "linewidth": 1.5, "zorder": 5}
-    q.add_artist(ConnectionPatch(coordsA=matrix.transData, coordsB=q.transData, **ends, **look))
-
-
-def _strips(
-    ax: Axes,
-    values: Tensor,
-    most: float,
-    title: str,
-    extent: tuple[float, float, float, float] | None = None,
-) -> Any:
-    """Numbers as colours, a row each: dark = negative, bright = positive."""
-    look: dict[str, Any] = {"cmap": MAGNITUDE, "vmin": -most, "vmax": most, "extent": extent}
-    ax.set(xticks=[], yticks=[])
-    ax.set_title(title, fontsize=10)
-    ax.tick_params(left=False)
-    ax.spines[:].set_visible(False)
-    return ax.imshow(values.numpy(), aspect="auto", interpolation="nearest", **look)
+def _signed(number: Tensor | float, digits: int = 2) -> str:
+    return f"{float(number):.{digits}f}".replace("-", "−")
 
 
 # -- which query head reads which K/V head --------------------------------------------------------
@@ -371,68 +349,81 @@ def _vector(numbers: Sequence[float], digits: str = ".4g") -> str:
 
 
 @house_style()
-def ablation_picture(rows: Sequence[Ablation]) -> Picture:
-    """A bar for each ablation: what is right with these heads silenced, as a part of `total`.
+def ablation_picture(measures: Mapping[str, Sequence[Ablation]]) -> Picture:
+    """A bar for each ablation: what is left with these heads silenced, as a part of `total`.
 
-    A name that begins with CONTROL is an ablation that ought to change little; these stand apart,
+    `measures`: what is measured -> its rows; several stand side by side and have the same names. A
+    name that begins with CONTROL is an ablation that ought to change little; these stand apart,
     hatched, below the others, and one that changes much is marked. The first row is what the others
     are compared with. ValueError for no rows and for a value outside 0 .. total.
     """
-    for name, value, total in rows:
+    for name, value, total in (row for rows in measures.values() for row in rows):
         if not 0 <= value <= total or total <= 0:
             raise ValueError(f"{name!r}: the value must be from 0 to {total}, got {value}")
-    tested = [row for row in rows if not row[0].startswith(CONTROL)]
-    controls = [(n.removeprefix(CONTROL), v, t) for n, v, t in rows if n.startswith(CONTROL)]
-    if not tested:
+    rows = next(iter(measures.values()), [])
+    tested = [name for name, *_ in rows if not name.startswith(CONTROL)]
+    if not tested or rows[0][0] not in tested:
         raise ValueError("the first row must be what the others are compared with")
-    names = [name for name, *_ in tested]
+    controls = [name for name, *_ in rows if name.startswith(CONTROL)]
+    names = [*tested, *(["controls"] if controls else []), *controls]
+    wide = 6.4 + 2.6 * len(measures)
+    figure, grid = panels(wide, 0.34 * len(names) + 1.2, 1, len(measures))
+    for ax, (title, found) in zip(grid, measures.items(), strict=True):
+        _ablations(ax, names, {name: (value, total) for name, value, total in found})
+        ax.set_title(title, fontsize=10.5, loc="left")
+        shown = (
+            [name.removeprefix(CONTROL) for name in names] if ax is grid[0] else [""] * len(names)
+        )
+        ax.set_yticklabels(shown)
     if controls:
-        names += ["controls", *(name for name, *_ in controls)]
-    figure, (ax,) = panels(8.6, 0.36 * len(names) + 1.5)
-    first, most, total = tested[0]
-    _ablations(ax, tested, 0, color=BLUE)
-    if controls:
-        _ablations(ax, controls, len(tested) + 1, most, edgecolor=QUIET, **HATCH)
-        ax.axhline(len(tested) - 0.35, color=RULE, linewidth=1)
-    rows_of_bars(ax, names, 1.3)
-    if controls:
-        ax.get_yticklabels()[len(tested)].set_fontweight("bold")
-    ax.axvline(most / total, color=INK, linewidth=1, linestyle=":", zorder=0, label=first)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0)
+        grid[0].get_yticklabels()[len(tested)].set_fontweight("bold")
+    return finish(figure, " ".join(_told(title, found) for title, found in measures.items()))
+
+
+def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, float]]) -> None:
+    """Bars, and their numbers in a column at the right; a control far below the first has an ✗."""
+    first = found[names[0]][0] / found[names[0]][1]
+    rows_of_bars(ax, names, 1.42)
+    for place, name in enumerate(names):
+        if name not in found:  # the title of the controls
+            ax.axhline(place - 0.5, color=RULE, linewidth=1)
+            continue
+        value, total = found[name]
+        fails = name in _not_harmless(found)
+        look: dict[str, Any] = {"edgecolor": QUIET, **HATCH} if name.startswith(CONTROL) else {}
+        ax.barh([place], [value / total], height=0.66, **(look or {"color": BLUE}))
+        ink: dict[str, Any] = {"color": RED, "fontweight": "bold"} if fails else {"color": INK}
+        words = "✗ " * fails + _result(value, total)
+        ax.text(1.4, place, words, ha="right", va="center", fontsize=9.5, **ink)
+    ax.axvline(first, color=INK, linewidth=1, linestyle=":", zorder=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-    ax.set_xlabel("probability" if total == 1 else "right predictions")
     ax.spines[["left"]].set_visible(False)
-    said = [f"{first}: {_result(most, total)}", *_said(tested[1:], most)]
-    if total == 1 and tested[1:] and all(value < HARMLESS * most for _, value, _ in tested[1:]):
-        to = listed(f"to {_result(value, 1)} ({name})" for name, value, _ in tested[1:])
-        said = [f"the probability falls from {_result(most, 1)} ({first}) {to}"]
-    if controls:
-        said.append(f"controls: {', but '.join(_said(controls, most))}")
-    return finish(figure, ". ".join(f"{one[0].upper()}{one[1:]}" for one in said) + ".")
 
 
-def _ablations(
-    ax: Axes, rows: Sequence[Ablation], first: int, most: float = 0.0, **look: Any
-) -> None:
-    """Bars with their numbers, from the first-th place on; one far below `most` has a red ✗."""
-    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
-    for place, (_, value, total) in enumerate(rows, start=first):
-        fails = value < HARMLESS * most
-        words = _result(value, total) + "  ✗ not harmless" * fails
-        ink = {"color": RED, "fontweight": "bold"} if fails else {}
-        bar = ax.barh([place], [value / total], height=0.68, **look)
-        label_bars(ax, bar, [words], bbox=box, **ink)
+def _not_harmless(found: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The controls that leave much less than the first row has."""
+    most, _ = next(iter(found.values()))
+    return [
+        name
+        for name, (value, _) in found.items()
+        if name.startswith(CONTROL) and value < HARMLESS * most
+    ]
 
 
-def _said(rows: Sequence[Ablation], most: float) -> list[str]:
-    """The rows in sentences, by what is left of `most`: almost all of it, a part, or hardly any."""
-    kinds: dict[str, list[str]] = {"little changes": [], "a part is left": [], "hardly any": []}
-    for name, value, total in rows:
-        left = value / most if most else 1.0
-        kind = list(kinds)[0 if left >= HARMLESS else 1 if left >= HARDLY_ANY else 2]
-        kinds[kind].append(f"{name} ({_result(value, total)})")
-    words = {"hardly any": "hardly anything is left"}
-    return [f"{words.get(kind, kind)} with {listed(who)}" for kind, who in kinds.items() if who]
+def _told(title: str, rows: Sequence[Ablation]) -> str:
+    """One measure in a sentence: all rows, or beside controls the least, and those that failed."""
+    (first, most, total), *others = rows
+    tested = [row for row in others if not row[0].startswith(CONTROL)]
+    said = f"{title[0].upper()}{title[1:]}: {_result(most, total)} ({first})"
+    if len(tested) == len(others):
+        return ", ".join([said, *(f"{_result(v, total)} ({name})" for name, v, _ in tested)]) + "."
+    if tested:
+        name, least, _ = min(tested, key=lambda row: row[1])
+        said += f", least {_result(least, total)} ({name})"
+    failed = _not_harmless({name: (value, total) for name, value, total in rows})
+    who = listed(name.removeprefix(CONTROL) for name in failed) or "none"
+    said += f"; controls that are not harmless (✗): {who}"
+    return said + "."
 
 
 def _result(value: float, total: float) -> str:

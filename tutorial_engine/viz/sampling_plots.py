@@ -34,7 +34,8 @@ ACROSS = 32  # draws side by side
 def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
     """Tokens drawn with one seeded generator, and with one that is seeded again for every draw.
 
-    Hatched: the same token as the draw before. ValueError for no draws, or more than fit.
+    Hatched, in the second row: the same token as the draw before. With one generator a repetition
+    is chance, and is not marked. ValueError for no draws, or more than fit.
     """
     if not good or not bad or max(len(good), len(bad)) > ACROSS:
         raise ValueError(f"give 1 to {ACROSS} draws in each, got {len(good)} and {len(bad)}")
@@ -44,10 +45,11 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
         (0.0, "seeded once: every draw moves the generator on", good),
         (tall + 1.2, "seeded again before each draw: the bug", bad),
     ):
+        is_bug = draws is bad
         ax.text(0, y - 0.3, name, fontweight="bold", fontsize=10)
         for x, label in enumerate(draws):
             look = {"facecolor": "#e5f0f8", "edgecolor": BLUE}
-            if x and draws[x - 1] == label:
+            if is_bug and x and draws[x - 1] == label:
                 look = {"facecolor": "#fbe6d8", "edgecolor": RED, "hatch": "//"}
             token_cell(ax, x, y, tall, label, **look)
     ax.set(xlim=(-0.1, max(wide, 12.5)), ylim=(2 * tall + 1.4, -0.9), aspect="equal")
@@ -55,7 +57,7 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
     return finish(
         figure,
         f"Seeded once: {_different(good)}; seeded again before each draw: {_different(bad)}, "
-        f"beginning with “{bad[0]}”. Hatched: the same as the draw before.",
+        f"beginning with “{bad[0]}”. Hatched, with the bug: the same as the draw before.",
     )
 
 

@@ -68,19 +68,20 @@ class Scene:
 
     def svg(self) -> str:
         """The whole scene as one SVG element. Hovering is CSS alone: no script."""
-        w, h = _number(self.width), _number(self.height)
+        w, h = plain(self.width), plain(self.height)
         x, y = self.tip_at
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="0 0 {w} {h}" '
             f'width="{w}" height="{h}" font-family="{FONT}, sans-serif">',
-            f"<style>{_CSS}</style>{_DEFS}",
+            f"<style>{CSS}</style>{DEFS}",
             f'<rect width="{w}" height="{h}" fill="{PAPER}"/>',
         ]
-        place = f"translate({_number(x)},{_number(y)})"
+        place = f"translate({plain(x)},{plain(y)})"
         if self.hint:
             parts.append(f'<text class="te-hint" transform="{place}">{escape(self.hint)}</text>')
         for name, item in self.items.items():
-            attributes = "".join([f' {k}="{_number(v)}"' for k, v in item.attributes.items()])
+            look = item.attributes.items()
+            attributes = "".join([f' {k}="{_attribute(v)}"' for k, v in look])
             inside = f">{escape(item.text)}</{item.tag}>" if item.text else "/>"
             element = f'<{item.tag} id="{escape(name)}"{attributes}{inside}'
             if item.tip:
@@ -113,13 +114,13 @@ class Scene:
 
 
 # The same for every scene: a page has one style, whatever scenes are on it.
-_CSS = (
+CSS = (
     ".te-scene{max-width:100%}.te-tip{display:none}.te-hot:hover>.te-tip{display:inline}"
     ".te-hot:hover>:first-child{stroke:#1b2733;stroke-width:2.5}"
     f".te-tip text,.te-hint{{font-size:13px;fill:{INK}}}.te-hint{{fill:{QUIET}}}"
     ".te-cell{stroke:#ffffff;stroke-width:.5}"
 )
-_DEFS = (
+DEFS = (
     '<defs><pattern id="te-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>'
     '<rect width="1.6" height="6" fill="#d3d9de"/></pattern>'
@@ -128,11 +129,15 @@ _DEFS = (
 HATCHED = "url(#te-hatch)"
 
 
-def _number(value: Value) -> str:
-    """An attribute's value: two digits behind the point are enough; words are escaped."""
+def plain(value: Value) -> str:
+    """An attribute's value, not escaped. Two digits behind the point are enough."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
-    return escape(value) if isinstance(value, str) else str(value)
+    return str(value)
+
+
+def _attribute(value: Value) -> str:
+    return escape(value) if isinstance(value, str) else plain(value)
 
 
 @cache

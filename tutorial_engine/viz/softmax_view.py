@@ -22,6 +22,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
 from tutorial_engine.viz.style import INK, RULE
 from tutorial_engine.viz.tokens import token_label
@@ -181,6 +182,19 @@ def running_softmax_picture(run: RecordedSoftmax) -> Picture:
 
     ValueError for more blocks, or larger ones, than can be read.
     """
+    return _sheet(run, len(run.steps)).picture(_caption(run), zoom=1.0)
+
+
+def softmax_frames(run: RecordedSoftmax) -> list[Frame]:
+    """The same picture block by block, for a player: first no block is read, at last all are.
+
+    ValueError as above.
+    """
+    return [Frame(_sheet(run, read), _told(run, read)) for read in range(len(run.steps) + 1)]
+
+
+def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
+    """The picture after so many blocks; of the others it shows the tokens."""
     if len(run.steps) > MAX_BLOCKS or run.block_size > MAX_SIZE:
         raise ValueError(
             f"{len(run.steps)} blocks of {run.block_size} tokens: this picture has room for "
@@ -211,18 +225,23 @@ def running_softmax_picture(run: RecordedSoftmax) -> Picture:
         sheet.text(f"head.{x:.0f}", x, TOP - 32, words, 12, **BOLD)
         sheet.note(f"head.{x:.0f}.below", x, TOP - 16, below, 11)
     for i, step in enumerate(run.steps):
-        _line(sheet, run, i, step, ends)
+        _line(sheet, run, i, step, ends, i < read)
     y = TOP + ROW * len(run.steps)
     sheet.text("whole", COLUMNS[1], y + 22, "softmax over all tokens at once", 12.5, **BOLD)
     differs = _rounded(_largest(run.returned, run.whole))
     words = f"the attention that the model ran differs by {differs}"
     sheet.note("whole.below", COLUMNS[1], y + 38, words, 11)
     _strip(sheet, "whole", run.whole, y + 8, ends)
-    return sheet.picture(_caption(run), zoom=1.0)
+    return sheet
 
 
 def _line(
-    sheet: Sheet, run: RecordedSoftmax, i: int, step: SoftmaxStep, ends: tuple[float, float]
+    sheet: Sheet,
+    run: RecordedSoftmax,
+    i: int,
+    step: SoftmaxStep,
+    ends: tuple[float, float],
+    is_read: bool,
 ) -> None:
     """One block: its tokens with their scores, the sums after it, and how far it is to the end."""
     y, one, wide = TOP + ROW * i, look(0), TOKENS / run.block_size
@@ -236,13 +255,18 @@ def _line(
             sheet.cell(f"token.{at}", box, "reserved")
             continue
         score = step.scores[offset]
-        sheet.cell(f"token.{at}", box, "cached", one, f"position {at}: score {score:.3f}")
+        tip = f"position {at}: score {score:.3f}" if is_read else f"position {at}: not read yet"
+        sheet.cell(f"token.{at}", box, "cached" if is_read else "known", one, tip)
         sheet.inside(
             f"label.{at}", (x, y, box[2], 16), cut_to(run.labels[at], box[2] - 4, 11.5), 11.5
         )
+        if not is_read:
+            continue
         sheet.inside(f"score.{at}", (x, y + 15, box[2], 16), _short(score), 11)
         bar = (x + 3, y + 34, box[2] - 6, 7.0)
         sheet.bar(f"bar.{at}", bar, math.exp(score - step.m), one.colour)
+    if not is_read:
+        return
     middle = y + 27
     risen = i == 0 or step.m > run.steps[i - 1].m
     sheet.text(f"m.{i}", COLUMNS[2], middle, _short(step.m), 13, **(BOLD if risen else {}))
@@ -282,6 +306,30 @@ def _caption(run: RecordedSoftmax) -> str:
         f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head} reads {many} in "
         f"{blocks}: {'; '.join(said)}. After one block the answer is up to {run.distance(0):.2g} "
         f"off, after the last one {_rounded(run.distance(-1))}."
+    )
+
+
+def _told(run: RecordedSoftmax, read: int) -> str:
+    """What the newest block did to the sums."""
+    who = f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head}"
+    if not read:
+        return (
+            f"{who} is to read {counted(len(run.labels), 'token')} in "
+            f"{counted(len(run.steps), 'block')}. It has read none: the sums l and acc are 0."
+        )
+    step = run.steps[read - 1]
+    if step.correction is None:
+        did = f"its largest score is {_short(step.m)}, and the sums begin with it"
+    elif step.correction < 1:
+        did = (
+            f"it has a larger score ({_short(step.m)}), so the sums before it are multiplied by "
+            f"{step.correction:.3g}"
+        )
+    else:
+        did = f"no score in it is larger than {_short(step.m)}, so nothing is corrected"
+    return (
+        f"{who} reads block {step.block}: {did}. The answer so far differs from softmax over all "
+        f"tokens at once by {_rounded(run.distance(read - 1))}."
     )
 
 

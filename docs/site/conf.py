@@ -1,0 +1,70 @@
+"""How Sphinx builds the site from what `tutorial_engine.learn.site` has put side by side.
+
+Nothing is run, and nothing is loaded from another host: the site works from disk.
+"""
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+from docutils import nodes
+
+project = "tutorial_engine"
+html_title = "tutorial_engine"
+copyright = "the authors of tutorial_engine, Apache-2.0"
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+exclude_patterns = []
+
+nb_execution_mode = "off"  # the stored outputs are shown
+nb_ipywidgets_js = {}  # it would come from another host
+nb_merge_streams = True
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+suppress_warnings = [
+    "myst.header",  # an exercise may follow a first heading
+    "mystnb.unknown_mime_type",
+]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+default_role = "code"
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["extra"]
+html_show_sphinx = False
+html_show_sourcelink = False
+html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses from disk
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+html_theme_options = {"light_css_variables": {"color-brand-content": "#0072B2"}}
+
+ALTS = json.loads(Path(__file__).with_name("alts.json").read_text(encoding="utf-8"))
+MARKUP = re.compile(r"(?<!`)([*|\\]|_(?=\W|$))")
+
+
+def plain_docstring(app, what, name, obj, options, lines):
+    """Our docstrings are plain text with `code`: nothing in them is reStructuredText."""
+    if lines and lines[0].startswith("Alias for field number"):  # a NamedTuple's own
+        del lines[:]
+    for i, line in enumerate(lines):
+        parts = line.split("`")
+        parts[::2] = [MARKUP.sub(r"\\\1", part) for part in parts[::2]]
+        lines[i] = "`".join(parts).strip()
+
+
+def name_pictures(app, doctree):
+    """A notebook's picture is stored by its hash; its caption becomes the alt text."""
+    for image in doctree.findall(nodes.image):
+        alt = ALTS.get(PurePosixPath(image["uri"]).stem)
+        if alt:
+            image["alt"] = alt
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", plain_docstring)
+    app.connect("doctree-read", name_pictures)

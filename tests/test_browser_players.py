@@ -1,0 +1,91 @@
+"""Players in a real browser, from disk: every step by keyboard, no request, fast enough."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import chromium
+from engines import one_thread
+from playwright.sync_api import Browser, expect
+from test_every_explorer import MAKE, PROMPT
+from tokenizers import Tokenizer
+
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+
+pytestmark = pytest.mark.browser
+LEAST = 30  # updates a second
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_player_is_driven_by_keyboard_and_address(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
+) -> None:
+    with one_thread():
+        explorer = MAKE[name](model, tokenizer, PROMPT)
+        file = explorer.player(tmp_path / "player.html")
+        captions = [explorer.caption(step) for step in range(explorer.num_steps)]
+    page = browser.new_page()
+    asked, said = list[str](), list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"{file.as_uri()}#t=1")
+    caption = page.locator("#caption")
+    expect(caption).to_have_text(captions[1])
+    page.keyboard.press("Home")
+    for words in captions[1:]:
+        page.keyboard.press("ArrowRight")
+        expect(caption).to_have_text(words)
+    assert page.url.endswith(f"#t={len(captions) - 1}")
+    page.keyboard.press("ArrowLeft")
+    expect(caption).to_have_text(captions[-2])
+    names = page.locator("button, input, select").evaluate_all(
+        "all => all.map(one => one.ariaLabel || one.labels?.[0]?.innerText || one.innerText)"
+    )
+    assert all(names) and len(names) == 7
+    assert page.locator("#stage").get_attribute("aria-labelledby") == "caption"
+    updates = [
+        page.evaluate(
+            """() => {
+                const began = performance.now();
+                let number = 0;
+                for (; performance.now() < began + 200; number++) {
+                    show(number % (last + 1));
+                    stage.getBBox();  // lays it out
+                }
+                return number / 0.2;
+            }"""
+        )
+        for _ in range(3)
+    ]
+    assert max(updates) > LEAST, "others may use the machine for a while"
+    assert said == [] and [url for url in asked if not url.startswith("file:")] == []
+    page.close()
+
+
+def test_play_runs_to_the_end_and_pauses(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+) -> None:
+    with one_thread():
+        explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
+    page = browser.new_page()
+    page.goto(explorer.player(tmp_path / "player.html").as_uri())
+    page.get_by_label("speed").select_option("fast")
+    page.keyboard.press("Tab")
+    page.locator("#stage").click()
+    page.keyboard.press(" ")
+    expect(page.locator("#play")).to_have_text("❚❚ Pause")
+    expect(page.locator("#play")).to_have_text("▶ Play", timeout=20_000)
+    last = explorer.num_steps - 1
+    expect(page.locator("#told")).to_have_text(f"step {last} of {last}")
+    page.locator("#play").click()
+    expect(page.locator("#told")).to_have_text(f"step 0 of {last}")
+    page.keyboard.press("ArrowRight")  # a key takes over
+    expect(page.locator("#play")).to_have_text("▶ Play")
+    page.close()

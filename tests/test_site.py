@@ -1,0 +1,253 @@
+"""The site: what it is made from, always; the built pages in a browser with `make test-site`."""
+
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from browser import chromium
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tutorial_engine.learn import site
+from tutorial_engine.learn.players import SHOWS
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.syllabus import LESSONS
+from tutorial_engine.viz.scheduler_explorer import CLASSES
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# -- what it is made from -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[str]]:
+    """Name of a player → its captions."""
+    model, tokenizer = load_model(), load_tokenizer()
+    return {
+        show.name: [frame.caption for frame in show.make(model, tokenizer).frames] for show in SHOWS
+    }
+
+
+def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
+    terms = site.glossary()
+    assert len({term.name for term in terms}) == len(terms) >= 40
+    for term in terms:
+        assert site.link(term.lesson, term.heading).count("#") == 1
+        assert term.meaning.endswith((".", ".)")) and term.meaning.count("`") % 2 == 0, term.name
+    assert {term.lesson for term in terms} == set(LESSONS), "each lesson has its words"
+    with pytest.raises(ValueError, match="no section 'The block chain'; it has"):
+        site.link(terms[0].lesson, "The block chain")
+
+
+def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
+    cards = [show for show in SHOWS if show.card]
+    assert len(cards) == site.cards().count("<iframe") == 7
+    assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
+    with pytest.raises(KeyError, match="nobody"):
+        site.filled("<!-- nobody -->", {})
+
+
+def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](b.py), [c](https://example.org), ![e](f.png) and [g](#h)")
+    assert site.localised(page) == "a, [c](https://example.org), ![e](f.png) and [g](#h)"
+    assert "(architecture.md)" in site.localised(ROOT / "README.md")
+
+
+def test_each_policy_has_a_player_with_the_same_requests(told: dict[str, list[str]]) -> None:
+    begun = [captions[0] for name, captions in told.items() if name.startswith("scheduler")]
+    assert len(begun) == len(CLASSES)
+    assert all(any(f", {policy}:" in words for words in begun) for policy in CLASSES)
+    steps = {name: len(captions) for name, captions in told.items()}
+    assert steps["scheduler-one-by-one"] > steps["scheduler-static"] > steps["scheduler-one-rule"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attention", "may look at"),
+        ("rope", "the distance 5"),
+        ("cache", "prefill"),
+        ("softmax", "multiplied by"),
+        ("softmax", "✔"),
+        ("scheduler-static", "nobody joins before A is done"),
+        ("scheduler-prefill-first", "A stalls"),
+        ("pages-shared", "stored once for A and B"),
+        ("pages-shared", "C waits since step"),
+        ("pages-shared", "B waits since step"),
+        ("cells", "belong to both"),
+    ],
+)
+def test_what_a_player_promises_is_seen_in_it(
+    told: dict[str, list[str]], name: str, words: str
+) -> None:
+    assert any(words in caption for caption in told[name])
+
+
+def test_the_workflow_publishes_what_make_site_builds() -> None:
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "pages.yml").read_text())
+    steps = flow["jobs"]["site"]["steps"]
+    (path,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
+    assert ROOT / path == site.OUT
+    assert [step["run"] for step in steps if "run" in step] == ["make site"]
+    assert {"pages": "write", "id-token": "write"}.items() <= flow["permissions"].items()
+
+
+# -- the built pages ------------------------------------------------------------------------------
+
+
+class Links(HTMLParser):
+    """Ids, links and pictures of a page."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids, self.goals, self.alts = set[str](), list[str](), list[str]()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.ids.add(known.get("id") or "")
+        if tag == "img":
+            self.alts.append(known.get("alt") or "")
+        goal = known.get("href") or known.get("src")
+        if goal and tag != "use":
+            self.goals.append(goal)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx")
+    folder = tmp_path_factory.mktemp("site")
+    site.gather(folder / "source")
+    site.build(folder / "source", folder / "one")
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def offline(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(offline=True)
+    yield context
+    context.close()
+
+
+def watched(context: BrowserContext) -> tuple[Page, list[str]]:
+    """A page, and what goes wrong on it: failed or remote requests, words on the console."""
+    page, wrong = context.new_page(), list[str]()
+    page.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+    page.on("console", lambda message: wrong.append(f"said: {message.text}"))
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    page.on(
+        "request",
+        lambda request: request.url.startswith(("file:", "data:")) or wrong.append(request.url),
+    )
+    return page, wrong
+
+
+@pytest.mark.site
+def test_two_builds_differ_in_nothing(built: Path) -> None:
+    folder = built.parent
+    site.gather(folder / "again")
+    os.rename(folder / "source", folder / "first")
+    os.rename(folder / "again", folder / "source")  # where it lies is no matter of content
+    site.build(folder / "source", folder / "other")
+    one, other = (
+        {file.relative_to(top): file.read_bytes() for file in top.rglob("*") if file.is_file()}
+        for top in (built, folder / "other")
+    )
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name] != other[name]] == []
+
+
+@pytest.mark.site
+def test_every_link_lands_and_every_picture_has_its_words(built: Path) -> None:
+    pages = {page: Links(page) for page in built.rglob("*.html")}
+    assert len(pages) > 40
+    for page, found in pages.items():
+        assert all(found.alts), page
+        for goal in found.goals:
+            parts = urlsplit(goal)
+            if parts.scheme:
+                continue
+            file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            assert file.is_file(), f"{page}: {goal}"
+            if parts.fragment and file.suffix == ".html" and not parts.fragment.startswith("t="):
+                assert unquote(parts.fragment) in pages[file].ids, f"{page}: {goal}"
+    for lesson in LESSONS:
+        page = pages[built / f"{site.page_of(lesson)}.html"]
+        captions = [words for words in page.alts if len(words.split()) > 8]
+        assert captions or lesson.is_appendix, "pictures have their captions as alt texts"
+
+
+@pytest.mark.site
+@pytest.mark.browser
+def test_every_page_opens_from_disk_without_a_complaint(
+    built: Path, offline: BrowserContext
+) -> None:
+    page, wrong = watched(offline)
+    for file in sorted(built.rglob("*.html")):
+        page.goto(file.as_uri())
+        assert page.title() and wrong == [], file
+
+
+@pytest.mark.site
+@pytest.mark.browser
+@pytest.mark.parametrize("words", ["block table", "preemption"])
+def test_the_search_finds_from_disk(built: Path, offline: BrowserContext, words: str) -> None:
+    page, wrong = watched(offline)
+    page.goto((built / "index.html").as_uri())
+    page.get_by_placeholder("Search").first.fill(words)
+    page.keyboard.press("Enter")
+    found = page.locator("#search-results li a")
+    expect(found.filter(has_text="Glossary").first).to_be_visible()
+    assert any("04_paged_cells" in one.get_attribute("href") for one in found.all())
+    assert wrong == []
+
+
+@pytest.mark.site
+@pytest.mark.browser
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_first_page_moves_where_it_may_and_fits_a_phone(
+    built: Path, browser: Browser, motion: str
+) -> None:
+    context = browser.new_context(
+        offline=True, reduced_motion=motion, viewport={"width": 390, "height": 844}
+    )
+    page, wrong = watched(context)
+    page.goto((built / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    frames = page.locator("iframe").all()
+    assert len(frames) == 7
+    for frame in frames:
+        frame.scroll_into_view_if_needed()
+        inside = frame.content_frame
+        button = inside.locator("#play")
+        expect(button).to_have_text("▶ Play" if motion == "reduce" else "❚❚ Pause")
+        before = inside.locator("#caption").text_content()
+        if motion == "reduce":
+            page.wait_for_timeout(300)
+            assert inside.locator("#caption").text_content() == before
+        else:
+            expect(inside.locator("#caption")).not_to_have_text(before or "", timeout=10_000)
+        button.click()
+        expect(button).to_have_text("❚❚ Pause" if motion == "reduce" else "▶ Play")
+    assert wrong == []
+    context.close()
+
+
+@pytest.mark.site
+def test_no_page_of_the_site_loads_from_another_host(built: Path) -> None:
+    loads = re.compile(
+        r"""(?:<(?:script|img|iframe|link)\b[^>]*(?:src|href)=|@import\s+|url\()["']?(https?:)?//"""
+    )
+    for file in [*built.rglob("*.html"), *built.rglob("*.css")]:
+        assert not loads.search(file.read_text(encoding="utf-8")), file

@@ -1,0 +1,159 @@
+"""Introduced in notebook 02. One forward of a model on this machine: its time, its operations.
+
+The times are the least of several, because whatever else the machine does only adds to them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tutorial_engine.bench.roofline import (
+    Roofline,
+    forward_bytes,
+    forward_flops,
+    measure_bandwidth,
+    measure_peak_flops,
+    weight_bytes,
+)
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import forward
+from tutorial_engine.model.attention import fast_attention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+
+AGAIN = 3  # measurements of a machine that seems to be faster than its own limits
+
+
+class Work(NamedTuple):
+    """A forward over `new` tokens of each of so many sequences, after `old` cached ones each."""
+
+    num_seqs: int
+    new: int
+    old: int
+
+    def flops(self, config: ModelConfig) -> int:
+        """Multiplications and additions."""
+        return self.num_seqs * forward_flops(config, self.new, self.old)
+
+    def num_bytes(self, config: ModelConfig, itemsize: int = 4) -> int:
+        """Bytes moved at the least: the weights once, K and V of each sequence."""
+        weights = weight_bytes(config, itemsize)
+        own = forward_bytes(config, self.new, self.old, itemsize) - weights
+        return weights + self.num_seqs * own
+
+
+def ready(model: Qwen3ForCausalLM, work: Work, cached: bool = True) -> Callable[[], Tensor]:
+    """A function that runs this forward; its cache is filled already. Without one, `old` must be 0.
+
+    Both ways take the same attention kernel. ValueError for cached tokens without a cache.
+    """
+    ids = [[65] * (work.old + work.new) for _ in range(work.num_seqs)]
+    if not cached:
+        if work.old:
+            raise ValueError(f"without a cache no token is cached, got old={work.old}")
+        attention, batch = fast_attention(model.device), Batch.from_sequences(ids)
+        return lambda: model(batch, attention)
+    room = CacheConfig(max_seqs=work.num_seqs, max_len=work.old + work.new)
+    cache = StaticKVCache.from_config(model.config, room)
+    requests = [Request(str(i), sequence) for i, sequence in enumerate(ids)]
+    if work.old:
+        forward(model, cache, requests, num_tokens=work.old)
+    asked = (cache.allocate(r.request_id, r.token_ids, work.old, work.new) for r in requests)
+    rooms = [room for room in asked if room is not None]  # the cache was made for these
+    new = [sequence[work.old :] for sequence in ids]
+    batch = Batch.from_allocations(new, rooms, [r.request_id for r in requests])
+    attention = fast_attention(model.device, cache.storage)
+    return lambda: model(batch, attention)
+
+
+@torch.inference_mode()
+def best_seconds(ways: Sequence[Callable[[], object]], repeat: int = 9) -> list[float]:
+    """The least time of each function; they are called in turn."""
+    best = [float("inf")] * len(ways)
+    for _ in range(repeat):
+        for i, way in enumerate(ways):
+            began = time.perf_counter()
+            way()
+            best[i] = min(best[i], time.perf_counter() - began)
+    return best
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations(run: Callable[[], object]) -> int:
+    """How many operations PyTorch starts while the function runs."""
+    with _Counter() as counter:
+        run()
+    return counter.count
+
+
+def token_times(
+    model: Qwen3ForCausalLM, prompt: Sequence[int], use_cache: bool, repeat: int = 7, steps: int = 4
+) -> tuple[float, float]:
+    """TTFT and TPOT in milliseconds, the least of each, over `steps` greedy tokens.
+
+    With a cache and without one the model takes the same attention kernel.
+    """
+    params, runs = SamplingParams(max_tokens=steps, ignore_eos=True), []
+    usual, model.default_attention = model.default_attention, fast_attention(model.device)
+    try:
+        for _ in range(repeat):
+            began = time.perf_counter()
+            stamps = [
+                1000 * (time.perf_counter() - began)
+                for _ in stream(model, [prompt], params, use_cache=use_cache)
+            ]
+            runs.append((stamps[0], (stamps[-1] - stamps[0]) / (steps - 1)))
+    finally:
+        model.default_attention = usual
+    ttft, tpot = zip(*runs, strict=True)
+    return min(ttft), min(tpot)
+
+
+def against_the_roof(
+    model: Qwen3ForCausalLM, works: Mapping[str, Work], repeat: int = 5
+) -> tuple[Roofline, dict[str, float]]:
+    """The limits of this machine, and the least seconds of each forward.
+
+    A forward cannot be faster than the limits. If one seems to be, something else slowed the
+    machine while they were measured: they are measured again, and the better ones count.
+    """
+    ways = [ready(model, work) for work in works.values()]
+    took = dict(zip(works, best_seconds(ways, repeat), strict=True))
+    roof = _limits(model.dtype)
+    for _ in range(AGAIN):
+        if all(took[name] >= floor(model.config, works[name], roof) for name in works):
+            break
+        again = _limits(model.dtype)
+        roof = Roofline(
+            max(roof.bandwidth, again.bandwidth), max(roof.peak_flops, again.peak_flops)
+        )
+    return roof, took
+
+
+def _limits(dtype: torch.dtype) -> Roofline:
+    return Roofline(measure_bandwidth(), measure_peak_flops(dtype))
+
+
+def floor(config: ModelConfig, work: Work, roof: Roofline) -> float:
+    """Seconds below which no forward in fp32 can get: arithmetic and reading go on together."""
+    return max(work.flops(config) / roof.peak_flops, work.num_bytes(config) / roof.bandwidth)

@@ -1,0 +1,238 @@
+"""Introduced in notebook 02. A player: recorded steps as one HTML file that needs nothing else.
+
+Takes the scenes of an explorer and writes, for each item, when which of its attributes changes.
+The page's script only sets attributes. Knows scenes and captions; knows no engine, no view.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tutorial_engine.viz.scene import CSS, DEFS, Item, Scene, plain
+from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
+from tutorial_engine.viz.tokens import escape
+
+Track = list[tuple[int, str | None]]  # (from this step on, value); None: there is none
+
+
+class Frame(NamedTuple):
+    """What is seen at one step."""
+
+    scene: Scene
+    caption: str
+
+
+class Card(NamedTuple):
+    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s."""
+
+    box: tuple[float, float, float, float]
+    speed: float = 1.0
+
+
+def player(
+    frames: Sequence[Frame],
+    title: str,
+    *,
+    step_name: str = "step",
+    start: int = 0,
+    card: Card | None = None,
+) -> str:
+    """The HTML of a page that shows these frames. ValueError for none, or a start outside.
+
+    The address may end in `#t=17`; ← → Home End and the space bar work; nothing is requested from
+    anywhere. With `?card` it is a small moving picture of what `card` says, to be put into another
+    page: it runs while it is seen, unless the reader wants less motion.
+    """
+    if not 0 <= start < len(frames):
+        raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
+    film = film_of(frames) | {"step_name": step_name, "start": start}
+    if card:
+        film["card"] = {"box": " ".join(map(plain, card.box)), "speed": card.speed}
+    script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
+    return _PAGE.format(
+        title=escape(title),
+        css=CSS,
+        style=_STYLE,
+        defs=DEFS,
+        font=f"{FONT}, sans-serif",
+        box=escape(film["boxes"][0][1]),
+        width=max(frame.scene.width for frame in frames),
+        caption=escape(frames[start].caption),
+        film=_safe_json(film),
+        script=script,
+    )
+
+
+def save_player(frames: Sequence[Frame], path: str | Path, title: str, **more: Any) -> Path:
+    """Write the page → where it is. ValueError for a folder that is not there."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}: make it first")
+    path.write_text(player(frames, title, **more), encoding="utf-8")
+    return path
+
+
+def film_of(frames: Sequence[Frame]) -> dict[str, Any]:
+    """All steps as items with tracks, plain enough for JSON. `still` is its inverse."""
+    steps = [{(name, item.tag): item for name, item in f.scene.items.items()} for f in frames]
+    order, keys = _in_order([list(items) for items in steps])
+    shown: dict[Any, list[Item | None]] = {key: [None] * len(frames) for key in order}
+    for step, items in enumerate(steps):
+        for key, item in zip(keys[step], items.values(), strict=True):
+            shown[key][step] = item
+    return {
+        "captions": [frame.caption for frame in frames],
+        "boxes": _track([f"0 0 {plain(f.scene.width)} {plain(f.scene.height)}" for f in frames]),
+        "tip_at": [
+            f"translate({plain(f.scene.tip_at[0])},{plain(f.scene.tip_at[1])})" for f in frames
+        ],
+        "items": [_element(key, own) for key, own in shown.items()],
+    }
+
+
+def still(film: dict[str, Any], step: int) -> list[Item]:
+    """The items that a player shows at a step, from below to the top: what its script does."""
+    found = []
+    for own in film["items"]:
+        look = {name: _at(track, step) for name, track in own["tracks"].items()}
+        if look.pop("display", None) == "none":
+            continue
+        words = look.pop("words", None)
+        tip = _at(own["tip"]["words"], step) if "tip" in own else None
+        known = {name: value for name, value in look.items() if value is not None}
+        found.append(Item(own["tag"], known, words or "", tip or ""))
+    return found
+
+
+def _element(key: Any, shown: Sequence[Item | None]) -> dict[str, Any]:
+    """One element of the page: a track for each attribute that it ever has."""
+    looks = [_look(item) for item in shown]
+    names = dict.fromkeys(name for look in looks for name in look)
+    tips = [item.tip if item is not None and item.tip else None for item in shown]
+    own = {"tag": key[1], "tracks": {name: _track([e.get(name) for e in looks]) for name in names}}
+    return own | ({"tip": {"words": _track(tips)}} if any(tips) else {})
+
+
+def _look(item: Item | None) -> dict[str, str]:
+    if item is None:
+        return {"display": "none"}
+    look = {name: plain(value) for name, value in item.attributes.items()}
+    return look | ({"words": item.text} if item.text else {})
+
+
+def _track(values: Sequence[str | None]) -> Track:
+    """The steps at which a value is another than before."""
+    track: Track = []
+    for step, value in enumerate(values):
+        if not track or value != track[-1][1]:
+            track.append((step, value))
+    return track
+
+
+def _at(track: Track, step: int) -> str | None:
+    return next((value for since, value in reversed(track) if since <= step), None)
+
+
+def _in_order(steps: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
+    """One order of elements in which every step finds its own, from below to the top.
+
+    → that order, and each step's elements. A name that changes its place among the others becomes
+    another element at that step: an SVG element cannot move to the front.
+    """
+    order: list[Any] = []
+    keys: list[list[Any]] = []
+    for step, names in enumerate(steps):
+        place = {name: i for i, name in enumerate(order)}
+        stays = set(_rising([place[name] for name in names if name in place]))
+        mine = [
+            name if place.get(name, -1) in stays or name not in place else (*name, step)
+            for name in names
+        ]
+        at, merged = 0, list[Any]()
+        for name in mine:
+            if name in place:
+                merged += order[at : place[name] + 1]
+                at = place[name] + 1
+            else:
+                merged.append(name)
+        order = merged + order[at:]
+        keys.append(mine)
+    return order, keys
+
+
+def _rising(numbers: Sequence[int]) -> list[int]:
+    """The longest rising part of different numbers (patience sorting, with a link to before)."""
+    ends: list[int] = []
+    before: dict[int, int | None] = {}
+    for number in numbers:
+        at = bisect_left(ends, number)
+        before[number] = ends[at - 1] if at else None
+        ends[at : at + 1] = [number]
+    chain, last = list[int](), ends[-1] if ends else None
+    while last is not None:
+        chain.append(last)
+        last = before[last]
+    return chain
+
+
+def _safe_json(film: dict[str, Any]) -> str:
+    """JSON that no text in it can end: `</script>` and `<!--` are written without their `<`."""
+    return json.dumps(film, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+_STYLE = f"""
+body{{margin:1rem auto;max-width:1040px;padding:0 1rem;background:{PAPER};color:{INK};
+font:16px/1.45 system-ui,sans-serif}}
+h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
+#stage{{width:100%;height:auto;display:block}}
+@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}}}
+.card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
+.card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
+.card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
+.bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.4rem 0}}
+.bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
+#slider{{flex:1 1 12rem;min-height:2.2rem}}
+#told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
+#caption{{min-height:3em;max-width:60em}}
+:focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
+"""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{css}{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<div id="view" tabindex="0" role="region" aria-label="picture">
+<svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
+ aria-labelledby="caption" font-family="{font}">{defs}</svg>
+</div>
+<p id="caption" aria-live="polite">{caption}</p>
+<div class="bar">
+<button id="first" aria-label="first step">|◀</button>
+<button id="back" aria-label="one step back">◀</button>
+<button id="play" aria-pressed="false">▶ Play</button>
+<button id="on" aria-label="one step on">▶</button>
+<button id="end" aria-label="last step">▶|</button>
+<input id="slider" type="range" min="0" value="0" aria-label="step">
+<output id="told" for="slider"></output>
+<label>speed <select id="speed"><option value="0.7">slow</option>
+<option value="1.5" selected>normal</option><option value="4">fast</option></select></label>
+</div>
+<p class="keys">Keys: ← → one step, Home and End, space plays and pauses.</p>
+</main>
+<script type="application/json" id="film">{film}</script>
+<script>
+{script}</script>
+</body>
+</html>
+"""
