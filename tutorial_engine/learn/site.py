@@ -228,10 +228,12 @@ def gather(folder: Path) -> None:
     _write(folder / "alts.json", json.dumps(alts, ensure_ascii=False, indent=0, sort_keys=True))
     documents = {README: "README.md", CHANGELOG: "CHANGELOG.md"}
     documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
-    documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("[bd]*/*.md")}
+    documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("[bdt]*/*.md")}
     for path, name in documents.items():
         _write(folder / name, localised(path))
-        for words in re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", path.read_text(encoding="utf-8")):
+        for words in re.findall(
+            r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)", path.read_text(encoding="utf-8")
+        ):
             picture = folder / Path(name).parent / words.removeprefix("docs/")
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / words, picture)
