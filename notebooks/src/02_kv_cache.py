@@ -841,18 +841,16 @@ for name, work in cases.items() if chosen else ():
 roofline_picture(bandwidth, peak, points) if chosen else None
 
 # %% [markdown]
-# Eight sequences share the weights that are read, so each of their tokens is cheaper than a token alone. Yet
-# the forward takes longer than that of one sequence, and the bytes cannot be the cause: the table above has
-# nearly the same for both. It also has the causes. There is eight times as much arithmetic, and about twice
-# as many operations start, because the attention runs for each sequence alone. And a real machine overlaps
-# reading and arithmetic only partly: your `least_seconds` is the best case.
+# Eight sequences share the weights that are read, so each token is cheaper than a token alone. Yet the forward
+# takes longer than that of one sequence. The table above shows why: the bytes are nearly the same, but there is
+# eight times as much arithmetic, and about twice as many operations start, because the attention runs for each
+# sequence alone.
 #
 # Prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
-# *memory-bound*: each weight is read and used for only two FLOPs. Every server is built on this: it
-# decodes many sequences at once. Notebook 03 does it.
+# *memory-bound*: each weight is used for only two FLOPs. So every server decodes many sequences at once.
 #
-# A batch shares the weights and not the KV caches: each sequence reads its own K and V. Here is what follows
-# for the whole Qwen3-0.6B in bf16:
+# A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
+# Qwen3-0.6B in bf16:
 
 # %%
 for num_seqs in (1, 8, 64, 512):

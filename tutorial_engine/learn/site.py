@@ -233,9 +233,7 @@ def gather(folder: Path) -> None:
         documents |= {path: f"{room}/{path.name}" for path in (DOCS / room).glob("*.md")}
     for path, name in documents.items():
         _write(folder / name, localised(path))
-        for words in re.findall(
-            r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)", path.read_text(encoding="utf-8")
-        ):
+        for words in PICTURE.findall(path.read_text(encoding="utf-8")):
             picture = folder / Path(name).parent / words.removeprefix("docs/")
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / words, picture)
