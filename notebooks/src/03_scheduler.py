@@ -756,13 +756,13 @@ predictions.ask(
 
 # %% tags=["nbval-ignore-output"]
 here = {size: max(at_once(size, WallClock()) for _ in range(3)) for size in SIZES}  # the fastest
-for size, (speed, tpot, _) in here.items():
-    print(f"{size:2} at once, here: {speed:5.0f} tokens/s in all, {tpot:4.1f} ms a token for each")
-gains = [one[16][0] / one[1][0] for one in (here, virtual)]
-print(
-    f"16 at once: {gains[0]:.1f} times the tokens per second here; the virtual clock says", end=" "
-)
-print(f"{gains[1]:.1f}" if answered else "what you are asked above")
+gains = [one[16][0] / one[1][0] for one in (here, virtual)]  # measured, and by the chosen prices
+if predictions.reveal("here", sum(gains[0] > limit for limit in (2, 4))):
+    for size, (speed, tpot, _) in here.items():
+        print(
+            f"{size:2} at once, here: {speed:5.0f} tokens/s in all, {tpot:4.1f} ms a token for each"
+        )
+    print(f"16 at once: {gains[0]:.1f} times the tokens per second; virtual clock: {gains[1]:.1f}")
 
 # %% [markdown]
 # **Two numbers that seem to disagree.** A user of a server reports 529 tokens per second and 108 ms per
