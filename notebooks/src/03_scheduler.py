@@ -224,7 +224,8 @@ if predictions.reveal("token", got if " and " in got else f"only {got}"):
 # %% [markdown]
 # B has read 6 of its 7 prompt tokens. It gets no new token, because the token that follows is already in
 # the prompt. Only a request whose known tokens are all computed gets a new token.
-#
+
+# %% [markdown]
 # Now watch the whole run. The explorer runs the real engine, and draws what the engine recorded. Step
 # through it with the buttons or the slider. Each box of the upper part has the number of tokens that a
 # request ran in a step. Below it are the budget of the step, and the numbers of your rule: known, computed,
@@ -371,14 +372,14 @@ show_source(Scheduler.schedule_running)
 # %% [markdown]
 # The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
 # room for it. It returns whether it did. `may_admit` says whether there is a place and some budget left.
-# Only the beginning of `admit` is shown. The rest moves the request from `waiting` to `running`.
+# Only the middle of `admit` is shown: it asks the memory for slots. The rest moves the request from `waiting` to `running`.
 
 # %%
 show_source(Scheduler.schedule_waiting)
 print()
 show_source(Scheduler.may_admit)
 print()
-show_source(Scheduler.admit, first="num_tokens = ", last="return False")
+show_source(Scheduler.admit, first="ask = ", last="return False")
 
 # %%
 predictions.ask(
@@ -675,7 +676,8 @@ for name, outs in results.items():
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
 # runs. The one rule lets them run along.
-#
+
+# %% [markdown]
 # The picture shows the same requests on the clock of this machine, a mark for each. Each policy runs five
 # times in turn, and the fastest run is drawn, because other work on the machine only adds time. One by one
 # has the smallest TPOT and the latest first token. Static batching can have a smaller TPOT than the one
