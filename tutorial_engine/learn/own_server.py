@@ -299,6 +299,20 @@ class OwnServer(PartsHolder):
         engine = LLMEngine(self.model, self.tokenizer, config)
         return {name: _tokens(engine.generate([ids], own)[0]) for name, ids, own in asked}
 
+    @property
+    def label(self) -> str:
+        """The name of `path` in the ledger: which of the learner's parts decide there."""
+        own = self.parts.own
+        names = [
+            name
+            for name in self.names
+            if name in own
+            and name != "ttft_and_tpot"
+            and INSIDE.get(name) not in own
+            and name in (*(n for n in self.names if n not in POLICIES), self.policy)
+        ]
+        return f"yours ({', '.join(names)})" if names else "server (the package's parts)"
+
     def path(self, **limits: Any) -> LedgerPath:
         """A row of the ledger: the parts as they are, each step followed by an integrity check."""
         return engine_path(lambda: self.engine(**limits))

@@ -222,7 +222,13 @@ class PartsHolder:
         counted = [
             f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})" for name in own if ran[name]
         ]
-        counted += [f"{name} (inside {inside[name]})" for name in hidden if not ran[name]]
+        for name in hidden:
+            if not ran[name]:
+                code = getattr(own[inside[name]], "__code__", None)
+                is_called = code is None or name in code.co_names
+                counted.append(
+                    f"{name} ({'inside' if is_called else 'replaced by'} {inside[name]})"
+                )
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"
         return line + (f"; the package's: {', '.join(package)}" if package else "")
