@@ -19,6 +19,7 @@ from tutorial_engine.learn.block_attention_check import MISTAKES
 from tutorial_engine.learn.bugs_04 import BUGS_04, Seen, StaleBlocks, scenes, stress, table
 from tutorial_engine.learn.checks_04 import (
     check_block_attention,
+    check_find,
     check_free,
     check_mended,
     check_num_blocks,
@@ -26,6 +27,7 @@ from tutorial_engine.learn.checks_04 import (
     check_take,
     check_visible,
 )
+from tutorial_engine.learn.find_check import MISTAKES as FIND_MISTAKES
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -106,6 +108,46 @@ def take_by_popping(free_queue: list[int], hash_of: Hashes, cached: Cached) -> i
     block, *free_queue[:] = free_queue
     cached.pop(hash_of.pop(block, None), None)
     return block
+
+
+def find(token_ids: list[int], block_size: int, name_of: Any, cached: Cached) -> list[int]:
+    found, name = [], None
+    for start in range(0, len(token_ids) - block_size, block_size):
+        name = name_of(name, token_ids[start : start + block_size])
+        if name not in cached:
+            return found
+        found.append(cached[name])
+    return found
+
+
+def find_all_names_first(tokens: list[int], size: int, name_of: Any, cached: Cached) -> Any:
+    """Open blocks have names here as well, which nobody has; and the answer is a tensor."""
+    names: list[Any] = []
+    for start in range(0, len(tokens), size):
+        parent = names[-1] if names else None
+        names.append(name_of(parent, torch.tensor(tokens[start : start + size])))
+    count = next((i for i, name in enumerate(names) if name not in cached), len(names))
+    return torch.tensor([cached[n] for n in names[: min(count, (len(tokens) - 1) // size)]])
+
+
+def find_by_removing(tokens: list[int], size: int, name_of: Any, cached: Cached) -> Any:
+    found, name = [], None
+    while len(tokens) > size:
+        own, tokens[:size] = tuple(tokens[:size]), []
+        block = cached.get(name := name_of(name, own))
+        if block is None:
+            break
+        found.append(np.int64(block))
+    return tuple(found)
+
+
+def find_recursively(tokens: list[int], size: int, name_of: Any, cached: Cached) -> list[int]:
+    def after(name: Any, rest: list[int]) -> list[int]:
+        if len(rest) <= size or (own := name_of(name, iter(rest[:size]))) not in cached:
+            return []
+        return [cached[own], *after(own, rest[size:])]
+
+    return after(None, tokens)
 
 
 class Mended(StaleBlocks):
@@ -396,6 +438,10 @@ RIGHT: list[tuple[Check, Answer]] = [
     (check_take, (take,)),
     (check_take, (take_by_popping,)),
     (check_take, (lambda *views: np.int64(take(*views)),)),
+    (check_find, (find,)),
+    (check_find, (find_all_names_first,)),
+    (check_find, (find_by_removing,)),
+    (check_find, (find_recursively,)),
     (check_block_attention, (block_attention,)),
     (check_block_attention, (token_by_token,)),
     (check_block_attention, (two_rounds,)),
@@ -480,6 +526,55 @@ TAKE_WRONG: list[tuple[Any, str]] = [
     (take_and_forget_names, "hash_of[1] has changed"),
     (lambda *_: "3", "got '3'"),
     (take_silently, "does it end with `return`?"),
+]
+
+
+def with_names(change: Callable[..., Any]) -> Callable[..., Any]:
+    """`find` by other names: `change` has name_of, the parent's name, all tokens so far."""
+
+    def changed(tokens: list[int], size: int, name_of: Any, cached: Cached) -> list[int]:
+        seen: list[int] = []
+
+        def ask(parent: Any, own: list[int]) -> Any:
+            seen.extend(own)
+            return change(name_of, parent, seen)
+
+        return find(tokens, size, ask, cached)
+
+    return changed
+
+
+def find_by_number(tokens: list[int], size: int, name_of: Any, cached: Cached) -> list[int]:
+    found: list[int] = []
+    for end in range(size, len(tokens), size):
+        name = name_of(found[-1] if found else None, tokens[end - size : end])
+        if name not in cached:
+            break
+        found.append(cached[name])
+    return found
+
+
+def find_without_looking(t: list[int], size: int, name_of: Any, cached: Cached) -> list[int]:
+    return [cached[name_of(None, t[end - size : end])] for end in range(size, len(t), size)]
+
+
+def find_and_remove(tokens: list[int], size: int, name_of: Any, cached: Cached) -> list[int]:
+    found = find(tokens, size, name_of, cached)
+    cached.clear()
+    return found
+
+
+FIND_WRONG: list[tuple[Any, str]] = [
+    *((wrong, words) for words, wrong in FIND_MISTAKES.items()),
+    (with_names(lambda name_of, parent, seen: name_of(None, seen)), "of one block alone"),
+    (with_names(lambda name_of, parent, seen: name_of(parent, seen)), "got 8 tokens in blocks"),
+    (find_by_number, "name_of got 5 as the parent"),
+    (find_without_looking, "which is the first miss"),
+    (find_and_remove, "find only looks"),
+    (lambda t, s, n, c: [99], "got [99]; expected [5, 0, 3]"),
+    (lambda t, s, n, c: set(find(t, s, n, c)), "must return a list of blocks"),
+    (lambda t, s, n, c: find(t, s, n, c) or None, "find returns None: does it end with"),
+    (lambda t, s, n, c: c["root"], "KeyError"),
 ]
 
 MENDED_WRONG: list[tuple[Any, str]] = [
@@ -589,6 +684,7 @@ WRONG: list[tuple[Check, Answer, str]] = [
     *((check_slots, (answer,), words) for answer, words in SLOTS_WRONG),
     *((check_free, (answer,), words) for answer, words in FREE_WRONG),
     *((check_take, (answer,), words) for answer, words in TAKE_WRONG),
+    *((check_find, (answer,), words) for answer, words in FIND_WRONG),
     *((check_mended, (answer,), words) for answer, words in MENDED_WRONG),
     *((check_visible, (answer,), words) for answer, words in VISIBLE_WRONG),
 ]
@@ -603,6 +699,7 @@ OPEN: list[tuple[Check, Answer]] = [
     (check_slots, (nothing,)),
     (check_free, (nothing,)),
     (check_take, (lambda *_: ...,)),
+    (check_find, (nothing,)),
     (check_block_attention, (nothing,)),
     (check_mended, (Open,)),
     (check_visible, (nothing,)),
@@ -657,6 +754,11 @@ def test_exercise_gets_fresh_arguments_each_time() -> None:
 
     for _ in range(2):
         assert check_slots(emptying).ok and check_visible(emptying_cells).ok
+
+
+def test_find_is_told_by_names_that_can_be_read() -> None:
+    message = check_find(FIND_MISTAKES[next(w for w in FIND_MISTAKES if "are names" in w)]).message
+    assert len(message) < 250 and "b'" not in message
 
 
 def test_visible_is_the_rule_of_the_cell_table() -> None:

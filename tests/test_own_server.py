@@ -29,6 +29,7 @@ from tutorial_engine.trace.events import (
     Admitted,
     BlockCopied,
     BlockFreed,
+    BlockShared,
     BlockTaken,
     Preempted,
     Trace,
@@ -57,6 +58,7 @@ CHECKS: dict[str, Any] = {
     "slots": checks_04.check_slots,
     "free": checks_04.check_free,
     "take": checks_04.check_take,
+    "find": checks_04.check_find,
     "Mended": checks_04.check_mended,
     "block_attention": checks_04.check_block_attention,
     "visible": checks_04.check_visible,
@@ -227,7 +229,7 @@ def test_learners_policy_admits_and_the_last_one_used_counts(
 
 def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: Serving) -> None:
     server = serving.of("pages")
-    spies = serving.spied(server, "slots", "free", "take", "block_attention")
+    spies = serving.spied(server, "slots", "free", "take", "find", "block_attention")
     run, said = serving.serve(server)
     serving.check_tokens(run)
     assert count(run.trace, Preempted) > 0 and run.bytes_gathered == 0
@@ -243,6 +245,25 @@ def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: 
     assert kv_lens == set(range(1, longest + 1))
     assert all(call[0].shape == (32,) for call in spies["block_attention"].calls)
     assert "the package's" not in said
+
+
+def test_learners_find_gives_the_prefix_hits(serving: Serving) -> None:
+    server = serving.of("pages")
+    spy = serving.spied(server, "find")["find"]
+    text = PROMPTS[0] + " " + PROMPTS[1]
+    run = server.serve([text, text, PROMPTS[1]], PARAMS, times=[0.0, 9.0, 18.0], num_blocks=32)
+    said = serving.capsys.readouterr().out
+    length, hits = len(run.outputs[0].prompt_token_ids), []
+    for event in run.trace.events:
+        if isinstance(event, Admitted):
+            hits.append(event.num_cached)
+    assert [4 * len(answer) for answer in spy.answers] == hits == [0, (length - 1) // 4 * 4, 0]
+    shared = [event.block for event in run.trace.events if isinstance(event, BlockShared)]
+    assert spy.answers[1] == shared and f"yours: find ({len(spy.calls)} calls)" in said
+    assert said.endswith(DONE) and "✘" not in said
+    spy.calls.clear()
+    run, said = serving.serve(server, prefix_caching=False)
+    assert not spy.calls and said.endswith(DONE), "nothing is looked for"
 
 
 def test_learners_forget_runs_with_and_without_take(serving: Serving) -> None:
@@ -354,6 +375,7 @@ UNUSUAL: list[tuple[str, Any]] = [
     ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
     ("free", free_by_emptying),
     ("take", take_by_popping),
+    ("find", lambda *case: torch.tensor(PARTS_04["find"](*case), dtype=torch.int64)),
     ("block_attention", attention_in_place),
     ("visible", lambda *case: np.array(PARTS_04["visible"](*case), dtype=int)),
 ]
@@ -467,6 +489,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("take", lambda queue, hash_of, cached: queue[0], "left it in the free queue"),
     ("take", lambda queue, hash_of, cached: "0", "gave '0'; the free queue was"),
     ("take", stale_take, "the engine raised AssertionError: "),
+    ("find", lambda *case: None, "gave None, which is no list of blocks"),
+    ("find", lambda ids, size, name_of, cached: [name_of(None, ids)], "which is no list of blocks"),
+    ("find", lambda *case: [0], "the cache has their beginning in []"),
+    ("find", lambda *case: [], "gave the blocks [] for"),
     ("Mended", AlwaysNone, "gave None from forget"),
     ("block_attention", lambda q, k, v, t, n: v[t[0]], "gave [4, 32], expected [32]"),
     ("block_attention", lambda q, k, v, t, n: k.mul_(2)[0, 0], "wrote to the pool"),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tutorial_engine.learn.block_attention_check import check_block_attention
 from tutorial_engine.learn.block_checks import check_free, check_mended, check_take
 from tutorial_engine.learn.cause_check import check_causes
+from tutorial_engine.learn.find_check import check_find
 from tutorial_engine.learn.own_memory import Cells
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
@@ -14,6 +15,7 @@ from tutorial_engine.learn.verdict import Verdict, guarded, not_done
 __all__ = [
     "check_block_attention",
     "check_causes",
+    "check_find",
     "check_free",
     "check_mended",
     "check_num_blocks",

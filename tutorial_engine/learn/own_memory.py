@@ -24,6 +24,7 @@ from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.trace.events import BlockFreed, Recorder
 
 Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
+NameOf = Callable[[Any, Sequence[int]], Any]  # (name of the block before or None, tokens) -> name
 
 # -- the package's own parts, under the names and signatures of the exercises ----------------------
 
@@ -62,6 +63,23 @@ def take(free_queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int])
     return block
 
 
+def find(
+    token_ids: Sequence[int], block_size: int, name_of: NameOf, cached: dict[Any, int]
+) -> list[int]:
+    """The blocks of the longest beginning that is cached, up to the first miss.
+
+    At least one token is left to run. `name_of(name of the block before or None, tokens)` → name.
+    """
+    found: list[int] = []
+    name = None
+    for end in range(block_size, len(token_ids), block_size):
+        name = name_of(name, token_ids[end - block_size : end])
+        if name not in cached:
+            break
+        found.append(cached[name])
+    return found
+
+
 def block_attention(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, block_table: Sequence[int], kv_len: int
 ) -> Tensor:
@@ -93,6 +111,7 @@ PARTS_04: dict[str, Callable[..., Any]] = {
     "slots": slots,
     "free": free,
     "take": take,
+    "find": find,
     "Mended": BlockManager,
     "block_attention": block_attention,
     "visible": visible,
@@ -102,13 +121,36 @@ PARTS_04: dict[str, Callable[..., Any]] = {
 
 
 class OwnBlocks(BlockManager):
-    """A BlockManager in which the parts `free` and `take` give blocks back and hand them out.
+    """A BlockManager whose blocks the parts `find`, `take` and `free` find, hand out and take back.
 
     See `blocks_with_parts`: the learner's `Mended` is the class below it.
     """
 
     parts: Parts
     claims_itself = False  # does the learner's class say how a block is taken?
+
+    def find(self, token_ids: Sequence[int]) -> list[bytes]:
+        """As BlockManager.find, which has hashes where the learner's has blocks."""
+        if not self.prefix_caching:
+            return []
+        hashes = super().find(token_ids)
+        if "find" not in self.parts.own:
+            self.parts.calls["find"] += 1
+            return hashes
+        want = [self.cached[key] for key in hashes]
+        tokens, cached = list(token_ids), dict(self.cached)
+        with self.parts.blamed("find"):
+            answer = self.parts("find", tokens, self.block_size, self.hash_of, cached)
+            found = [whole(block) for block in listed(answer) or ()]
+            if listed(answer) is None or None in found:
+                raise CannotBe(f"gave {answer!r}, which is no list of blocks")
+            if found != want:
+                raise CannotBe(
+                    f"gave the blocks {found} for {len(token_ids)} tokens in blocks of "
+                    f"{self.block_size}: the cache has their beginning in {want}"
+                )
+        named = {block: key for key, block in self.cached.items()}
+        return [named[block] for block in found if block is not None]
 
     def free(self, seq_id: str) -> None:
         """As BlockManager.free."""
