@@ -79,3 +79,7 @@ def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None
         ended = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
         assert max(ended, key=lambda name: ended[name]) == "E"
     assert drama(model, tokenizer) == runs
+    kept = drama(model, tokenizer, prefix_caching=True)
+    assert [tokens(trace) for trace in kept.values()] == [tokens(trace) for trace in runs.values()]
+    patient, eager = (cost(trace) for trace in kept.values())
+    assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens

@@ -124,10 +124,11 @@ server.use(num_blocks, check_num_blocks)
 # `server` is the engine that you know from notebook 03, now on pages. It is made of parts, and a part that
 # you wrote and that is right runs in it from now on. `serve` lets it serve all prompts at once. Here your
 # function decides how large the pool is, and every token is compared with those that the request gets
-# when it is alone.
+# when it is alone. With 200,000 bytes instead of 100,000 the pool has twice as many blocks.
 
 # %%
-run = server.serve(PROMPTS, params, memory_bytes=100_000)
+run = server.serve(PROMPTS, params, memory_bytes=200_000)
+print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
 # What happens if somebody forgets that every layer has its own K and V? This is a model of 32 layers with
@@ -142,7 +143,8 @@ wide = KVCacheSpec(**sizes, dtype=torch.bfloat16)  # as Llama-2-7B
 layer_factor(wide, 10 * 2**30)
 
 # %% [markdown]
-# Each block then really costs 32 times more than was counted, and the engine dies when the pool fills.
+# Each block then really costs 32 times more than was counted. The engine asks for 32 times its budget when it
+# starts, and fails there.
 #
 # What is kept for a token differs between models. Llama and Qwen keep a K and a V for each K/V head. DeepSeek-V3
 # has *multi-head latent attention* (MLA): in each layer it keeps one vector from which the K and V of all
@@ -234,13 +236,10 @@ print("[layers, blocks, K/V heads, block size, head_dim] =", list(k_pages.shape)
 print("a view, no copy:", k_pages.data_ptr() == small.storage.k.data_ptr())
 
 # %% [markdown]
-# This is the package's map. The scheduler asks it for room for some new tokens of a request. `reserve`
-# takes blocks if they are needed, and answers None if there are too few. (The lines left out let a request
-# that only waits give way.)
+# This is the package's map. The package keeps the slots of a request, and adds those of a new block when the
+# request takes one:
 
 # %%
-show_source(PagedKVCache.allocate, first="slots, table =")
-print()
 show_source(PagedKVCache._slots_of)
 
 # %% [markdown]
@@ -282,7 +281,8 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # %% [markdown]
 # A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So memory
 # is not taken up front: a prompt takes the blocks for its tokens when it is admitted, and from then on one
-# block at a time comes at the last moment. Only the last block can be partly empty. It is then called *open*.
+# block at a time comes at the last moment. While a prompt runs in chunks, its table has blocks that are not
+# written yet. Later only the last block can be partly empty. It is then called *open*.
 #
 # The explorer below runs the same engine, but the requests come one after the other. Step through it, and
 # watch the tables grow. Then change the block size.
@@ -367,12 +367,14 @@ from tutorial_engine.viz.memory_plots import users_at_once
 most = [max(len(s.running) for s in PoolHistory.of(run).snapshots) for run in (few, many)]
 if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
     print("same tokens for all twelve:", tokens_rows == tokens_pages)
+    print(f"steps: {few.num_steps} on rows, {many.num_steps} on pages")
 users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # The model is the same, the memory is the same, and each user gets the same text. But three times as many
-# users are served at once, nobody waits, and the last answer comes after a third of the steps. A step with
-# twelve requests takes longer than one with four, so in milliseconds the gain is smaller.
+# users are served at once, nobody waits, and the last answer comes after a third of the steps. On
+# the virtual clock a step pays for each of its tokens, so in milliseconds the gain is smaller. A decode step of
+# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -380,8 +382,9 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # **Objective:** compute attention over scattered blocks without copying them.
 #
 # There is a price that we have not looked at. The attention of notebook 01 wants all keys of a request in
-# one tensor. On pages they are scattered. So before each attention, in each layer, our engine *gathers*
-# them: it copies them together into a new tensor. The storage counts the bytes.
+# one tensor. If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is
+# enough. If they are not, our engine *gathers* them before the attention of each layer: it copies the whole
+# context together into one tensor. The storage counts the bytes.
 
 # %%
 predictions.ask(
@@ -397,9 +400,23 @@ times = storage.bytes_gathered / storage.num_bytes
 if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
     print(f"{storage.bytes_gathered / 1024:.0f} KiB were copied, the pool has", end=" ")
     print(f"{storage.num_bytes / 1024:.0f} KiB")
+    kib = (
+        model.config.num_hidden_layers
+        * 2
+        * storage.spec.num_kv_heads
+        * storage.spec.k_head_dim
+        * 4
+        / 1024
+    )
+    held = sum(
+        len(r.slots) for s in history(on_pages.trace.trace()) for r in s.planned.requests.values()
+    )
+    print(
+        f"a token has {kib:.0f} KiB; of the {held} that the steps read, {storage.bytes_gathered / 1024 / kib:.0f} were copied"
+    )
 
 # %% [markdown]
-# Every decode step copies the whole context again, for one new token. But paging does not mean copying.
+# A scattered context is copied again in every decode step, for one new token. But paging does not mean copying.
 # *PagedAttention* is the name of an attention that reads each block where it lies.
 #
 # It needs a softmax that works block by block, called a *running* softmax. Three values are kept for a query:
@@ -415,12 +432,14 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # %% [markdown]
 # ### Exercise 3: attention in place (15 minutes)
 #
-# Read one block at a time, and never put blocks together. The last block may be open: after `kv_len`
-# tokens there may be anything in it. A score is q · k / √D, as in notebook 01.
+# Read one block at a time, and never put blocks together. The request has `kv_len` tokens. Its last block may
+# be open, and the table may already have blocks for tokens that run later (a prompt in chunks). So stop after
+# `kv_len` tokens: behind them there may be anything. A score is q · k / √D, as in notebook 01.
 #
-# <details><summary>Hint</summary>Block i of the table holds positions i · block_size to (i + 1) ·
-# block_size − 1, so <code>n = min(block_size, kv_len - i * block_size)</code> of its slots count. Begin with
-# <code>m = -torch.inf</code>, <code>l = 0</code>, <code>acc = 0</code>. For each block compute
+# <details><summary>Hint</summary>Go through the first <code>math.ceil(kv_len / block_size)</code> blocks of the
+# table. Block i holds positions i · block_size to (i + 1) · block_size − 1, so
+# <code>n = min(block_size, kv_len - i * block_size)</code> of its slots count. Begin with
+# <code>m = -torch.inf</code>, <code>l = 0</code>, <code>acc = 0</code>. For each of these blocks compute
 # <code>scores = k_pool[block, :n] @ q / len(q) ** 0.5</code>, the new m, the factor, and then update l and
 # acc.</details>
 
@@ -589,16 +608,56 @@ chosen = predictions.reveal("full", found_by(again)["B"])
 from tutorial_engine.cache.blocks import BlockManager
 
 show_source(BlockManager.hash_of)
-print()
-show_source(BlockManager.find, first="size = ")
 
 # %% [markdown]
-# The hash is SHA-256. Whoever could make two texts with the same name would read another user's answers, so
-# a quick hash like Python's own will not do. The names of a chain can also begin with a **salt**, a text of
+# ### Exercise 4: search the prefix cache (10 minutes)
+#
+# `find` gets the tokens of a new request, and returns the physical blocks that hold its beginning already.
+# The dictionary `cached` has the block for each name that is known. The name of a full block comes from
+# `name_of(parent, tokens)`: `parent` is the name of the block before it, or None for the first block, and
+# `tokens` are the tokens of this block alone. The search ends at the first name that is not known, and it
+# leaves at least one token to run.
+#
+# <details><summary>Hint</summary>Go through the prompt block by block, and remember the name of the last block.
+# For 12 tokens in blocks of 4, how many blocks may be found? And for 13? <code>range(block_size,
+# len(token_ids), block_size)</code> gives the places where such blocks end.</details>
+
+
+# %% tags=["exercise"]
+def find(token_ids, block_size, name_of, cached):
+    """The blocks of the longest beginning that is cached. cached: {name: block}."""
+    ### BEGIN SOLUTION
+    found, name = [], None
+    for end in range(block_size, len(token_ids), block_size):
+        name = name_of(name, token_ids[end - block_size : end])
+        if name not in cached:
+            break
+        found.append(cached[name])
+    return found
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.checks_04 import check_find
+
+server.use(find, check_find)
+
+# %% [markdown]
+# B comes 50 ms after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
+# has to find it:
+
+# %%
+both = [STORY + " Anna had a dog.", STORY + " Anna had a cat."]
+run = server.serve(both, SamplingParams(max_tokens=8), times=[0.0, 0.05], num_blocks=32)
+print("tokens found in the prefix cache:", found_by(run))
+
+# %% [markdown]
+# The hash is SHA-256. Whoever could make two texts with the same name would get his text continued from
+# another user's K and V, so a quick hash like Python's own will not do. The names of a chain can also begin with a **salt**, a text of
 # your choice. Then only requests with the same salt share blocks, for example those of one user.
 #
 # `admit` makes the table of a new request. It *pins* what was found before it takes new blocks: the found ones
-# may be free, and would otherwise be given to this same request as empty ones.
+# may be free, and otherwise the engine could overwrite a block that it has just found.
 
 # %%
 from tutorial_engine.learn.elsewhere import box
@@ -640,10 +699,12 @@ if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
 block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# Full blocks are only read, so both may hold them for ever. The open block is different: the two requests
+# Full blocks are only read, so both may hold them. The open block is different: the two requests
 # would write different tokens into the same slot. Whoever writes first gets a copy of it. The other one is
-# then the only holder, and goes on in the original. (A.1 runs the last prompt token once more, because it
-# needs logits of its own to draw from.) These are the lines that decide:
+# then the only holder, and goes on in the original. (Our engine draws one token for each
+# request that runs. So A.1 runs the last prompt token once more, and writes its K and V. If the prompt ends
+# exactly at a border, this token lies in a full block, which is then copied.) `start` and `end` are the positions
+# that will be written:
 
 # %%
 show_source(BlockManager.extend, first="first, num_new", last="self._copy_on_write")
@@ -702,7 +763,7 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
 # The *tail* of A, block 2, goes first. C still finds the blocks 0 and 1, and computes the rest anew. If the
 # head had gone first, C would have found nothing, because a chain of names is searched from its start.
 #
-# ### Exercise 4: write eviction (10 minutes)
+# ### Exercise 5: write eviction (10 minutes)
 #
 # `free` gives a whole table back, and changes `ref_cnt` and `free_queue` in place. A block that another request
 # still holds must stay out of the queue.
@@ -728,7 +789,7 @@ from tutorial_engine.learn.checks_04 import check_free, check_take
 server.use(free, check_free)
 
 # %% [markdown]
-# ### Exercise 5: take a block (5 minutes)
+# ### Exercise 6: take a block (5 minutes)
 #
 # `take` hands out the next block. The block gets new content, so it must not be found under its old hash.
 #
@@ -769,7 +830,7 @@ print()
 show_source(StaleBlocks.forget)
 
 # %% [markdown]
-# ### Exercise 6: the freed-block bug (10 minutes)
+# ### Exercise 7: the freed-block bug (10 minutes)
 #
 # Write its `forget` anew. `self.blocks[block].hash` is the name of a block, and `self.cached` is a
 # dictionary that finds blocks by name. Return True if the block could be found until now, else False.
@@ -818,7 +879,9 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
     print(table(rows))
 
 # %% [markdown]
-# Each number counts the requests with the right tokens. No bug shows when a request is alone. Some need
+# The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were found
+# in the prefix cache in the last test: to find fewer than “no bug” wastes work, and to find more means that blocks
+# were found which do not hold what their name says. No bug shows when a request is alone. Some need
 # company, one needs samples, and one needs blocks that are used again. Freeing the head first gives right
 # tokens everywhere: only the column "found" tells, because nothing is found any more. So a cache is tested
 # with all of these, and `check_integrity` runs after each step.
@@ -849,7 +912,7 @@ for case in runs[3:]:
     print(case.describe(), end="\n\n")
 
 # %% [markdown]
-# ### Exercise 7: name the causes (10 minutes)
+# ### Exercise 8: name the causes (10 minutes)
 #
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
@@ -883,7 +946,7 @@ print(box("same_step"))
 # %% [markdown]
 # ## 11 · Memory is full
 #
-# **Objective:** see how a request gives way, comes back, and says the same.
+# **Objective:** see what the engine does when no block is free.
 #
 # The three requests want 16 new tokens each. Finished, they would need 7, 6 and 5 blocks, which is 18. The
 # pool has 12.
@@ -929,7 +992,7 @@ print()
 show_source(Scheduler.preempt)
 
 # %% [markdown]
-# Now with your parts. This pool is as small, so your `free` and your `take` work hard:
+# Now with your parts. It is the pool of 12 blocks again, so your `free` and your `take` work hard:
 
 # %%
 run = server.serve(PROMPTS, more)
@@ -1038,8 +1101,9 @@ show_source(EagerPages.tokens_to_admit)
 # %%
 predictions.ask(
     "thrash",
-    "Four users get answers, and E brings a long text that fits only when they are done. How many times as "
-    "many tokens run if room for the first chunk is enough?",
+    "The pool has 100 blocks of 4, a chunk up to 256 tokens, and there is no prefix cache. Four users get 32 tokens "
+    "each, and E brings 387 tokens, which fit only when they are done. How many times as many tokens run if room "
+    "for the first chunk is enough?",
     ["as many", "up to twice as many", "2 to 4 times as many", "more than 4 times as many"],
 )
 
@@ -1061,9 +1125,23 @@ if chosen := predictions.reveal("thrash", (ratio > 1) + (ratio > 2) + (ratio > 4
 timelines(rules, title="The same requests under two rules of admission") if chosen else None
 
 # %% [markdown]
-# E is admitted, runs a chunk of 256 tokens, is thrown out when a user needs a block, and is admitted again.
-# Nearly all the work is repeated, and no request finishes earlier. The users wait in every step for a chunk
-# that is thrown away. With the whole prompt as the condition, E simply waits until they are done.
+# E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
+# those that run, so it gives way itself. Then it is admitted again. Nearly all the work is repeated, and no request
+# finishes earlier: in every second step the users wait for a chunk that is thrown away. With the whole prompt as
+# the condition, E simply waits until they are done.
+#
+# These runs had no prefix cache. With one, E finds its own old blocks again, as B did in section 11, until others
+# take them. The same two rules with the prefix cache on:
+
+# %%
+for name, trace in drama(model, tokenizer, prefix_caching=True).items():
+    its = cost(trace)
+    print(
+        f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run, {its.milliseconds:5,.0f} ms"
+    )
+
+# %% [markdown]
+# So a prefix cache hides most of this thrash here: the users take few of E's blocks in between.
 
 # %%
 print(box("admission"))
@@ -1094,7 +1172,8 @@ print(predictions.score())
 # What if a block has room for one token only? Then no slot is ever wasted. llama.cpp works this way. A
 # **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
 # cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
-# belongs to), and a *shift*, which section 14 explains.
+# belongs to), and a *shift*, which section 14 explains. `head` is where the search for a free cell begins: behind
+# the token that was placed last, or at a freed cell if that is earlier.
 
 
 # %%
@@ -1130,9 +1209,9 @@ if predictions.reveal("cell", {3: 1, 0: 2}.get(cell, 0)):
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
 # may hold any position. So the causal rule is no longer a matter of order in memory: a query may see a cell
-# if its sequence owns it, and if the position is not behind the query's.
+# if its sequence owns it, and if the position is at most the query's.
 #
-# ### Exercise 8: who sees what? (5 minutes)
+# ### Exercise 9: who sees what? (5 minutes)
 #
 # <details><summary>Hint</summary>A cell must be used, <code>seq_id</code> must be one of its owners, and its
 # position must be at most <code>pos</code>. Collect pairs (position, number of the cell) and sort them.</details>
@@ -1289,7 +1368,7 @@ layout_race(measured)
 # The times differ far less than the counts. A piece of one token is still long enough for a processor to read
 # it well, and it reads the next ones ahead. So speed alone does not decide. But a forward goes layer by layer,
 # and by layer the attention of each layer gets one tensor of its own, with all its tokens side by side. Every
-# engine that we name here keeps the data so, and one table by token for all layers.
+# engine that we name here keeps the data so, and one table, by token or by block, for all layers.
 
 # %% [markdown]
 # ## 16 · Which block size?

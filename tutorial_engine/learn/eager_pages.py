@@ -112,13 +112,16 @@ def crowd(
     return recorder.trace()
 
 
-def drama(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> dict[str, Trace]:
+def drama(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prefix_caching: bool = False
+) -> dict[str, Trace]:
     """Four users decode, and E brings a text that needs nearly the whole pool. Under both rules.
 
-    E's whole prompt does not fit beside them, its first chunk does. So the naive rule lets E in,
-    runs its chunks until a user needs a block, throws E out, and lets it in again: most steps carry
-    hundreds of tokens that are thrown away, and the users wait for them. vLLM's pull request 37307
-    reports the same from a server, and cures it in the same way.
+    E's whole prompt does not fit beside them, its first chunk does. So the naive rule lets E in and
+    runs a chunk. The next chunk finds no room, and E, the last of those that run, gives way itself
+    and is let in again: every second step carries hundreds of tokens that are thrown away, and the
+    users wait for them. vLLM's pull request 37307 reports the same from a server, and cures it in
+    the same way. A prefix cache hides it as long as nobody takes the blocks that E left.
     """
     sentences = [tokenizer.encode(text).ids for text in USERS]
     long = [token for i in range(REPEATS) for token in sentences[i % len(sentences)]]
@@ -127,6 +130,7 @@ def drama(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> dict[str, Trace]:
         "max_tokens": [32, 32, 32, 32, 4],
         "budget": 512,
         "chunk": 256,
+        "prefix_caching": prefix_caching,
     }
     rules = {"the whole prompt must fit": PagedKVCache, "the first chunk fits": EagerPages}
     return {name: crowd(pages, model, [*sentences, long], **sizes) for name, pages in rules.items()}

@@ -243,7 +243,7 @@ class OwnServer(PartsHolder):
         right = sum(_tokens(one) == alone[one.request_id] for one in run.outputs)
         for one in run.outputs:
             print(_line(one, self.tokenizer))
-        if self.memory != "rows":
+        if self.in_place:
             print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
         print(self.who_ran(INSIDE))
         mark = "✔" if right == len(alone) else "✘"
