@@ -395,25 +395,17 @@ predictions.ask(
 )
 
 # %%
+from tutorial_engine.trace.events import Scheduled
+
 storage = on_pages.memory.storage
 times = storage.bytes_gathered / storage.num_bytes
 if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
     print(f"{storage.bytes_gathered / 1024:.0f} KiB were copied, the pool has", end=" ")
     print(f"{storage.num_bytes / 1024:.0f} KiB")
-    kib = (
-        model.config.num_hidden_layers
-        * 2
-        * storage.spec.num_kv_heads
-        * storage.spec.k_head_dim
-        * 4
-        / 1024
-    )
-    held = sum(
-        len(r.slots) for s in history(on_pages.trace.trace()) for r in s.planned.requests.values()
-    )
-    print(
-        f"a token has {kib:.0f} KiB; of the {held} that the steps read, {storage.bytes_gathered / 1024 / kib:.0f} were copied"
-    )
+    per_token = storage.spec.bytes_per_token
+    read = [e.first_position + len(e.slots) for e in events if isinstance(e, Scheduled)]
+    copied = storage.bytes_gathered // per_token
+    print(f"a token has {per_token // 1024} KiB; attention read {sum(read)} and copied {copied}")
 
 # %% [markdown]
 # A scattered context is copied again in every decode step, for one new token. But paging does not mean copying.
