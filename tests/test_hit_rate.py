@@ -73,6 +73,7 @@ def test_right_answers_pass_in_any_order_and_case() -> None:
         ({}, None, "not done yet"),
         ({"run 1": ..., "run 2": None}, None, "not done yet"),
         ({"run 9": CAUSES[0], "run 1": CAUSES[0]}, False, "there is no 'run 9'"),
+        ({1: CAUSES[0], 2: CAUSES[1]}, False, "the keys are 'run 1' to 'run 5'; got 1, 2"),
         ({"run 1": "bad luck"}, False, "'bad luck' is not one of CAUSES"),
         ({"run 1": ["a list"]}, False, "is not one of CAUSES"),
         ([CAUSES[0]], False, "the answers are a dict"),

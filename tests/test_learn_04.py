@@ -381,6 +381,11 @@ class NumberOnly(StaleBlocks):
         return block
 
 
+class OnlyLooks(StaleBlocks):
+    def forget(self, block: int) -> bool:
+        return self.blocks[block].hash in self.cached
+
+
 class SaysNo(StaleBlocks):
     def forget(self, block: int) -> bool:
         BlockManager.forget(self, block)
@@ -585,6 +590,7 @@ MENDED_WRONG: list[tuple[Any, str]] = [
     (FindsNothing, "0 are found in the cache where 8 can be"),
     (CountsNobody, "holders"),
     (ClearsFoundOnly, "cannot be found"),
+    (OnlyLooks, "is still found: nothing was forgotten"),
     (NumberOnly, "return True or False: could it be found"),
     (ForgetsSilently, "it forgets, but does not return"),
     (SaysNo, "forget returned False for a block that had a hash"),

@@ -71,11 +71,13 @@ def _loop(
     correct_total: bool = True,
     correct_out: bool = True,
     divide: bool = True,
+    stop: bool = True,
 ) -> Tensor:
-    """The running softmax with a line left out."""
+    """The running softmax with a line left out. Without `stop` every block of the table is read."""
     largest, total, out = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(v_pool.shape[-1])
-    for start, block in zip(range(0, kv_len, BLOCK_SIZE), table, strict=False):
-        n = min(BLOCK_SIZE, kv_len - start)
+    end = kv_len if stop else len(table) * BLOCK_SIZE
+    for start, block in zip(range(0, end, BLOCK_SIZE), table, strict=False):
+        n = min(BLOCK_SIZE, kv_len - start)  # below 0 where nothing is needed yet
         scores = k_pool[block, :n] @ q / math.sqrt(len(q))
         new = torch.maximum(largest, scores.max())
         weights, correction = (scores - new).exp(), (largest - new).exp()
@@ -113,6 +115,9 @@ MISTAKES: Mapping[str, Attention] = {
     "the table may have a block that is not needed yet: stop after kv_len tokens": (
         lambda q, k, v, t, n: right(q, k, v, t, len(t) * BLOCK_SIZE)
     ),
+    "the table may have blocks for tokens that run later: there kv_len - i * block_size is "
+    "below 0, and [:n] then reads slots from the front of the block; stop after "
+    "math.ceil(kv_len / block_size) blocks": partial(_loop, stop=False),
     "block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool": (
         lambda q, k, v, t, n: right(q, k, v, range(len(t)), n)
     ),

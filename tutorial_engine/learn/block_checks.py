@@ -210,6 +210,8 @@ def _watched(blocks: type[BlockManager]) -> type[BlockManager]:
             raise _Told(bad)
         elif not isinstance(got, bool):
             told = f"return True or False: could it be found until now? Not {got!r}"
+        elif self.blocks[block].hash in self.cached:
+            told = f"block {block} is still found: nothing was forgotten"
         elif self.blocks[block].hash is not None:
             told = (
                 f"block {block} keeps its name: nobody finds it in self.cached, but "

@@ -16,6 +16,9 @@ def check_causes(answers: Mapping[str, object], runs: Sequence[Case] | None = No
     if not isinstance(answers, Mapping):
         return Verdict(False, f"the answers are a dict, {{'run 1': a cause, ...}}; got {answers!r}")
     open_ones = [run.name for run in runs if answers.get(run.name) in (None, ..., "")]
+    if answers and not any(run.name in answers for run in runs):
+        got = ", ".join(map(repr, answers))
+        return Verdict(False, f"the keys are 'run 1' to 'run {len(runs)}'; got {got}")
     if len(open_ones) == len(runs):
         return Verdict(None, "not done yet: name the cause of each run")
     given = {name: _cause(answer) for name, answer in answers.items()}
