@@ -43,7 +43,7 @@ from tutorial_engine.syllabus import LESSONS
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_SOURCE_LINES = 25
-MAX_FILE, MAX_OUTPUTS = 700_000, 600_000
+MAX_FILE, MAX_OUTPUTS = 720_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run

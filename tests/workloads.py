@@ -538,12 +538,16 @@ class Party:
             with self.watching():
                 results = self.engine.step()
         except KeyboardInterrupt:
-            new = {type(event) for event in self.recorder.events[before:]}
-            self.interrupted, self.may_lose = True, StepBegan not in new or StepEnded in new
+            self.note_interrupt(before)
             return
         for result in results:
             if result.request_id.startswith("v"):  # who is there by mistake is nobody's
                 self.diaries[result.request_id].write(result)
+
+    def note_interrupt(self, num_events: int) -> None:
+        """One came, after so many events. At the end of a step its results may be lost."""
+        new = {type(event) for event in self.recorder.events[num_events:]}
+        self.interrupted, self.may_lose = True, StepBegan not in new or StepEnded in new
 
     def pull(self, name: str, visitor: Visitor) -> None:
         """The next result of a stream; or it is left."""
@@ -572,7 +576,13 @@ class Party:
 
         before = state()
         self.mistakes += 1
-        if not make_a_mistake(engine, random.Random(number)):
+        events_before = len(self.recorder.events)
+        try:
+            taken = make_a_mistake(engine, random.Random(number))
+        except KeyboardInterrupt:  # a callback's, in a step that this caller made
+            self.note_interrupt(events_before)
+            return
+        if not taken:
             assert state() == before, f"mistake {number} changed something"
 
     def look(self) -> None:

@@ -124,7 +124,7 @@ server.use(num_blocks, check_num_blocks)
 # `server` is the engine that you know from notebook 03, now on pages. It is made of parts, and a part that
 # you wrote and that is right runs in it from now on. `serve` lets it serve all prompts at once. Here your
 # function decides how large the pool is, and every token is compared with those that the request gets
-# when it is alone. With 200,000 bytes instead of 100,000 the pool has twice as many blocks.
+# when it is alone. Without it the pool would have 12 blocks.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
@@ -635,7 +635,7 @@ from tutorial_engine.learn.checks_04 import check_find
 server.use(find, check_find)
 
 # %% [markdown]
-# B comes 50 ms after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
+# B comes a little after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
 # has to find it:
 
 # %%
@@ -696,7 +696,7 @@ block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 # then the only holder, and goes on in the original. (Our engine draws one token for each
 # request that runs. So A.1 runs the last prompt token once more, and writes its K and V. If the prompt ends
 # exactly at a border, this token lies in a full block, which is then copied.) `start` and `end` are the positions
-# that will be written:
+# that will be written, `changed` the first entry of the table that is new:
 
 # %%
 show_source(BlockManager.extend, first="first, num_new", last="self._copy_on_write")
