@@ -52,6 +52,7 @@ def gather_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
         return out.flip(0) if which else out
 
     monkeypatch.setattr(KVStorage, "_gather", mistaken)
+    monkeypatch.setattr("tutorial_engine.cache.storage.LONG", 1)  # all copies go that way
 
 
 # -- the two races --------------------------------------------------------------------------------
