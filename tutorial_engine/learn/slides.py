@@ -26,7 +26,7 @@ PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta name="viewport" content="width=device-width">
 <style>
-body { margin: 0; font: clamp(16px, 3.5vmin, 48px)/1.4 system-ui, sans-serif; color: #111; }
+body { margin: 0; font: clamp(16px, 3.2vmin, 48px)/1.4 system-ui, sans-serif; color: #111; }
 section { box-sizing: border-box; min-height: 100vh; padding: 4vh 6vw 7vh; break-after: page;
   display: flex; flex-direction: column; justify-content: center; border-bottom: 1px solid #ccc; }
 h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
