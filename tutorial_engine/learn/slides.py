@@ -111,7 +111,8 @@ def _shown(mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[S
     """A question, an answer, and the pictures of a cell."""
     kinds = {kind for kind, _ in QUESTION.findall(mine.source)}
     if "ask" in kinds:
-        asked, *options = theirs.outputs[0].data["text/plain"].splitlines()
+        shown = next(o for o in theirs.outputs if "text/plain" in o.get("data", {}))
+        asked, *options = shown.data["text/plain"].splitlines()
         listed = "".join(f"<li>{escape(one.replace('( )', '').strip())}</li>" for one in options)
         yield Slide(f"{_small(section)}<h2>{escape(asked)}</h2><ol>{listed}</ol>")
     pictures = [output for output in theirs.outputs if "image/png" in output.get("data", {})]
