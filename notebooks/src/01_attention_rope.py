@@ -144,7 +144,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # and value heads, and hidden is the hidden size.
 #
 # The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
-# the package's own function stays there. You can always hear what a wrong answer makes of the story: write `mine.hear(PROMPT, project=project)`.
+# the package's own function stays there. You can always hear what a wrong answer makes of the story: write
+# `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -192,7 +193,8 @@ print("scores of the last query:", scores[2].int().tolist())
 # positive and add up to one. The output is the sum of the values, each times its share.
 #
 # Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of
-# the model are something else: the learned numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
+# the model are something else: the learned numbers in its matrices. At the end of the model a softmax turns the
+# logits into *probabilities* too.
 
 # %%
 predictions.ask(
@@ -267,7 +269,8 @@ show_source(naive_attention)
 # **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
 # a row is a query and a column is a key; bright means a large share. On the right are the shares of one
 # query, and the tokens that the model predicts to come next. Where does this head look? Step through the
-# queries, and choose other heads. The text stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
+# queries, and choose other heads. The text stops inside a name: `·R` is the first piece of Rado, and the
+# model has to go on.
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
@@ -689,9 +692,9 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### The attention block in full
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the weights
-# of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a different weight for each number, and
-# RoPE mixes the two numbers of a pair. So the order matters:
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the
+# weights of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a
+# different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -1011,9 +1014,9 @@ three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
 ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# (L3 H3 stands for layer 3, head 3.) Without these heads the model still guesses `a`, but hardly more often than when no earlier name begins with
-# `·R`. It falls back to what is usual after `·R`. So the heads carry what the text says. If that is
-# true, the prediction must follow the name when we change only the name:
+# (L3 H3 stands for layer 3, head 3.) Without these heads the model still guesses `a`, but hardly more often
+# than when no earlier name begins with `·R`. It falls back to what is usual after `·R`. So the heads carry what
+# the text says. If that is true, the prediction must follow the name when we change only the name:
 
 # %%
 follows = {}  # name -> the piece that stands after its ·R
