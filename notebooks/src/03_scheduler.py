@@ -953,7 +953,8 @@ throughput_latency(curves, "TTFT p95", "requests per second") if chosen else Non
 # full, throughput stays where it is. From then on the queue grows as long as users keep coming, so the
 # curve turns upwards. No scheduler can prevent this. A better one moves the turn to the right. Under static
 # batching even few users wait long: whoever comes late waits for the whole batch.
-#
+
+# %% [markdown]
 # ## 12 · Fairness
 #
 # **Objective:** write a policy that keeps a promise, and measure where it does not.
