@@ -4,15 +4,13 @@
 # In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is
 # needed. Only the *map* changes: it says in which *slot* the keys and values (K and V) of each token lie.
 #
-# | sitting | what it is about | time |
+# | sitting | about | time |
 # |---|---|---|
-# | first, sections 1 to 6 | pages: waste, block tables, attention in place | about 1¼ hours |
-# | second, sections 7 to 12 | sharing, eviction, full memory | about 1¼ hours |
-# | third, sections 13 to 19 | cells, the block size, your whole engine | about 1¼ hours |
+# | sections 1 to 6 | block tables, attention in place | 1¼ hours |
+# | sections 7 to 12 | sharing, eviction, full memory | 1¼ hours |
+# | sections 13 to 19 | cells, block size, your whole engine | 1¼ hours |
 #
-# You should have done notebook 03, or know what admission, a step and a token budget are. If you come back
-# after a restart, first run all cells above (menu Run, "Run All Above Selected Cell"). It takes less than a
-# minute, and your exercises run in the engine again.
+# You should have done notebook 03, or know what admission, a step and a token budget are.
 
 # %%
 import torch
@@ -538,7 +536,8 @@ for name, backend in ways.items():  # measured here
 # `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic.
 #
 # </details>
-#
+
+# %% [markdown]
 # ---
 #
 # **The first sitting ends here.** You can turn bytes into blocks, and positions into slots. Your attention
@@ -548,6 +547,9 @@ for name, backend in ways.items():  # measured here
 
 # %% [markdown]
 # # Second sitting: shared blocks and full memory
+#
+# If you begin here, or at the third sitting, after a restart: first run all cells above (menu Run, "Run All Above
+# Selected Cell"). It takes less than a minute, and your exercises run in the engine again.
 
 # %% [markdown]
 # ## 7 · Sharing a beginning
@@ -872,12 +874,7 @@ def stale(log):
 # %%
 from tutorial_engine.learn.checks_04 import check_stale
 
-check_stale(stale)
-
-# %%
-for line in stale(log) or []:
-    print(line)
-print("in the log of the package's blocks:", stale(stale_log(model, BlockManager, prompts)))
+check_stale(stale, log)
 
 # %% [markdown]
 # And this is the bug. First the package's method, then the other one, which clears the name in the block and
@@ -1098,6 +1095,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
+# One question comes up often:
+#
 # <details><summary>Does a sliding window save memory?</summary>With a window (notebook 01) attention reads only the
 # newest tokens, so it saves work at once. It saves memory only if the engine gives back the blocks that no later
 # query can see. Ours has no windows. In vLLM this is the work of <code>SlidingWindowManager</code>.</details>

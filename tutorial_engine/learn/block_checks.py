@@ -300,29 +300,35 @@ def _logs() -> list[list[Line]]:
     ]
 
 
-def check_stale(stale: Callable[..., object]) -> Verdict:
-    """Check stale(log) → the lines that find a block which does not hold what the name says."""
+def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdict:
+    """Check stale(log) → the lines that find a block which does not hold what the name says.
+
+    If it is right, the verdict tells what is stale in the log that is given.
+    """
 
     def run() -> Verdict:
         logs, answers = _logs(), []
-        for log in logs:
-            answer = stale(list(log))
+        for one in logs:
+            answer = stale(list(one))
             bad = not_done("stale", answer, stale)
             if bad is not None:
                 return bad
-            if (got := listed(answer)) is None or not all(one in log for one in got):
+            if (got := listed(answer)) is None or not all(line in one for line in got):
                 told = f"stale must return a list of lines of the log, got {answer!r}"
                 return Verdict(False, told)
             answers.append(got)
         wants = [right_stale(log) for log in logs]
         if answers == wants:
-            return Verdict(True, f"stale: {len(logs)} logs, {sum(map(len, wants))} stale reads")
+            found = f"; in your log: {log_text(right_stale(log))}" if log else ""
+            return Verdict(
+                True, f"stale: {sum(map(len, wants))} stale reads in {len(logs)} logs{found}"
+            )
         i = next(i for i, want in enumerate(wants) if answers[i] != want)
         told = f"stale: of the log\n{log_text(logs[i])}\ngot {log_text(answers[i]) or 'nothing'}"
         same = (
             words
             for words, wrong in STALE_MISTAKES.items()
-            if [wrong(log) for log in logs] == answers
+            if [wrong(one) for one in logs] == answers
         )
         why = next(same, f"expected {log_text(wants[i]) or 'nothing'}")
         return Verdict(False, f"{told}; {why}")
