@@ -91,9 +91,14 @@ class Scheduler:
     def check(self, name: str, prompt_len: int) -> None:
         """ValueError, with the numbers, for a prompt (`name` in the message) that can never run."""
         if prompt_len >= self.max_len:
+            larger = (
+                "raise max_model_len where model and memory allow"
+                if self.max_len == self.config.max_model_len
+                else "give the engine a larger memory"
+            )
             raise ValueError(
                 f"{name} has {prompt_len} tokens, but prompt and output together are limited to "
-                f"{self.max_len}: shorten it, or raise max_model_len where model and memory allow"
+                f"{self.max_len}: shorten it, or {larger}"
             )
         budget = self.config.max_num_batched_tokens
         if not self.can_chunk and prompt_len > budget:
