@@ -134,7 +134,7 @@ def test_learners_plan_decides_each_step(serving: Serving, memory: str) -> None:
     spy = serving.spied(server, "plan", "num_tokens_to_run")["plan"]
     run, said = serving.serve(server)
     serving.check_tokens(run)
-    assert f"plan ({len(spy.calls)} calls), num_tokens_to_run (inside plan)" in said
+    assert f"num_tokens_to_run (inside plan), plan ({len(spy.calls)} calls)" in said
     assert {call[2:] for call in spy.calls} == {(8, 3)}
     if memory == "rows":  # nobody gives way: what was planned was run
         assert steps(run.trace) == spy.answers
