@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import chromium
+from browser import barriers, chromium, reached_by_tab
 from engines import one_thread
 from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
@@ -50,6 +50,10 @@ def test_a_player_is_driven_by_keyboard_and_address(
     )
     assert all(names) and len(names) == 7
     assert page.locator("#stage").get_attribute("aria-labelledby") == "caption"
+    assert reached_by_tab(page) == [
+        "view", *("first", "back", "play", "on", "end"), "slider", "speed",
+    ]  # fmt: skip
+    assert barriers(page) == []
     updates = [
         page.evaluate(
             """() => {
@@ -66,6 +70,34 @@ def test_a_player_is_driven_by_keyboard_and_address(
     ]
     assert max(updates) > LEAST, "others may use the machine for a while"
     assert said == [] and [url for url in asked if not url.startswith("file:")] == []
+    page.close()
+
+
+def test_each_control_acts_on_its_key(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+) -> None:
+    with one_thread():
+        explorer = MAKE["attention"](model, tokenizer, PROMPT)
+    page, last = browser.new_page(), explorer.num_steps - 1
+    page.goto(f"{explorer.player(tmp_path / 'player.html').as_uri()}#t=1")
+    told, play = page.locator("#told"), page.locator("#play")
+    acts = [("end", "Enter", last), ("back", " ", last - 1), ("on", "Enter", last)]
+    acts += [("slider", "ArrowLeft", last - 1), ("first", " ", 0), ("slider", "End", last)]
+    for control, key, step in acts:
+        while page.evaluate("document.activeElement.id") != control:
+            page.keyboard.press("Tab")
+        page.keyboard.press(key)
+        expect(told).to_have_text(f"query {step} of {last}")
+    page.locator("#speed").focus()
+    page.keyboard.press("ArrowUp")  # the list takes it
+    expect(page.locator("#speed")).to_have_value("0.7")
+    page.keyboard.press("End")  # and this: the step stays
+    expect(told).to_have_text(f"query {last} of {last}")
+    play.focus()
+    page.keyboard.press("Enter")
+    expect(play).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press(" ")
+    expect(play).to_have_attribute("aria-pressed", "false")
     page.close()
 
 
