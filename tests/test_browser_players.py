@@ -10,7 +10,11 @@ from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
 
+from tutorial_engine.learn.figures import FIGURES, MOVES, MOVING
+from tutorial_engine.learn.players import show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.moving import moving
+from tutorial_engine.viz.player import film_of, still
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
@@ -120,4 +124,28 @@ def test_play_runs_to_the_end_and_pauses(
     expect(page.locator("#told")).to_have_text(f"step 0 of {last}")
     page.keyboard.press("ArrowRight")  # a key takes over
     expect(page.locator("#play")).to_have_text("▶ Play")
+    page.close()
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_moving_picture_shows_each_step_of_its_player(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, motion: str
+) -> None:
+    frames = show_of(MOVES).make(model, tokenizer).frames
+    file = tmp_path / "moving.svg"
+    file.write_text(moving(frames, show_of(MOVES).words, speed=1), encoding="utf-8")
+    assert file.read_text() == (FIGURES / MOVING).read_text().replace("18.75s", "15s")
+    assert file.stat().st_size < 400_000
+    page = browser.new_page(reduced_motion=motion)
+    page.goto(file.as_uri())
+    told = """time => {
+        for (const one of document.getAnimations()) { one.pause(); one.currentTime = time; }
+        return [...document.querySelectorAll("svg > text")]
+            .filter(one => getComputedStyle(one).visibility === "visible")
+            .map(one => one.textContent);
+    }"""
+    film, middle = film_of(frames), len(frames) // 2
+    for step in range(len(frames)):
+        wanted = still(film, step if motion == "no-preference" else middle)
+        assert page.evaluate(told, 1000 * step + 500) == [one.text for one in wanted if one.text]
     page.close()

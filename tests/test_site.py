@@ -187,6 +187,8 @@ def test_every_link_lands_and_every_picture_has_its_words(built: Path) -> None:
             assert file.is_file(), f"{page}: {goal}"
             if parts.fragment and file.suffix == ".html" and not parts.fragment.startswith("t="):
                 assert unquote(parts.fragment) in pages[file].ids, f"{page}: {goal}"
+    for show in SHOWS:
+        assert "../players.html" in pages[built / "players" / show.file].goals
     for lesson in LESSONS:
         page = pages[built / f"{site.page_of(lesson)}.html"]
         captions = [words for words in page.alts if len(words.split()) > 8]

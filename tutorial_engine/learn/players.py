@@ -4,7 +4,7 @@ One table: what each shows, which run of the engine it is made of, and where the
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,8 +202,16 @@ SHOWS = (
 )
 
 
-def write(folder: Path) -> list[Path]:
-    """Run the engine and write all players into the folder → their files."""
+def show_of(name: str) -> Show:
+    """The player of that name. KeyError for one that there is not."""
+    return {show.name: show for show in SHOWS}[name]
+
+
+def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
+    """Run the engine and write all players into the folder → their files.
+
+    `links` says which pages a player leads to: words -> address.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = load_model(), load_tokenizer()
     files = []
@@ -217,6 +225,7 @@ def write(folder: Path) -> list[Path]:
                 step_name=run.step_name,
                 start=run.start,
                 card=show.card,
+                links=links(show) if links else None,
             )
         )
     return files
