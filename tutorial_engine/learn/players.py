@@ -96,8 +96,8 @@ SHOWS = (
     Show(
         "rope",
         "RoPE: position as rotation",
-        "Query and key move on together. All hands turn, but the angle between two hands stays "
-        "the same, and so does the score.",
+        "Query (solid hand) and key (dashed hand) move on together. All hands turn, but the angle "
+        "between two hands stays the same, and so does the score.",
         "01_attention_rope",
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
@@ -170,7 +170,7 @@ SHOWS = (
         "04_paged_cells",
         "The same engine, on pages",
         lambda m, t: run_of(BlockExplorer(m, t, PROMPTS, num_blocks=12, simple=True)),
-        Card((0, 56, 860, 440)),
+        Card((0, 56, 880, 448), phone=(548, 56, 330, 412)),
     ),
     Show(
         "pages-shared",
@@ -197,7 +197,7 @@ SHOWS = (
         "04_paged_cells",
         "Cells",
         lambda m, t: run_of(CellExplorer(m, t)),
-        Card((0, 36, 690, 340), 0.6),
+        Card((0, 36, 690, 430), 0.6, phone=(8, 36, 352, 298)),
     ),
 )
 

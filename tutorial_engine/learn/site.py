@@ -155,10 +155,12 @@ def cards() -> str:
         if show.card is None:
             continue
         _, _, wide, tall = show.card.box
+        _, _, small, high = show.card.phone or show.card.box
         title, words, file = escape(show.title), escape(show.words), f"players/{show.file}"
-        look = "card-of wide" if wide >= WIDE else "card-of"
+        look = " ".join(["card-of", *["wide"] * (wide >= WIDE), *["small"] * bool(show.card.phone)])
+        ratios = f"--tall: {tall / wide:.3f}; --small: {high / small:.3f}"
         parts.append(
-            f'<section class="{look}" style="--tall: {tall / wide:.3f}"><h2>{title}</h2>'
+            f'<section class="{look}" style="{ratios}"><h2>{title}</h2>'
             f'<div class="strip"><iframe src="{file}?card" title="{title}" loading="lazy"></iframe>'
             "</div>"
             f'<p>{words}</p><p><a href="{file}">Step through it</a></p></section>'

@@ -26,10 +26,14 @@ class Frame(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s."""
+    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s.
+
+    `phone`: the part that can be read where there is less room; None: the same.
+    """
 
     box: tuple[float, float, float, float]
     speed: float = 1.0
+    phone: tuple[float, float, float, float] | None = None
 
 
 def player(
@@ -52,7 +56,8 @@ def player(
         raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
     film = film_of(frames) | {"step_name": step_name, "start": start}
     if card:
-        film["card"] = {"box": " ".join(map(plain, card.box)), "speed": card.speed}
+        boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
+        film["card"] = {"boxes": boxes, "speed": card.speed}
     script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
