@@ -77,14 +77,6 @@ def weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
     return itemsize * (layers + config.hidden_size + config.vocab_size * config.hidden_size)
 
 
-def arithmetic_intensity(
-    config: ModelConfig, num_tokens: int, context_len: int = 0, itemsize: int = 4
-) -> float:
-    """FLOPs per byte of one forward. Compare with Roofline.ridge."""
-    flops = forward_flops(config, num_tokens, context_len)
-    return flops / forward_bytes(config, num_tokens, context_len, itemsize)
-
-
 def decode_floor(num_bytes: int, bandwidth: float) -> float:
     """Seconds that a decode step cannot beat: what it must read, at the memory's full speed."""
     if not bandwidth > 0:

@@ -25,8 +25,8 @@ from tutorial_engine.viz.parts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
+from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
 from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
-from tutorial_engine.viz.simple_blocks import SimpleBlockView
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
@@ -39,7 +39,6 @@ GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of sl
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
 TOUCHED = "#fdf1cf"
 ZOOM = 1.0  # of a PNG
-STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
 
@@ -144,44 +143,34 @@ class BlockView:
 
     def scene(self, step: int) -> Sheet:
         """What the step left: tables on the left, the pool on the right."""
-        sheet = _StepSheet(self, step)
-        sheet.head()
-        for name, top in self.tops.items():
-            sheet.request(name, top)
-        for block in range(self.run.num_blocks):
-            sheet.block(block)
-        for i, event in enumerate(sheet.now.copies):
-            sheet.copy(i, event)
-        for i, line in enumerate(free_lines(sheet.now.free)):
-            sheet.text(f"free.{i}", POOL, self.queue + 15 * i, line, 11)
-        sheet.key()
-        return sheet
+        return _Step(self, step, 30).drawn()
 
 
-class _StepSheet(Sheet):
-    """The picture of one step of a view."""
+class _Step(StepSheet):
+    """The picture of one step with hashes, holders and the queue of free blocks."""
 
-    def __init__(self, view: BlockView, step: int) -> None:
-        super().__init__(WIDTH, view.floor + 38, (MARGIN, view.floor + 30))
-        self.hint = "hover over a token, a table entry or a block to read its numbers"
-        self.view, self.run, self.looks = view, view.run, view.looks
-        self.step, self.now = step, view.run.steps[step]
-        self.owners = view.run.owners(step)
+    view: BlockView
 
-    def head(self) -> None:
-        """Which step it is, what came to pass, and what the columns are."""
-        run, view = self.run, self.view
-        caching = "on" if run.prefix_caching else "off"
-        self.heading(view.title, f"step {self.step} of 0–{run.last} · prefix caching {caching}")
-        for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
-            self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
-        pool = f"pool: {run.num_blocks} physical blocks of {run.block_size}"
-        for x, words in ((LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)):
-            self.note(f"column.{x:.0f}", x, view.top, words)
-        if run.prefix_caching:
+    @property
+    def aside(self) -> str:
+        """Beside the number of the step."""
+        return f" · prefix caching {'on' if self.run.prefix_caching else 'off'}"
+
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """Where each column begins, and what it is."""
+        pool = f"pool: {self.run.num_blocks} physical blocks of {self.run.block_size}"
+        return (LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)
+
+    def rest(self) -> None:
+        """What a hash looks like, arrows of copies, and the queue of free blocks."""
+        if self.run.prefix_caching:
             chain = "71b9 ← 98ac: hash ← hash of the block before"
-            chain = chain if view.pool.columns < 8 else "71b9: hash of all tokens so far"
-            self.note("chain", WIDTH - MARGIN, view.top, chain, **RIGHT)
+            chain = chain if self.view.pool.columns < 8 else "71b9: hash of all tokens so far"
+            self.note("chain", WIDTH - MARGIN, self.view.top, chain, **RIGHT)
+        for i, event in enumerate(self.now.copies):
+            self.copy(i, event)
+        for i, line in enumerate(free_lines(self.now.free)):
+            self.text(f"free.{i}", POOL, self.view.queue + 15 * i, line, 11)
 
     def _said(self, tip: str) -> str:
         """What hovering says, on the one line that there is for it."""
