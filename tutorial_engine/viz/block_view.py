@@ -11,7 +11,6 @@ from tutorial_engine.trace.events import BlockCopied, Trace
 from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner, without_hashes
 from tutorial_engine.viz.parts import (
     BOLD,
-    DASHED,
     DEAF,
     FAINT,
     MARGIN,
@@ -37,7 +36,7 @@ LINES = ((4, 27.0), (4, 23.0), (8, 23.0), (8, 20.0))  # tokens in a line, its he
 TALLEST, GAP = 640.0, 14.0  # of all logical blocks; between two requests
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
-TOUCHED = "#fdf1cf"
+TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
@@ -241,7 +240,7 @@ class _Step(StepSheet):
         x, y, w, h = self.view.pool.box(block)
         card, fill = (x - 5, y - 1, w + 10, h), TOUCHED if touched else PAPER
         tip = self._said(self.run.about_block(self.step, block))
-        edge: Style = {"stroke": QUIET} | DASHED if touched else {}
+        edge: Style = {"stroke": QUIET, **DASHES} if touched else {}
         self.rect(f"block.{block}", card, fill, tip, rx=4, **edge)
         self.text(f"number.{block}", x, y + 13, str(block), 12, **BOLD, **DEAF)
         many = f"ref {len(own)}" if own else "next" if self.now.free[0] == block else ""
@@ -333,7 +332,7 @@ class _Step(StepSheet):
         if len(looks) > 1:
             dark = [one.dark for one in looks[:2]]
             marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
-        touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET} | DASHED
+        touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
         self.legend(MARGIN, self.view.floor + 6, marks)
