@@ -373,6 +373,25 @@ def test_bytes_that_a_cache_copies_are_counted_of_the_one_that_runs(cached: OwnE
     assert cached.bytes_copied(20) == 0, "the package's"
 
 
+def test_a_story_told_live_comes_token_by_token_and_is_the_same(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached.use(run_new, check_run_new)
+    pieces: list[str] = []
+
+    def keep(words: str, end: str = "\n", flush: bool = False) -> None:
+        pieces.append(words + end)
+
+    for params in (SamplingParams(max_tokens=8), SamplingParams(max_tokens=24, stop="coat.")):
+        whole = told(cached, capsys, PROMPT, params)
+        pieces.clear()
+        monkeypatch.setattr("builtins.print", keep)
+        cached.tell(PROMPT, params, live=True)
+        monkeypatch.undo()
+        assert "".join(pieces) == whole
+        assert len(pieces) > 8 and pieces[0] == PROMPT
+
+
 # -- unusual right parts -------------------------------------------------------------------------
 
 

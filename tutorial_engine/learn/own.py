@@ -160,11 +160,9 @@ def why_finished(
 
 
 PARTS: dict[str, Callable[..., Any]] = {
-    part.__name__: part
-    for part in (
-        *(window_mask, attention, kv_head, rope, project, layer),
-        *(*CACHES.values(), run_new, keep_top_p, why_finished),
-    )
+    **{one.__name__: one for one in (window_mask, attention, kv_head, rope, project, layer)},
+    **CACHES,
+    **{one.__name__: one for one in (run_new, keep_top_p, why_finished)},
 }
 
 
@@ -392,11 +390,15 @@ class OwnEngine(PartsHolder):
         return moved
 
     def generate(
-        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        window: int | None = None,
+        on_token: Callable[[Request], None] = lambda request: None,
     ) -> Request:
         """Continue a prompt through the loop of the package, with the parts → its request.
 
-        PartFailed when a part raises.
+        `on_token` is called after each token. PartFailed when a part raises.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         runner = self.runner(window)
@@ -407,16 +409,21 @@ class OwnEngine(PartsHolder):
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
         request.status = RequestStatus.RUNNING
         for _ in serve(runner, [request]):
-            pass
+            on_token(request)
         return request
 
     def tell(
-        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        window: int | None = None,
+        live: bool = False,
     ) -> None:
         """Print the story that follows a prompt, which parts ran, and whether the package agrees.
 
         A part that raises, or without which the tokens would be the package's, is taken out, and
-        the story is told without it. With a window the package is not asked: it has none.
+        the story is told without it. With a window the package is not asked: it has none. `live`
+        prints each token when it comes, in a second run.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
@@ -426,11 +433,31 @@ class OwnEngine(PartsHolder):
             return "" if right else "the tokens are not the package's."
 
         told = self.settle(lambda: self.generate(prompt, params, window), wrong)
-        print(prompt + told.checker.text)
+        if live:
+            self._tell_live(prompt, params, window, told.checker.text)
+        else:
+            print(prompt + told.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
             many = len(wanted.token_ids)
             print(f"✔ {many} of {many} tokens are those of the package's engine.")
+
+    def _tell_live(
+        self, prompt: str, params: SamplingParams, window: int | None, text: str
+    ) -> None:
+        """Print a prompt and then its text, which is known, as far as the tokens have come."""
+        shown = 0
+
+        def show(request: Request) -> None:
+            nonlocal shown
+            so_far = len(self.tokenizer.decode([*request.output_token_ids]))
+            print(text[shown:so_far], end="", flush=True)
+            shown = max(shown, so_far)
+
+        self.parts.calls.clear()
+        print(prompt, end="", flush=True)
+        self.generate(prompt, params, window, show)
+        print(text[shown:])
 
     def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.

@@ -3,6 +3,7 @@
 `MyCache` joins old and new with `torch.cat`; `MyStaticCache` allocates once and writes in place.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class MyStaticCache:
         return [(self.k[layer, :end], self.v[layer, :end])]
 
 
-CACHES: dict[str, type] = {one.__name__: one for one in (MyCache, MyStaticCache)}
+CACHES: dict[str, Callable[..., Any]] = {one.__name__: one for one in (MyCache, MyStaticCache)}
 
 
 def make_cache(parts: Parts, name: str, config: ModelConfig, max_len: int) -> Any:
