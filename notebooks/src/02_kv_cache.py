@@ -364,16 +364,16 @@ show_source(run_scheduled, first="batch = ")
 #
 # ### Exercise 3: a cache that copies nothing (10 minutes)
 #
-# A real cache allocates its memory once. The token at position p goes into slot p, and stays there. Write both
-# methods:
+# A real cache allocates its memory once. The token at position p goes into slot p, and stays there.
 #
-# - `__init__` makes `self.k` and `self.v`, each [layers, max_len, K/V heads, head_dim]. The sizes are
-#   `config.num_hidden_layers`, `config.num_key_value_heads` and `config.head_dim`.
+# - `__init__` makes `self.k` and `self.v`, each [layers, max_len, K/V heads, head_dim].
 # - `update` writes the new k and v of a layer at `batch.positions`, a tensor with the position of each new
 #   token. It returns all tokens so far as `[(k, v)]`. A slice such as `self.k[layer, :end]` is a *view*: it
 #   shows the same memory, and copies nothing.
 #
-# <details><summary>Hint</summary><code>self.k[layer, batch.positions] = k</code> writes. The last new token
+# <details><summary>Hint</summary>The sizes are <code>config.num_hidden_layers</code>,
+# <code>config.num_key_value_heads</code> and <code>config.head_dim</code>; <code>torch.zeros</code> makes a
+# tensor. <code>self.k[layer, batch.positions] = k</code> writes. The last new token
 # stands at <code>batch.positions[-1]</code>, and a slice ends one behind its last entry:
 # <code>end = int(batch.positions[-1]) + 1</code>.</details>
 
@@ -887,9 +887,11 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # once.
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
-# Qwen3-0.6B in bf16:
+# Qwen3-0.6B in bf16, and the GPU of the calculator:
 
 # %%
+gpu = {"peak": 150e12, "bandwidth": 1e12}  # as the calculator has it
+print(f"the ridge of its GPU: {gpu['peak'] / gpu['bandwidth']:.0f} FLOPs a byte")
 for num_seqs in (1, 8, 64, 512):
     for old in (64, 4096):
         work = Work(num_seqs, new=1, old=old)
@@ -897,8 +899,7 @@ for num_seqs in (1, 8, 64, 512):
         print(f"batch of {num_seqs:3}, {old:4} cached tokens each: {intensity:5.1f} FLOPs a byte")
 
 # %% [markdown]
-# The GPU of the calculator (150 TFLOP/s, 1 TB/s) has its ridge at 150 FLOPs a byte. With short contexts a
-# larger batch moves to the right, towards this ridge. With long contexts K and V are most of the bytes, and they
+# With short contexts a larger batch moves to the right, towards the ridge of this GPU. With long contexts K and V are most of the bytes, and they
 # grow with the batch as the FLOPs do. The intensity stays low, so decode stays memory-bound on most machines,
 # however large the batch is.
 
