@@ -90,6 +90,20 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     assert repr(only) == "✔ yours from notebook 03: plan"
 
 
+@pytest.mark.parametrize("has_static", [False, True])
+def test_of_two_caches_the_later_one_runs_and_a_file_may_have_one_alone(
+    mine: OwnEngine, tmp_path: Path, has_static: bool
+) -> None:
+    def edit(source: str) -> str:
+        return "" if source.startswith("class MyStaticCache") and not has_static else source
+
+    cache = "MyStaticCache" if has_static else "MyCache"
+    names = (cache, "run_new", "keep_top_p", "why_finished")
+    found = bring(mine, saved(tmp_path, True, edit, of="02"))
+    assert repr(found) == f"✔ yours from notebook 02: {', '.join(names)}"
+    assert set(mine.parts.own) == set(names)
+
+
 def test_a_file_without_a_number_is_refused(mine: OwnEngine) -> None:
     with pytest.raises(ValueError, match=r"must have one of \['01', '02', '03'\] in its name"):
         bring(mine, "none.ipynb")

@@ -1,12 +1,12 @@
 """The checks and the bug zoo of notebook 02: right answers pass, each usual mistake is named."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import QWEN3_06B
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
@@ -17,10 +17,10 @@ from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.checks_02 import (
     check_cache,
-    check_fit,
     check_floor,
     check_run_new,
     check_slots,
+    check_static_cache,
     check_top_p,
     check_why_finished,
 )
@@ -133,6 +133,123 @@ class Writes(Keeps):
         return ([room[0, :end], room[1, :end]],)
 
 
+class Static:
+    """The right static cache; a subclass gets one thing wrong."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        sizes = (config.num_hidden_layers, max_len, config.num_key_value_heads, config.head_dim)
+        self.k, self.v = torch.empty(sizes), torch.empty(sizes)
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        return self.put(layer, k, v, batch.positions, int(batch.positions[-1]) + 1)
+
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        self.k[layer, where], self.v[layer, where] = k, v
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
+class HeadsFirstView(Static):
+    """Right: its memory has the heads before the tokens, and update gives a turned view."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        sizes = (config.num_key_value_heads, max_len, config.head_dim)
+        self.kv = [torch.full((2, *sizes), torch.nan) for _ in range(config.num_hidden_layers)]
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        for i, position in enumerate(batch.positions.tolist()):
+            self.kv[layer][:, :, position] = torch.stack((k[i], v[i]))
+        both = self.kv[layer][:, :, : position + 1].transpose(1, 2)
+        return ((both[0], both[1]),)
+
+
+class CountsItself(Static):
+    """Right: asks no batch, and counts for each layer; in place, of the copies it is given."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.used = [0] * config.num_hidden_layers
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        start = self.used[layer]
+        self.used[layer] += len(k)
+        found = self.put(layer, k, v, slice(start, start + len(k)), start + len(k))
+        k.zero_()
+        return found
+
+
+class BothInOne(Static):
+    """Right: one flat tensor for all layers, K and V, in doubles."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = torch.stack((self.k, self.v)).double()
+
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k.double(), v.double(), where, end)
+
+
+class Grows(Keeps):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__()
+
+
+class WholeBuffer(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k, v, where, len(self.k[0]))
+
+
+class OneEarly(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k, v, where - 1, end)
+
+
+class OneLate(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k, v, where + 1, end)
+
+
+class EndIsLast(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k, v, where, end - 1)
+
+
+class AtZero(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, k, v, slice(len(k)), end)
+
+
+class OneBuffer(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(0, k, v, where, end)
+
+
+class CountsInLayers(CountsItself):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        start, self.used[0] = self.used[0], self.used[0] + len(k)
+        return self.put(layer, k, v, slice(start, start + len(k)), start + len(k))
+
+
+class AllocatesInUpdate(Static):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v)
+        return super().update(layer, k, v, batch)
+
+
+class NoMemory(Static):
+    def __init__(self, config: ModelConfig, max_len: int) -> None: ...
+
+
+class QueryHeads(Static):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        heads = config.num_attention_heads
+        super().__init__(replace(config, num_key_value_heads=heads), max_len)
+
+
+class SwappedBuffers(Static):
+    def put(self, layer: int, k: Tensor, v: Tensor, where: Any, end: int) -> Any:
+        return super().put(layer, v, k, where, end)
+
+
 class Open(Keeps):
     def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any: ...
 
@@ -207,14 +324,6 @@ def packed(cached: list[int], new: list[int], max_len: int) -> list[int]:
     return found
 
 
-def numbers(config: ModelConfig) -> int:
-    return config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-
-
-def rows(config: ModelConfig, budget: int, max_len: int, factor: int = 4) -> int:
-    return budget // (factor * numbers(config) * max_len)
-
-
 def nucleus(probs: Tensor, p: float) -> Tensor:
     values, order = probs.sort(descending=True)
     keep = torch.zeros_like(probs, dtype=torch.bool)
@@ -241,10 +350,6 @@ def one_too_few(probs: Tensor, p: float) -> Tensor:
     return keep
 
 
-def fit(function: Callable[..., Any]) -> Verdict:
-    return check_fit(function, QWEN3_06B)
-
-
 def by_loop(probs: Tensor, p: float) -> Tensor:
     kept, mass = [False] * len(probs), 0.0
     for i in sorted(range(len(probs)), key=lambda i: -probs[i].item()):
@@ -264,15 +369,17 @@ def nested(cached: list[int], new: list[int], m: int) -> list[list[int]]:
     return [[r * m + old + i for i in range(n)] for r, (old, n) in pairs]
 
 
-def seconds(f: float, b: float, peak: float, width: float) -> float:
-    return max(f / peak, b / width)
+def seconds(
+    weights: int, tokens: int, kv: int, peak: float, width: float, flops: int = 2, size: int = 4
+) -> float:
+    return max(flops * weights * tokens / peak, (size * weights + kv) / width)
 
 
 RIGHT: list[tuple[Callable[..., Verdict], Any]] = [
     (check_cache, Keeps),
     (check_run_new, run_new),
+    (check_static_cache, Static),
     (check_slots, slots),
-    (fit, rows),
     (check_top_p, nucleus),
     (check_why_finished, why),
     (check_floor, seconds),
@@ -281,12 +388,13 @@ UNUSUAL: list[tuple[Callable[..., Verdict], Any]] = [
     (check_cache, Writes),
     (check_run_new, token_by_token),
     (check_run_new, consumes),
+    (check_static_cache, HeadsFirstView),
+    (check_static_cache, CountsItself),
+    (check_static_cache, BothInOne),
     (check_slots, lambda *args: np.array(slots(*args))),
     (check_slots, lambda *args: torch.tensor(slots(*args))),
     (check_slots, lambda *args: (float(slot) for slot in slots(*args))),
     (check_slots, lambda *args: tuple(np.float64(slot) for slot in slots(*args))),
-    (fit, lambda *args: float(rows(*args))),
-    (fit, lambda *args: np.int64(rows(*args))),
     (check_top_p, by_loop),
     (check_top_p, lambda probs, p: nucleus(probs.double(), p)),
     (check_why_finished, why_numpy),
@@ -364,16 +472,6 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
     (check_slots, lambda c, n, m: [r * m for r in range(len(n)) for _ in range(n[r])], "its own"),
     (check_slots, nested, "no list for each row"),
     (check_slots, lambda cached, new, m: [7] * sum(new), "expected [0, 1, 2, 3], got [7"),
-    (fit, lambda c, b, m: rows(c, b, m, 2), "factor of 2 is missing"),
-    (fit, lambda c, b, m: rows(c, b, m, 8), "2 bytes"),
-    (fit, lambda c, b, m: b // (4 * c.num_key_value_heads * c.head_dim * m), "layers"),
-    (fit, lambda c, b, m: rows(c, b, m) // c.group_size, "query heads"),
-    (fit, lambda c, b, m: b / (4 * numbers(c) * m), "whole rows only"),
-    (fit, lambda c, b, m: rows(c, b, m) + 1, "round down"),
-    (fit, lambda c, b, m: b // (4 * c.num_hidden_layers * c.hidden_size * m), "not hidden_size"),
-    (fit, lambda c, b, m: rows(c, b, 1), "a row has max_len of them"),
-    (fit, lambda c, b, m: 4 * numbers(c) * m, "the size of one row"),
-    (fit, lambda c, b, m: rows(c, b, m) + 7, "a variant of the model with 32 query heads"),
     (check_top_p, still_sorted, "put the answer back"),
     (check_top_p, one_too_few, "keeps 0 tokens; the token that crosses p stays"),
     (check_top_p, lambda probs, p: one_too_few(probs, max(p, 0.5)), "one too few: the token"),
@@ -474,18 +572,40 @@ WRONG: list[tuple[Callable[..., Verdict], Any, str]] = [
         ),
         "stop wins over length, for stop strings as well",
     ),
-    (check_floor, lambda f, b, peak, width: f / peak + b / width, "not the sum"),
-    (check_floor, lambda f, b, peak, width: min(f / peak, b / width), "max, not min"),
+    (check_static_cache, Grows, "the right k, but in new memory"),
+    (check_static_cache, WholeBuffer, "gives k of all 12 slots"),
+    (check_static_cache, OneEarly, "gives k one slot too early"),
+    (check_static_cache, OneLate, "gives k one slot too late"),
+    (check_static_cache, EndIsLast, "gives k of 3 tokens, one too few: the end is"),
+    (check_static_cache, AtZero, "new tokens in slot 0 again"),
+    (check_static_cache, OneBuffer, "layer 0 gives k of another layer"),
+    (check_static_cache, CountsInLayers, "a count must not advance in each of them"),
+    (check_static_cache, AllocatesInUpdate, "old k that are all 0: make the memory in __init__"),
+    (check_static_cache, NoMemory, "has no attribute 'k'; make the memory in __init__"),
+    (check_static_cache, QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
+    (check_static_cache, SwappedBuffers, "k and v are swapped"),
+    (check_static_cache, OnlyNew, "raised TypeError"),
+    (check_floor, lambda w, t, kv, p, b: 2 * w * t / p + (4 * w + kv) / b, "not the sum"),
+    (check_floor, lambda w, t, kv, p, b: min(2 * w * t / p, (4 * w + kv) / b), "max, not min"),
     (check_floor, lambda *args: 1e3 * seconds(*args), "these are milliseconds"),
     (check_floor, lambda *args: 1e6 * seconds(*args), "these are microseconds"),
-    (check_floor, lambda f, b, peak, width: max(peak / f, width / b), "upside down"),
-    (check_floor, lambda f, b, peak, width: f / peak * b / width, "not the product"),
-    (check_floor, lambda f, b, peak, width: (f / peak, b / width), "return one number"),
-    (check_floor, lambda f, b, peak, width: seconds(f, b, width, peak), "are swapped"),
-    (check_floor, lambda f, b, peak, width: max(f // peak, b // width), "use /"),
-    (check_floor, lambda f, b, peak, width: 1.0, "expected 0.02 s"),
+    (check_floor, lambda *args: seconds(*args, flops=1), "two FLOPs a token"),
+    (check_floor, lambda *args: seconds(*args, size=1), "has 4 bytes"),
+    (check_floor, lambda w, t, kv, p, b: seconds(w, t, 0, p, b), "the K and V in the cache"),
+    (check_floor, lambda w, t, kv, p, b: seconds(w, 1, kv, p, b), "needs its own FLOPs"),
+    (
+        check_floor,
+        lambda w, t, kv, p, b: max(2 * w * t / p, (4 * w * t + kv) / b),
+        "they are read once",
+    ),
+    (check_floor, lambda w, t, kv, p, b: max(p / w / t / 2, b / (4 * w + kv)), "upside down"),
+    (check_floor, lambda w, t, kv, p, b: seconds(w, t, kv, b, p), "are swapped"),
+    (check_floor, lambda w, t, kv, p, b: max(2 * w * t // p, (4 * w + kv) // b), "use /"),
+    (check_floor, lambda *args: (seconds(*args), "memory"), "return one number"),
+    (check_floor, lambda *args: 1.5, "s: the slower of the two decides"),
 ]
-NEVER_RETURNS = [check for check, _ in RIGHT[1:]]
+CACHES = [check_cache, check_static_cache]
+NEVER_RETURNS = [check for check, _ in RIGHT if check not in CACHES]
 
 
 @pytest.mark.parametrize(("check", "answer"), RIGHT)
@@ -543,8 +663,9 @@ def test_return_none_is_an_answer_and_not_an_untouched_body(
     assert verdict.message.endswith("returns None whatever it is asked")
 
 
-def test_untouched_cache_is_open() -> None:
-    verdict = check_cache(Open)
+@pytest.mark.parametrize("check", CACHES)
+def test_untouched_cache_is_open(check: Callable[..., Verdict]) -> None:
+    verdict = check(Open)
     assert verdict.ok is None and verdict.message.startswith("not done yet: ")
 
 

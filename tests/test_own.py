@@ -26,13 +26,16 @@ from tutorial_engine.learn.checks_01 import (
 from tutorial_engine.learn.checks_02 import (
     check_cache,
     check_run_new,
+    check_static_cache,
     check_top_p,
     check_why_finished,
 )
 from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
-from tutorial_engine.learn.parts import Plugged
+from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.parts import PartFailed, Plugged
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -90,6 +93,20 @@ class MyCache:
         return [(k, v)]
 
 
+class MyStaticCache:
+    updates = 0
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        sizes = (config.num_hidden_layers, max_len, config.num_key_value_heads, config.head_dim)
+        self.k, self.v = torch.empty(sizes), torch.empty(sizes)
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        MyStaticCache.updates += 1
+        end = int(batch.positions[-1]) + 1
+        self.k[layer, batch.positions], self.v[layer, batch.positions] = k, v
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
 def run_new(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
     batch = Batch.from_sequences([token_ids[num_computed:]], [num_computed])
     return model.compute_logits(model(batch, attention))[-1]
@@ -118,6 +135,7 @@ CHECKS: dict[str, Callable[..., Verdict]] = {
     "project": check_project,
     "layer": check_layer,
     "MyCache": check_cache,
+    "MyStaticCache": check_static_cache,
     "run_new": check_run_new,
     "keep_top_p": check_top_p,
     "why_finished": check_why_finished,
@@ -220,24 +238,27 @@ def test_learners_layer_runs_with_the_learners_other_functions_inside(
     assert [*mine.generate(PROMPT).output_token_ids] == greedy(ids, 24)
 
 
+@pytest.mark.parametrize("cache", CACHES)
 def test_all_of_the_learners_parts_run_with_a_cache(
     cached: OwnEngine,
     tokenizer: Tokenizer,
     capsys: pytest.CaptureFixture[str],
+    cache: str,
 ) -> None:
-    spies = {name: Spy(RIGHT[name]) for name in PARTS if name != "MyCache"}
+    spies = {name: Spy(RIGHT[name]) for name in PARTS if name not in CACHES}
     for name, spy in spies.items():
         assert cached.use(spy, CHECKS[name]).verdict.ok is True
         spy.calls.clear()
-    assert cached.use(MyCache, check_cache).verdict.ok is True
-    MyCache.updates = 0
+    theirs: Any = RIGHT[cache]
+    assert cached.use(theirs, CHECKS[cache]).verdict.ok is True
+    theirs.updates = 0
     ids = tokenizer.encode(PROMPT).ids
     said = told(cached, capsys, PROMPT)
     assert [call[3] for call in spies["run_new"].calls] == [0, *range(len(ids), len(ids) + 23)]
     lengths = [len(call[0]) for call in spies["layer"].calls[:: len(cached.model.layer_weights)]]
     assert lengths == [len(ids)] + [1] * 23, "each token runs once"
-    assert MyCache.updates == 24 * len(cached.model.layer_weights)
-    assert f"MyCache ({MyCache.updates} calls)" in said and "why_finished (24 calls)" in said
+    assert theirs.updates == 24 * len(cached.model.layer_weights)
+    assert f"{cache} ({theirs.updates} calls)" in said and "why_finished (24 calls)" in said
     assert len(spies["why_finished"].calls) == 24
     assert not spies["keep_top_p"].calls and "keep_top_p" not in said, "greedy asks no filter"
     assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
@@ -256,7 +277,8 @@ def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
         cached.use(part, CHECKS[name])
     said = told(cached.moved_to(other), capsys, PROMPT, drawn)
     line = said.split("yours: ")[1].splitlines()[0]
-    assert all(f"{name} (" in line for name in PARTS) and "the package's" not in line
+    assert all(f"{name} (" in line for name in {*PARTS} - {"MyCache"})
+    assert "the package's" not in line and "MyCache" not in line, "the later cache runs"
     cached.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
     said = told(cached.moved_to(other), capsys, PROMPT, drawn)
     assert "The package's kv_head runs in its place." in said
@@ -345,6 +367,40 @@ def test_learners_engine_is_a_row_of_the_ledger(
     assert not ledger(paths, prompts, num_tokens=8)[2].ok, "the row is the learner's"
 
 
+def test_bytes_that_a_cache_copies_are_counted_of_the_one_that_runs(cached: OwnEngine) -> None:
+    c = cached.package.config
+    per_token = 2 * 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+    by_cat = per_token * sum(range(20))
+    assert cached.bytes_copied(20) == by_cat, "the package's"
+    for cache, copied in ((MyStaticCache, 0), (MyCache, by_cat), (MyStaticCache, 0)):
+        cached.use(cache, CHECKS[cache.__name__])
+        assert cached.bytes_copied(20) == copied and {*cached.parts.own} == {cache.__name__}
+    cached.use(named("MyStaticCache", RaisingCache), passes)
+    with pytest.raises(PartFailed, match="moth"):
+        cached.bytes_copied(20)
+    cached.use(named("MyStaticCache", lambda *_: None), check_static_cache)
+    assert cached.bytes_copied(20) == 0, "the package's"
+
+
+def test_a_story_told_live_comes_token_by_token_and_is_the_same(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached.use(run_new, check_run_new)
+    pieces: list[str] = []
+
+    def keep(words: str, end: str = "\n", flush: bool = False) -> None:
+        pieces.append(words + end)
+
+    for params in (SamplingParams(max_tokens=8), SamplingParams(max_tokens=24, stop="coat.")):
+        whole = told(cached, capsys, PROMPT, params)
+        pieces.clear()
+        monkeypatch.setattr("builtins.print", keep)
+        cached.tell(PROMPT, params, live=True)
+        monkeypatch.undo()
+        assert "".join(pieces) == whole
+        assert len(pieces) > 8 and pieces[0] == PROMPT
+
+
 # -- unusual right parts -------------------------------------------------------------------------
 
 
@@ -404,8 +460,8 @@ def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
             return [(k, v)]
 
-    untouched: Any = Untouched if name == "MyCache" else lambda *_: None
-    wrong: Any = Wrong if name == "MyCache" else lambda *args: args[0]
+    untouched: Any = Untouched if name in CACHES else lambda *_: None
+    wrong: Any = Wrong if name in CACHES else lambda *args: args[0]
     for part, mark in ((untouched, "☐ not done yet: "), (wrong, "✘ ")):
         cached.use(RIGHT[name], CHECKS[name])  # was right, is changed for the worse
         plugged = cached.use(named(name, part), CHECKS[name])
@@ -423,6 +479,9 @@ def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
 
 
 class RaisingCache(MyCache):
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__()
+
     def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         if len(k) == 1:
             raise KeyError("moth")
@@ -438,7 +497,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
         for other, part in RIGHT.items():
             if (other, name) not in (("layer", "rope"), ("layer", "project")):
                 cached.use(part, CHECKS[other])
-    broken = RaisingCache if name == "MyCache" else raises_at(1, RIGHT[name])
+    broken = RaisingCache if name in CACHES else raises_at(1, RIGHT[name])
     cached.use(named(name, broken), passes)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=4)
     said = told(cached, capsys, PROMPT, params)
@@ -463,6 +522,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
         ("project", lambda *args: None),
         ("layer", lambda x, w, angles, attend: x),
         ("MyCache", None),
+        ("MyStaticCache", None),
         ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids, 0)[:7]),
         ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids[:-1], 0) * 0),
         ("keep_top_p", lambda probs, p: probs >= probs.max()),
@@ -476,6 +536,8 @@ def test_part_that_a_check_let_through_is_found_by_its_tokens(
     cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str, part: Any
 ) -> None:
     class OnlyNew:
+        def __init__(self, *sizes: Any) -> None: ...
+
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
             return [(k, v)]
 

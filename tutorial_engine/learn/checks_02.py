@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
-from tutorial_engine.learn.own import MyCache as RightCache
 from tutorial_engine.learn.own import why_finished as right_reason
+from tutorial_engine.learn.own_cache import MyCache as RightCache
+from tutorial_engine.learn.own_cache import same_memory
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import top_p
 
 # -- MyCache --------------------------------------------------------------------------------------
@@ -105,6 +104,117 @@ def _wrong_history(
         if name == "v" and close(a, got[0], 0):
             return Verdict(False, "update: v is a copy of k")
         return Verdict(False, f"update: layer {layer} mixes up {name}; first the old, then the new")
+    return None
+
+
+# -- MyStaticCache --------------------------------------------------------------------------------
+
+ROOM = 12  # slots of the cache that is checked
+
+
+def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
+    """Check a learner's class (config, max_len) with update(layer, k, v, batch) → [(all k, all v)].
+
+    One sequence; what `update` gives are views of memory that was allocated once.
+    """
+    update = getattr(make_cache, "update", None)
+    config = replace(
+        tiny_model().config,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+
+    def run() -> Verdict:
+        draw = torch.Generator().manual_seed(1)
+        try:
+            theirs = make_cache(config, ROOM)
+        except TypeError as error:
+            return Verdict(
+                False, f"MyStaticCache(config, max_len) raised TypeError: {error}; it takes both"
+            )
+        right, first = RightCache(), 0
+        seen: dict[int, Sequence[Tensor]] = {}
+        for new in (4, 1, 2, 1):
+            batch = Batch.from_sequences([[0] * new], [first])
+            for layer in range(config.num_hidden_layers):
+                k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
+                try:
+                    got = theirs.update(layer, k.clone(), v.clone(), batch)
+                except AttributeError as error:
+                    return Verdict(
+                        False,
+                        f"update raised AttributeError: {error}; make the memory in __init__, as "
+                        "self.k and self.v",
+                    )
+                bad = not_done("update", got, update) or _wrong_pairs(got)
+                if bad is not None:
+                    return bad
+                want = right.update(layer, k, v, batch)[0]
+                others = right.kv.get(1 - layer)
+                bad = _wrong_writing(got[0], want, (k, v), others, layer)
+                bad = bad or _wrong_history(got[0], want, (k, v), layer)
+                bad = bad or _moved(got[0], seen.get(layer))
+                if bad is not None:
+                    return bad
+                seen[layer] = got[0]
+            first += new
+        return Verdict(
+            True, f"update: {first} tokens in 4 steps, 2 layers, and no old key or value was copied"
+        )
+
+    hint = "A buffer of a layer is [max_len, K/V heads, head_dim]; k and v are [T, heads, head_dim]"
+    return guarded("update", run, update, f"{hint}.")
+
+
+def _wrong_writing(
+    got: Sequence[Tensor],
+    want: Sequence[Tensor],
+    new: Sequence[Tensor],
+    others: Sequence[Tensor] | None,
+    layer: int,
+) -> Verdict | None:
+    """What goes wrong with places alone; `others` is what the other layer holds so far."""
+    for which, (name, a, b) in enumerate(zip("kv", got, want, strict=True)):
+        total, n = len(b), len(new[which])
+        if a.shape[1:] != b.shape[1:] or (a.shape == b.shape and close(a, b, 0)):
+            continue
+        said = None
+        if len(a) == ROOM:
+            said = f"{name} of all {ROOM} slots; those behind the text hold nothing: return [:end]"
+        elif len(a) == total + n and layer == 1 and total == n:
+            said = (
+                f"{name} of {len(a)} tokens, expected {total}; all layers write to the same "
+                "positions, so a count must not advance in each of them: ask batch.positions"
+            )
+        elif len(a) == total - 1 and close(a, b[:-1], 0):
+            said = f"{name} of {len(a)} tokens, one too few: the end is the last position + 1"
+        elif a.shape == b.shape and n < total and close(a[:n], b[-n:], 0):
+            said = f"{name} with the new tokens in slot 0 again: write them at batch.positions"
+        elif a.shape == b.shape and n > 1 and close(a[: n - 1], b[1:n], 0):
+            said = f"{name} one slot too early: position p belongs into slot p"
+        elif a.shape == b.shape and n > 1 and close(a[1:n], b[: n - 1], 0):
+            said = f"{name} one slot too late: position p belongs into slot p"
+        elif a.shape == b.shape and others is not None and n < total:
+            end = min(total - n, len(others[which]))
+            if close(a[:end], others[which][:end], 0):
+                said = f"{name} of another layer: each layer needs a buffer of its own"
+            elif close(a[: total - n], torch.zeros_like(a[: total - n]), 0):
+                said = f"old {name} that are all 0: make the memory in __init__, once for all calls"
+        if said is not None:
+            return Verdict(False, f"update: layer {layer} gives {said}")
+    return None
+
+
+def _moved(got: Sequence[Tensor], before: Sequence[Tensor] | None) -> Verdict | None:
+    for name, a, old in zip("kv", got, before or (), strict=False):
+        if not same_memory(a, old):
+            return Verdict(
+                False,
+                f"update: the right {name}, but in new memory, so the old ones were copied; write "
+                "into the memory that __init__ made, and return a view of it: [:end]",
+            )
     return None
 
 
@@ -285,49 +395,6 @@ def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) 
 def _number(x: Any) -> Any:
     """A number of numpy or torch as Python's; anything else as it is."""
     return x.item() if hasattr(x, "item") and getattr(x, "ndim", 0) == 0 else x
-
-
-# -- bytes ----------------------------------------------------------------------------------------
-
-
-def check_fit(function: Callable[[ModelConfig, int, int], int], config: ModelConfig) -> Verdict:
-    """Check a learner's function(config, budget_bytes, max_len) → whole rows that fit, in bf16."""
-
-    heads = 4 * config.num_key_value_heads  # groups of 4, and a hidden size of its own
-    wide = replace(config, num_attention_heads=heads, hidden_size=3 * config.hidden_size)
-
-    def run() -> Verdict:
-        per_token = KVCacheSpec.from_model(wide, torch.bfloat16).bytes_per_token
-        for budget, max_len in ((10 * 2**30, 4096), (2**30, 1000), (per_token * 64 - 1, 64)):
-            got, want = function(wide, budget, max_len), budget // (per_token * max_len)
-            bad = not_done("rows_that_fit", got, function)
-            if bad is not None:
-                return bad
-            where = (
-                f"{budget:,} bytes, rows of {max_len}, a variant of the model with {heads} query "
-                f"heads and hidden size {wide.hidden_size}"
-            )
-            if got == want:
-                continue
-            by_hidden = 4 * wide.num_hidden_layers * wide.hidden_size * max_len
-            known = {
-                budget // per_token: "so many tokens fit; a row has max_len of them",
-                per_token * max_len: "this is the size of one row; how many fit into the budget?",
-                budget // by_hidden: "K and V have K/V heads · head_dim numbers, not hidden_size",
-                budget // (per_token // config.num_hidden_layers * max_len): "forgot the layers",
-                budget // (per_token * 2 * max_len): "bf16 has 2 bytes a number, not 4",
-                budget // (per_token // 2 * max_len): "a factor of 2 is missing (K and V, 2 bytes)",
-                budget // (per_token * wide.group_size * max_len): "K/V heads, not query heads",
-            }
-            why = known.get(int(got), f"expected {want} whole rows")
-            if abs(got - budget / (per_token * max_len)) < 1e-6:
-                why = "a part of a row is of no use: whole rows only, rounded down"
-            elif got == want + 1:
-                why = "one row too many: round down"
-            return Verdict(False, f"rows_that_fit: {where}: got {got}; {why}")
-        return Verdict(True, f"rows_that_fit: {10 * 2**30 // (per_token * 4096)} rows in 10 GiB")
-
-    return guarded("rows_that_fit", run, function)
 
 
 # -- keep_top_p -----------------------------------------------------------------------------------
@@ -515,12 +582,20 @@ def _copied(args: tuple[Any, ...]) -> Iterator[Any]:
 # -- the least time -------------------------------------------------------------------------------
 
 
-def check_floor(function: Callable[[float, float, float, float], float]) -> Verdict:
-    """Check a learner's function(flops, num_bytes, peak, bandwidth) → seconds at the very least."""
+def least_seconds(
+    num_weights: int, num_tokens: int, kv_bytes: int, peak: float, bandwidth: float
+) -> float:
+    """Seconds that a forward in fp32 takes at the least; the FLOPs of attention are left out."""
+    return max(2 * num_weights * num_tokens / peak, (4 * num_weights + kv_bytes) / bandwidth)
+
+
+def check_floor(function: Callable[[int, int, int, float, float], float]) -> Verdict:
+    """Check a learner's function(num_weights, num_tokens, kv_bytes, peak, bandwidth) → seconds."""
 
     def run() -> Verdict:
-        for flops, num_bytes, peak, bandwidth in ((1e9, 1e9, 4e11, 5e10), (8e12, 1e9, 4e11, 5e10)):
-            got = function(flops, num_bytes, peak, bandwidth)
+        peak, bandwidth = 3e11, 5e10
+        for weights, tokens, kv in ((7 * 10**8, 1, 10**9), (10**9, 256, 10**9), (10**8, 2, 10**10)):
+            got = function(weights, tokens, kv, peak, bandwidth)
             bad = not_done("least_seconds", got, function)
             if bad is not None:
                 return bad
@@ -528,26 +603,32 @@ def check_floor(function: Callable[[float, float, float, float], float]) -> Verd
                 return Verdict(
                     False, f"least_seconds: got {got!r}; return one number, the time that decides"
                 )
-            compute, memory = flops / peak, num_bytes / bandwidth
+            flops, moved = 2 * weights * tokens, 4 * weights + kv
+            compute, memory = flops / peak, moved / bandwidth
             least = max(compute, memory)
             if abs(got - least) <= 1e-6 * least:
                 continue
             known = {
                 compute + memory: "in the best case both overlap completely: not the sum",
                 min(compute, memory): "the slower of the two decides: max, not min",
-                compute
-                * memory: "not the product: both go on at the same time, the slower decides",
-                max(flops / bandwidth, num_bytes / peak): "peak and bandwidth are swapped: "
-                "flops / peak and num_bytes / bandwidth",
-                max(flops // peak, num_bytes // bandwidth): "// gives whole seconds only: use /",
+                max(compute / 2, memory): "each weight costs two FLOPs a token: once multiplied, "
+                "once added",
+                max(compute, 4 * weights / bandwidth): "the K and V in the cache are read, too",
+                max(compute, (weights + kv) / bandwidth): "a weight in fp32 has 4 bytes",
+                max(2 * weights / peak, memory): "each of the tokens needs its own FLOPs",
+                max(compute, (4 * weights * tokens + kv) / bandwidth): "all tokens of a forward "
+                "share the weights: they are read once",
+                max(flops / bandwidth, moved / peak): "peak and bandwidth are swapped: FLOPs / "
+                "peak and bytes / bandwidth",
+                max(flops // peak, moved // bandwidth): "// gives whole seconds only: use /",
                 1e3 * least: "these are milliseconds; seconds are asked",
                 1e6 * least: "these are microseconds; seconds are asked",
-                max(peak / flops, bandwidth / num_bytes): "upside down: amount / rate",
+                max(peak / flops, bandwidth / moved): "upside down: amount / rate",
             }
             near = [why for value, why in known.items() if abs(got - value) <= 1e-6 * value]
             why = near[0] if near else f"expected {least:g} s: the slower of the two decides"
-            case = f"{flops:g} FLOPs at {peak:g}/s, {num_bytes:g} bytes at {bandwidth:g}/s"
+            case = f"{weights:g} weights, tokens: {tokens}, K/V bytes: {kv:g}"
             return Verdict(False, f"least_seconds: {case}: got {got:g}; {why}")
-        return Verdict(True, "least_seconds: once memory decides, once arithmetic")
+        return Verdict(True, "least_seconds: once memory decides, once arithmetic, once the cache")
 
     return guarded("least_seconds", run, function)

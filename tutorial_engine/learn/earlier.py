@@ -23,6 +23,7 @@ from tutorial_engine.learn.checks_01 import (
 from tutorial_engine.learn.checks_02 import (
     check_cache,
     check_run_new,
+    check_static_cache,
     check_top_p,
     check_why_finished,
 )
@@ -34,6 +35,7 @@ from tutorial_engine.learn.checks_03 import (
     check_shortest,
 )
 from tutorial_engine.learn.own import OwnEngine
+from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_scheduler import POLICIES
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict
@@ -52,6 +54,7 @@ CHECKS: dict[str, Checks] = {
     },
     "02": {
         "MyCache": check_cache,
+        "MyStaticCache": check_static_cache,  # the later one runs, where a file has both
         "run_new": check_run_new,
         "keep_top_p": check_top_p,
         "why_finished": check_why_finished,
@@ -69,7 +72,7 @@ CHECKS: dict[str, Checks] = {
 class Brought(dict[str, Verdict]):
     """Part → what its check says of the function that came from a notebook file.
 
-    `wanted` are the parts that the notebook has, and this engine too.
+    `wanted` are the parts that the notebook has, and this engine too; of two caches the one in use.
     """
 
     def __init__(self, number: str, wanted: Sequence[str]) -> None:
@@ -77,7 +80,7 @@ class Brought(dict[str, Verdict]):
         self.number, self.wanted = number, wanted
 
     def __repr__(self) -> str:
-        right = [name for name, verdict in self.items() if verdict.ok]
+        right = [name for name in self.wanted if name in self and self[name].ok]
         lines = [f"✔ yours from notebook {self.number}: {', '.join(right)}"] if right else []
         lines += [repr(verdict) for verdict in self.values() if verdict.ok is False]
         left = [name for name in self.wanted if name not in right]
@@ -125,6 +128,9 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     for name, check in checks.items():
         if name in scope:
             found[name] = mine.use(scope[name], check).verdict
+    if isinstance(mine, OwnEngine):
+        idle = {*CACHES} - {mine.cache_part}
+        found.wanted = tuple(name for name in checks if name not in idle)
     return found
 
 

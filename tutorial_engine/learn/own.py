@@ -17,8 +17,9 @@ from torch import Tensor
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request, RequestStatus
-from tutorial_engine.learn.parts import Parts, PartsHolder, between_parts, cast_to
-from tutorial_engine.learn.verdict import open_verdict
+from tutorial_engine.learn.own_cache import CACHES, bytes_copied, make_cache
+from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged, between_parts, cast_to
+from tutorial_engine.learn.verdict import Verdict, open_verdict
 from tutorial_engine.model.attention import (
     AttentionBackend,
     KVCache,
@@ -132,20 +133,6 @@ def _layer(
     return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
 
 
-class MyCache:
-    """Keys and values of one sequence, by layer."""
-
-    def __init__(self) -> None:
-        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """New k, v [T, H_kv, D] → [(all k, all v)]."""
-        if layer in self.kv:
-            k, v = (torch.cat(pair) for pair in zip(self.kv[layer], (k, v), strict=True))
-        self.kv[layer] = k, v
-        return [(k, v)]
-
-
 def run_new(
     model: Qwen3ForCausalLM, attention: AttentionBackend, token_ids: list[int], num_computed: int
 ) -> Tensor:
@@ -173,11 +160,9 @@ def why_finished(
 
 
 PARTS: dict[str, Callable[..., Any]] = {  # in the order of the exercises
-    part.__name__: part
-    for part in (
-        *(project, attention, window_mask, kv_head, rope, layer),
-        *(MyCache, run_new, keep_top_p, why_finished),
-    )
+    **{one.__name__: one for one in (project, attention, window_mask, kv_head, rope, layer)},
+    **CACHES,
+    **{one.__name__: one for one in (run_new, keep_top_p, why_finished)},
 }
 
 
@@ -187,11 +172,14 @@ PARTS: dict[str, Callable[..., Any]] = {  # in the order of the exercises
 class OwnAttention:
     """An attention backend of the parts `attention`, `kv_head` and `window_mask`, head by head.
 
-    With a window a query sees no farther back than that.
+    With a window a query sees no farther back than that. `cache_part` is the part that `cache` is.
     """
 
-    def __init__(self, parts: Parts, cache: KVCache, window: int | None = None) -> None:
+    def __init__(
+        self, parts: Parts, cache: KVCache, window: int | None = None, cache_part: str = "MyCache"
+    ) -> None:
         self.parts, self.cache, self.window = parts, cache, window
+        self.cache_part = cache_part
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """As AttentionBackend.attend."""
@@ -199,8 +187,8 @@ class OwnAttention:
         if isinstance(self.cache, NoCache | KVStorage):
             contexts = self.cache.update(layer, k, v, batch)  # a pair at a time: see KVStorage
         else:
-            self.parts.calls["MyCache"] += 1
-            with self.parts.blamed("MyCache"):
+            self.parts.calls[self.cache_part] += 1
+            with self.parts.blamed(self.cache_part):
                 contexts = cast_to(list(self.cache.update(layer, k, v, batch)), k.dtype)
         pairs = zip(q.split(batch.query_lens), contexts, strict=True)
         return torch.cat([self.one_sequence(q_s, *kv) for q_s, kv in pairs])
@@ -261,8 +249,15 @@ class OwnRunner:
 
     can_chunk = False
 
-    def __init__(self, model: OwnModel, cached: bool, window: int | None = None) -> None:
+    def __init__(
+        self,
+        model: OwnModel,
+        cached: bool,
+        window: int | None = None,
+        cache_part: str = "MyCache",
+    ) -> None:
         self.model, self.cached, self.window = model, cached, window
+        self.cache_part = cache_part
         self.vocab_size = model.config.vocab_size
         self.max_len = model.config.max_position_embeddings
         self.eos_token_ids = model.config.eos_token_ids
@@ -279,9 +274,9 @@ class OwnRunner:
             attention = OwnAttention(parts, NoCache(), self.window)
             return parts("run_new", self.model, attention, request.token_ids, 0)
         if request.num_computed_tokens == 0:
-            with parts.blamed("MyCache"):
-                cache = parts.own.get("MyCache", MyCache)()
-            self._attention[name] = OwnAttention(parts, cache, self.window)
+            longest = request.num_tokens + request.params.max_tokens
+            cache = make_cache(parts, self.cache_part, self.model.config, longest)
+            self._attention[name] = OwnAttention(parts, cache, self.window, self.cache_part)
         logits = parts(
             "run_new",
             self.model,
@@ -350,19 +345,20 @@ IN_01 = ("project", "attention", "window_mask", "kv_head", "rope", "layer")
 class OwnEngine(PartsHolder):
     """The engine with the learner's parts in it: `use` puts one in, `tell` tells a story with all.
 
-    `cached=False` recomputes everything for each token, as notebook 01 does; with True the parts
-    `MyCache` and `run_new` decide what runs.
+    `cached=False` recomputes everything for each token, as notebook 01 does; with True the part
+    `run_new` decides what runs, over one of the two caches: the one that was handed in last.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
         super().__init__(PARTS)
         self.package, self.tokenizer, self.cached = model, tokenizer, cached
-        self.model = OwnModel(model, self.parts)
+        self.model, self.cache_part = OwnModel(model, self.parts), "MyCache"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that this notebook is about."""
-        return tuple(PARTS) if self.cached else IN_01
+        """The parts that this notebook is about; of the two caches, the one that runs."""
+        unused = {*CACHES} - {self.cache_part}
+        return tuple(name for name in PARTS if name not in unused) if self.cached else IN_01
 
     @property
     def label(self) -> str:
@@ -370,22 +366,46 @@ class OwnEngine(PartsHolder):
         own = sum(name in self.parts.own for name in self.names)
         return f"your engine ({own} of {len(self.names)} parts yours)"
 
+    def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
+        """As PartsHolder.use. A cache takes the place of the other one."""
+        plugged = super().use(function, check)
+        if plugged.name in CACHES:
+            self.cache_part = plugged.name
+            for other in {*CACHES} - {plugged.name}:
+                self.parts.own.pop(other, None)
+        return plugged
+
+    def bytes_copied(self, num_tokens: int) -> int:
+        """Bytes of old K and V that the cache that runs here copies for a text of so many tokens.
+
+        PartFailed when the learner's raises.
+        """
+        config = self.model.config
+        cache = make_cache(self.parts, self.cache_part, config, num_tokens)
+        with self.parts.blamed(self.cache_part):
+            return bytes_copied(cache, config, num_tokens)
+
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
-        return OwnRunner(self.model, self.cached, window)
+        return OwnRunner(self.model, self.cached, window, self.cache_part)
 
     def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
         """The learner's parts over another model's weights; it must have the same vocabulary."""
         moved = OwnEngine(model, self.tokenizer, cached=True)
         moved.parts.own |= self.parts.own
+        moved.cache_part = self.cache_part
         return moved
 
     def generate(
-        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        window: int | None = None,
+        on_token: Callable[[Request], None] = lambda request: None,
     ) -> Request:
         """Continue a prompt through the loop of the package, with the parts → its request.
 
-        PartFailed when a part raises.
+        `on_token` is called after each token. PartFailed when a part raises.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         runner = self.runner(window)
@@ -396,7 +416,7 @@ class OwnEngine(PartsHolder):
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
         request.status = RequestStatus.RUNNING
         for _ in serve(runner, [request]):
-            pass
+            on_token(request)
         return request
 
     def story(self, prompt: str, window: int | None = None) -> str:
@@ -411,12 +431,17 @@ class OwnEngine(PartsHolder):
         return self.model.compute_logits(hidden[-1:])[0]
 
     def tell(
-        self, prompt: str, params: SamplingParams | None = None, window: int | None = None
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        window: int | None = None,
+        live: bool = False,
     ) -> None:
         """Print the story that follows a prompt, which parts ran, and whether the package agrees.
 
         A part that raises, or without which the tokens would be the package's, is taken out, and
-        the story is told without it. With a window the package is not asked: it has none.
+        the story is told without it. With a window the package is not asked: it has none. `live`
+        prints each token when it comes, in a second run.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
@@ -426,11 +451,31 @@ class OwnEngine(PartsHolder):
             return "" if right else "the tokens are not the package's."
 
         told = self.settle(lambda: self.generate(prompt, params, window), wrong)
-        print(prompt + told.checker.text)
+        if live:
+            self._tell_live(prompt, params, window, told.checker.text)
+        else:
+            print(prompt + told.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
             many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
             print(f"{mark}{many} of {many} tokens are those of the package's engine.")
+
+    def _tell_live(
+        self, prompt: str, params: SamplingParams, window: int | None, text: str
+    ) -> None:
+        """Print a prompt and then its text, which is known, as far as the tokens have come."""
+        shown = 0
+
+        def show(request: Request) -> None:
+            nonlocal shown
+            so_far = len(self.tokenizer.decode([*request.output_token_ids]))
+            print(text[shown:so_far], end="", flush=True)
+            shown = max(shown, so_far)
+
+        self.parts.calls.clear()
+        print(prompt, end="", flush=True)
+        self.generate(prompt, params, window, show)
+        print(text[shown:])
 
     def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.

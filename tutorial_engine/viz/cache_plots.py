@@ -311,7 +311,7 @@ def roofline_picture(
     corners = [(x, min(peak_flops, bandwidth * x)) for x in (min(xs) / 4, ridge, max(xs) * 8)]
     figure, (ax,) = panels(8.5, 4.4)
     ax.plot(*zip(*corners, strict=True), color=INK, linewidth=2.4)
-    ax.plot([ridge, ridge], [min(ys) / 20, peak_flops], ":", color=QUIET, linewidth=1.2)
+    ax.plot([ridge], [peak_flops], "o", markersize=11, fillstyle="none", color=INK)
     ax.set(xscale="log", yscale="log", xlabel="FLOP per byte moved, logarithmic")
     ax.set_ylabel("FLOP/s, logarithmic")
     ax.set(xlim=(corners[0][0], corners[-1][0]))

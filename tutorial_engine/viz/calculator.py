@@ -20,7 +20,7 @@ AS_FILE = "as in config.json"
 MOST_BATCH = 256  # steps of the slider; more requests are drawn alike
 WIDTH, WIDE = 960.0, 940.0  # the canvas and its bars
 TIMES, TIME = 190.0, 640.0  # left end and width of the bars of times
-LEAST = 290.0  # where it says how long at least
+LEAST = 325.0  # where it says how long at least
 GIB, GIGA, TERA = 2**30, 1e9, 1e12
 WEIGHTS, KV = look(1), look(0)
 BOUND = "an upper bound: vLLM also subtracts the activations that it measures at start"
@@ -260,7 +260,7 @@ class MemoryCalculator(Explorer):
     def _times(self, sheet: Sheet, batch: int) -> None:
         """Decode and prefill: the bytes' time above the arithmetic's; the longer one decides."""
         plan, top = self.plan, 341.0
-        cases = [(f"decode, 1 token of {counted(batch, 'request')}", plan.decode(batch))]
+        cases = [(f"decode, {_one_each(batch)}", plan.decode(batch))]
         cases.append((f"prefill, {_tokens(plan)} of 1 request", plan.prefill()))
         scale = TIME / (max(time.least for _, time in cases) or 1.0)  # one for both
         sheet.text("times", MARGIN, top - 22, "least time of a forward", 12, **BOLD)
@@ -283,7 +283,7 @@ class MemoryCalculator(Explorer):
         """Two bars of `scale` units a second: read the weights, then K and V; and compute."""
         parts = {"weights": time.weights, "K and V": time.kv}
         x = TIMES
-        sheet.note(f"{name}.memory", TIMES - 8, top + 13, "read from memory", **RIGHT)
+        sheet.note(f"{name}.memory", TIMES - 8, top + 13, "memory traffic", **RIGHT)
         for what, seconds in parts.items():
             box: Box = (x, top, scale * seconds, 17.0)
             tip = f"{what}: {ms(seconds)}"
@@ -300,6 +300,10 @@ class MemoryCalculator(Explorer):
         tip = f"arithmetic: {ms(time.arithmetic)}"
         sheet.rect(f"{name}.flops", (TIMES, top + 22, max(wide, 0.5), 17.0), QUIET, tip)
         sheet.text(f"{name}.compute.n", TIMES + wide + 8, top + 35, ms(time.arithmetic), 11.5)
+
+
+def _one_each(batch: int) -> str:
+    return "1 token of 1 request" if batch == 1 else f"1 token of each of {batch:,} requests"
 
 
 def _tokens(plan: Plan) -> str:

@@ -86,10 +86,13 @@ def label_bars(ax: Axes, bars: BarContainer, words: Sequence[str], **look: Any) 
     ax.bar_label(bars, words, **{"padding": 4, "fontsize": 9.5, **look})
 
 
-def cell_height(labels: Sequence[str]) -> float:
-    """How high token cells must be, as a multiple of their width: long labels stand upright."""
+def cell_height(labels: Sequence[str], letters: int = LYING) -> float:
+    """How high token cells must be, as a multiple of their width: long labels stand upright.
+
+    So many `letters` fit across a cell.
+    """
     longest = max(len(cut_label(label)) for label in labels)
-    return 0.6 if longest <= LYING else 0.22 * longest
+    return 0.6 if longest <= letters else 0.22 * longest
 
 
 def token_cell(ax: Axes, x: float, y: float, tall: float, label: str, **look: Any) -> None:

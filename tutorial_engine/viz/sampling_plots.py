@@ -39,8 +39,9 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
     """
     if not good or not bad or max(len(good), len(bad)) > ACROSS:
         raise ValueError(f"give 1 to {ACROSS} draws in each, got {len(good)} and {len(bad)}")
-    wide, tall = max(len(good), len(bad)), cell_height([*good, *bad])
-    figure, (ax,) = panels(max(0.5 * wide + 0.5, 6.5), 0.5 * (2 * tall + 3.1) + 0.5)
+    wide, tall = max(len(good), len(bad)), cell_height([*good, *bad], letters=7)
+    inches = 0.66  # of a cell
+    figure, (ax,) = panels(inches * max(wide + 0.3, 9.5), inches * (2 * tall + 2.3) + 0.6)
     for y, name, draws in (
         (0.0, "seeded once: every draw moves the generator on", good),
         (tall + 1.2, "seeded again before each draw: the bug", bad),
@@ -52,7 +53,7 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
             if is_bug and x and draws[x - 1] == label:
                 look = {"facecolor": "#fbe6d8", "edgecolor": RED, "hatch": "//"}
             token_cell(ax, x, y, tall, label, **look)
-    ax.set(xlim=(-0.1, max(wide, 12.5)), ylim=(2 * tall + 1.4, -0.9), aspect="equal")
+    ax.set(xlim=(-0.1, max(wide + 0.2, 9.4)), ylim=(2 * tall + 1.4, -0.9), aspect="equal")
     ax.axis("off")
     return finish(
         figure,

@@ -1,0 +1,78 @@
+"""Introduced in notebook 02. The two caches of its exercises, as the package has them.
+
+`MyCache` joins old and new with `torch.cat`; `MyStaticCache` allocates once and writes in place.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.learn.parts import Parts
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+class MyCache:
+    """Keys and values of one sequence, by layer."""
+
+    def __init__(self) -> None:
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Pairs:
+        """New k, v [T, H_kv, D] → [(all k, all v)]."""
+        if layer in self.kv:
+            k, v = (torch.cat(pair) for pair in zip(self.kv[layer], (k, v), strict=True))
+        self.kv[layer] = k, v
+        return [(k, v)]
+
+
+class MyStaticCache:
+    """Keys and values of one sequence of up to max_len tokens, in memory allocated once."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        heads, dim = config.num_key_value_heads, config.head_dim
+        self.k = torch.zeros(config.num_hidden_layers, max_len, heads, dim)
+        self.v = torch.zeros_like(self.k)
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Pairs:
+        """New k, v [T, H_kv, D] → [(all k, all v)], views of what is written so far."""
+        start = int(batch.positions[0])
+        end = start + len(k)
+        self.k[layer, start:end], self.v[layer, start:end] = k, v
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
+CACHES: dict[str, Callable[..., Any]] = {one.__name__: one for one in (MyCache, MyStaticCache)}
+
+
+def make_cache(parts: Parts, name: str, config: ModelConfig, max_len: int) -> Any:
+    """A fresh cache of a part, the learner's or the package's. PartFailed when it raises."""
+    sizes = () if name == MyCache.__name__ else (config, max_len)
+    with parts.blamed(name):
+        return parts.own.get(name, CACHES[name])(*sizes)
+
+
+def bytes_copied(cache: Any, config: ModelConfig, num_tokens: int) -> int:
+    """Bytes of old keys and values that a cache moves while a text grows to so many tokens.
+
+    Token by token. What `update` gives back in other memory than before has been copied there.
+    """
+    copied, held = 0, dict[tuple[int, int], Tensor]()
+    new = torch.zeros(1, config.num_key_value_heads, config.head_dim)
+    for position in range(num_tokens):
+        batch = Batch.from_sequences([[0]], [position])
+        for layer in range(config.num_hidden_layers):
+            for which, now in enumerate(cache.update(layer, new.clone(), new.clone(), batch)[0]):
+                old = held.get((layer, which))
+                copied += 0 if old is None or same_memory(now, old) else old.nbytes
+                held[layer, which] = now  # kept, so that its memory is not given out again
+    return copied
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Do two tensors lie in the same allocation?"""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
