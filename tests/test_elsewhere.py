@@ -4,7 +4,18 @@ import re
 
 import pytest
 
-from tutorial_engine.learn.elsewhere import BOXES, LLAMA_CPP, PIECES, SGLANG, VLLM, box, find, table
+from tutorial_engine.learn.elsewhere import (
+    BOXES,
+    LLAMA_CPP,
+    PIECES,
+    SGLANG,
+    VLLM,
+    VLLM_SCHEDULER,
+    box,
+    find,
+    in_vllm,
+    table,
+)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.ours)
@@ -26,6 +37,13 @@ def test_the_table_has_a_line_for_each_and_columns() -> None:
     for name in ("vLLM", "SGLang", "llama.cpp"):
         column = head.index(name)
         assert all(len(line) <= column or line[column - 1] == " " for line in lines)
+
+
+def test_each_part_of_our_scheduler_has_a_line_with_the_name_in_vllm() -> None:
+    head, *lines = in_vllm().splitlines()
+    assert VLLM in head and len(lines) == len(VLLM_SCHEDULER)
+    for line, (ours, theirs) in zip(lines, VLLM_SCHEDULER.items(), strict=True):
+        assert line.split() == [ours.split(".")[-1], *theirs.split()]
 
 
 FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")

@@ -130,6 +130,7 @@ def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) 
     serving.check_tokens(run)
     assert [line[0] for line in said.splitlines()[:3]] == ["A", "B", "C"]
     assert all(prompt in said for prompt in PROMPTS)
+    assert ("TTFT" in said) == (memory != "rows"), "notebook 03 explains it later"
     assert "yours: none yet; the package's: " in said and said.endswith(DONE)
     assert (count(run.trace, Preempted) > 0) == (memory != "rows"), "the pool is small"
     assert repr(run) == f"3 requests in {run.trace.num_steps} steps"
@@ -183,6 +184,22 @@ def test_learners_metrics_are_what_is_printed(serving: Serving) -> None:
 
 def admitted(trace: Trace) -> str:
     return "".join(event.request_id for event in trace.events if isinstance(event, Admitted))
+
+
+def test_what_decides_is_named_and_what_is_only_checked_is_not(serving: Serving) -> None:
+    server = serving.of("rows")
+    assert server.label == "server (the package's parts)"
+    serving.spied(server, "ttft_and_tpot")
+    assert server.label == "server (the package's parts)"
+    server.use(PARTS_03["num_tokens_to_run"], CHECKS["num_tokens_to_run"])
+    assert server.label == "yours (num_tokens_to_run)"
+    for policy in ("ShortestFirst", "Fair"):
+        server.use(PARTS_03[policy], CHECKS[policy])
+        assert server.label == f"yours (num_tokens_to_run, {policy})", "the last policy counts"
+    for plan, how in ((PARTS_03["plan"], "inside"), (one_token_each, "replaced by")):
+        server.use(named("plan", plan), passes)
+        _, said = serving.serve(server)
+        assert f"num_tokens_to_run ({how} plan)" in said and server.label == "yours (plan, Fair)"
 
 
 @pytest.mark.parametrize("with_plan", [False, True])

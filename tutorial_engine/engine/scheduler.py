@@ -147,9 +147,8 @@ class Scheduler:
         for request in list(self.running):
             if plan.preempted and request in plan.preempted:
                 break  # and all after it
-            num_tokens = self.num_tokens_to_run(request, plan)
-            if type(num_tokens) is not int or num_tokens <= 0:
-                self._check_share(request, num_tokens)
+            num_tokens = self._share(request, plan)
+            if num_tokens == 0:
                 continue
             ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
             while (allocation := self.memory.allocate(*ask)) is None:
@@ -181,9 +180,8 @@ class Scheduler:
                 f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
                 "requests in self.waiting"
             )
-        num_tokens = self.num_tokens_to_run(request, plan)
-        if type(num_tokens) is not int or num_tokens <= 0:
-            self._check_share(request, num_tokens)
+        num_tokens = self._share(request, plan)
+        if num_tokens == 0:
             return False
         ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
         allocation = self.memory.allocate(*ask)
@@ -221,14 +219,16 @@ class Scheduler:
             "room for one of them alone; abort them, or mend it"
         )
 
-    def _check_share(self, request: Request, num_tokens: object) -> None:
-        """ValueError for what a policy may not say; 0 is: none of it in this step."""
-        if num_tokens != 0 or isinstance(num_tokens, bool):
+    def _share(self, request: Request, plan: StepPlan) -> int:
+        """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""
+        num_tokens: object = self.num_tokens_to_run(request, plan)
+        if type(num_tokens) is not int or num_tokens < 0:
             hint = " (is a `return` missing?)" if num_tokens is None else ""
             raise ValueError(
                 f"{type(self).__name__}.num_tokens_to_run gave {num_tokens!r} for request "
                 f"{request.request_id}{hint}: it must return a whole number, 0 for none"
             )
+        return num_tokens
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""

@@ -58,6 +58,22 @@ def table() -> str:
 
 
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33", "SGLang 0.5.19", "llama.cpp, build 10970"
+VLLM_SCHEDULER = {  # ours -> in vllm/v1/core/sched/scheduler.py, unless another file is named
+    "engine.request.Request.num_new_tokens": "num_new_tokens, in both loops",
+    "engine.scheduler.Scheduler.schedule_running": "Scheduler.schedule, the first loop",
+    "engine.scheduler.Scheduler.schedule_waiting": "Scheduler.schedule, the second loop",
+    "engine.scheduler.Scheduler.preempt": "Scheduler._preempt_request",
+    "cache.memory.KVCacheManager.allocate": "KVCacheManager.allocate_slots (another file)",
+}
+
+
+def in_vllm() -> str:
+    """The parts of our scheduler and vLLM's, a line each. Errors as `find`."""
+    lines = [f"{'here':24}{VLLM}, vllm/v1/core/sched/scheduler.py"]
+    for ours, theirs in VLLM_SCHEDULER.items():
+        find(ours)
+        lines.append(f"{ours.rpartition('.')[2]:24}{theirs}")
+    return "\n".join(lines)
 
 
 class Box(NamedTuple):
