@@ -14,7 +14,7 @@ import nbformat
 import pytest
 import transformers
 import yaml
-from browser import ROOT, chromium
+from browser import ROOT, barriers, chromium
 
 from tutorial_engine.learn import handout, slides
 from tutorial_engine.learn.build import QUESTION, REPOSITORY, make_notebook, sources, target
@@ -194,6 +194,7 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
             alts = page.locator("img").evaluate_all("all => all.map(one => one.alt)")
             assert all(re.search(r"\d", alt) for alt in alts)
             assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))
+            assert barriers(page) == []
         for key in "nz":
             page.keyboard.press(key)
         assert page.evaluate("document.body.className") == "deck told large"

@@ -6,12 +6,12 @@ Knows what is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutorial_engine.trace.events import BlockCopied, Trace
 from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner, without_hashes
 from tutorial_engine.viz.parts import (
     BOLD,
+    DASHED,
     DEAF,
     FAINT,
     MARGIN,
@@ -27,7 +27,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
 from tutorial_engine.viz.simple_blocks import SimpleBlockView
-from tutorial_engine.viz.style import PAPER, RULE
+from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 16  # what can still be read
@@ -194,7 +194,7 @@ class _StepSheet(Sheet):
         one, room = self.looks[name], LEFT - 18
         size = 17.0 if text_width(name, 17, bold=True) <= room else 11.0
         words = cut_to(name, room, size, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.colour, **BOLD)
+        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.ink, **BOLD)
         lines, table = self.view.lines, self.now.tables.get(name, ())
         blocks = lines.places(LEFT, top, LOGICAL)
         entries = lines.places(TABLE, top, POOL - TABLE - 12)
@@ -252,7 +252,8 @@ class _StepSheet(Sheet):
         x, y, w, h = self.view.pool.box(block)
         card, fill = (x - 5, y - 1, w + 10, h), TOUCHED if touched else PAPER
         tip = self._said(self.run.about_block(self.step, block))
-        self.rect(f"block.{block}", card, fill, tip, rx=4)
+        edge: Style = {"stroke": QUIET} | DASHED if touched else {}
+        self.rect(f"block.{block}", card, fill, tip, rx=4, **edge)
         self.text(f"number.{block}", x, y + 13, str(block), 12, **BOLD, **DEAF)
         many = f"ref {len(own)}" if own else "next" if self.now.free[0] == block else ""
         if many:
@@ -294,7 +295,7 @@ class _StepSheet(Sheet):
             if at + wide > x + room:
                 self.text(f"who.{block}.{i}", at, base, "…", 11, **style)
                 break
-            ink = self.looks[owner.name].colour
+            ink = self.looks[owner.name].ink
             self.text(f"who.{block}.{i}", at, base, words, 11, fill=ink, **style)
             at += wide + 4
 
@@ -343,7 +344,7 @@ class _StepSheet(Sheet):
         if len(looks) > 1:
             dark = [one.dark for one in looks[:2]]
             marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
-        touched: dict[str, Any] = {"fill": TOUCHED, "rx": 2, "stroke": RULE}
+        touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET} | DASHED
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
         self.legend(MARGIN, self.view.floor + 6, marks)

@@ -128,7 +128,7 @@ class _Step(Sheet):
         """A request's letter, its tokens block by block, and its table with a line from each."""
         one, table = self.looks[name], self.now.tables.get(name, ())
         words = cut_to(name, LEFT - 18, 15, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.colour, **BOLD)
+        self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.ink, **BOLD)
         if not table:
             self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
         for index, block in enumerate(table):
@@ -186,7 +186,7 @@ class _Step(Sheet):
         at = x + 26 + room + 6
         for i, owner in enumerate(own):
             words = cut_to(owner.name, x + wide - at - 4, LETTERS, bold=True)
-            ink = self.looks[owner.name].colour
+            ink = self.looks[owner.name].ink
             self.text(f"who.{block}.{i}", at, y + base, words, LETTERS, fill=ink, **BOLD, **DEAF)
             at += text_width(words, LETTERS, bold=True) + 6
         if not own:
