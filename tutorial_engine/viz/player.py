@@ -239,7 +239,8 @@ _PAGE = """<!doctype html>
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption" font-family="{font}">{defs}</svg>
 </div>
-<p class="keys hint">The picture is wider than this screen: swipe it, or turn the phone sideways.</p>
+<p class="keys hint">The picture is wider than this screen: swipe it,
+or turn the phone sideways.</p>
 <p id="caption" aria-live="polite">{caption}</p>
 <div class="bar">
 <button id="first" aria-label="first step">|◀</button>
