@@ -23,6 +23,7 @@ from tutorial_engine.learn.handout import leaks, solutions
 from tutorial_engine.learn.score import Score, best, main, score
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.syllabus import LESSONS, Lesson
+from tutorial_engine.viz.tokens import escape
 
 PAGES = ROOT / "docs" / "teaching"
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code)
@@ -47,12 +48,26 @@ def test_a_page_names_sections_that_are_there_and_its_minutes_add_up(
     named = re.findall(r"\*\*(.+?)\*\*", page.replace("\n", " "))
     assert len(named) > 10 and set(named) <= set(there), set(named) - set(there)
     for limit, plan in re.findall(r"^### (\d+) minutes\n\n((?:[-\w ].*\n)+)", page, re.M):
+        assert sum(map(int, re.findall(r"^- (\d+) min: ", plan, re.M))) == int(limit)
         items = re.findall(r"^- (\d+) min: \*\*(.+?)\*\*", plan, re.M)
-        assert sum(int(minutes) for minutes, _ in items) == int(limit)
         assert all(int(minutes) >= there[name].minutes for minutes, name in items)
         places = [list(there).index(name) for _, name in items]
         assert places == sorted(places), "in the order of the notebook"
     assert re.findall(r"^### (\d+) minutes", page, re.M) == ["15", "45", "90"]
+
+
+@every_lesson
+def test_a_page_has_the_numbers_of_its_slides(teaching: Any, lesson: Lesson) -> None:
+    page = (PAGES / f"{lesson.code}.md").read_text(encoding="utf-8")
+    assert teaching.numbered(page, lesson) == page, "python tools/teaching.py writes it anew"
+    deck = slides.slides_of(lesson.notebook)
+    named = re.findall(r"\*\*(.+?)\*\* \(slides? (\d+)(?:–(\d+))?\)", page)
+    assert len(named) == page.count("**") / 2 > 10
+    for name, first, last in named:
+        begin, end = int(first), int(last or first)
+        assert f"<h2>{escape(name)}" in deck[begin - 1].body
+        inside = "".join(slide.body for slide in deck[begin:end])
+        assert not re.search(r"<h2>\d+ ·", inside), f"{name} runs into the next section"
 
 
 def test_links_to_players_lead_to_steps_that_are_there() -> None:
@@ -94,9 +109,13 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     assert {"Makefile", "pyproject.toml", "tutorial_engine/model/qwen3.py"} <= names
     assert {target(lesson.notebook, solved=False) for lesson in LESSONS} <= set(files)
     assert not [name for name in names if re.match("notebooks/(src|solutions)|tests", name)]
-    handout.pack(files[:3], tmp_path / "made" / "students.zip")
+    handout.pack(files, tmp_path / "made" / "students.zip", handout.README)
     with zipfile.ZipFile(tmp_path / "made" / "students.zip") as box:
-        assert box.namelist() == [f"tutorial_engine/{file.relative_to(ROOT)}" for file in files[:3]]
+        there = {name.removeprefix("tutorial_engine/") for name in box.namelist()}
+        first = box.read("tutorial_engine/README.md").decode()
+    assert there == names | {"README.md"} and "unzip students.zip" in first
+    paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
+    assert paths <= there and {f"notebooks/{one.notebook}.ipynb" for one in LESSONS} <= paths
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
     with pytest.raises(ValueError, match="has solution 1"):
         handout.students_files()

@@ -5,6 +5,7 @@ and formulas, questions and their answers, pictures, open exercises. The rest of
 the speaker's notes, which open in a window of their own.
 """
 
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ LEAD = re.compile(r"^\*\*([A-Z][^*]*[.?])\*\*\s", re.M)  # a paragraph with a ti
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z*`])")
 TERM = re.compile(r"(?<![*\w])\*\*?[A-Za-z]")  # a word in italics or bold: it is defined here
 FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
+TITLE = re.compile(r"<h2>(.*?)</h2>")
 MOST_KEYS = 4  # sentences beside an objective
 MOST_LINES = 14  # of a printed output on a slide
 
@@ -236,12 +238,28 @@ def merged(found: Iterator[Slide]) -> list[Slide]:
     return kept
 
 
+def slides_of(name: str) -> list[Slide]:
+    """The slides of a lesson. FileNotFoundError where it was not built."""
+    both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]
+    return merged(slides(*both))
+
+
+def titles(name: str) -> tuple[list[tuple[str, int]], int]:
+    """(the titles of a lesson's deck and their slides, counted from 1; how many slides it has)."""
+    found = slides_of(name)
+    heads = [
+        (html.unescape(title), number)
+        for number, slide in enumerate(found, 1)
+        for title in TITLE.findall(slide.body)
+    ]
+    return heads, len(found)
+
+
 def deck(name: str) -> str:
     """The slides of a lesson as one page. FileNotFoundError where it was not built."""
-    both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]
     page = Environment(autoescape=False).from_string(PAGE)
-    title = both[0].cells[0].source.partition("\n")[0].lstrip("# ")
-    return page.render(title=escape(title), slides=merged(slides(*both)))
+    title = nbformat.read(target(name, False), as_version=4).cells[0].source.partition("\n")[0]
+    return page.render(title=escape(title.lstrip("# ")), slides=slides_of(name))
 
 
 def main() -> None:

@@ -218,6 +218,7 @@ h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
+@media (max-width:720px){{#slider{{flex-basis:4rem}}}}
 #told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 #caption{{min-height:3em;max-width:60em}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
