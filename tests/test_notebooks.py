@@ -47,6 +47,7 @@ MAX_FILE, MAX_OUTPUTS = 720_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run
+LABELS = re.compile(r"\b(mine|server)\.label\b")  # a row of the ledger is named after them
 USES = re.compile(r"^(server|on_cells)\.use\((\w+), check_\w+\)$", re.M)
 BRINGS = re.compile(r"bring\((?:mine|server), ")  # what is read there is the learner's own file
 CHOOSE = "Choose an answer above, then run this cell again."
@@ -307,7 +308,7 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     follow = brought | {
         i
         for i, (a, _) in enumerate(pairs)
-        if TELLS.search(a.source) or "predictions." in a.source or "server.label" in a.source
+        if TELLS.search(a.source) or "predictions." in a.source or LABELS.search(a.source)
     }
     for i, (mine, theirs) in enumerate(pairs):
         if i in differ and "yours(" in mine.source:  # a number: the learner's or the package's

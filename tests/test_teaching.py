@@ -147,7 +147,7 @@ def test_a_score_is_read_from_what_the_saved_notebooks_say(
         *exercise(False),
         *exercise(None),
         *question("a", "Answer: 1. ✔ As you predicted.\nmore\n"),
-        *question("b", "Answer: 1. ✘ You predicted: 2. What did you overlook?\n"),
+        *question("b", "Answer: 1. ✘ You predicted: 2. Read on to see why.\n"),
         *question("c", "Choose an answer above, then run this cell again.\n"),
         *question("d", "Answer: 1.\n"),  # shown without a choice
     ]

@@ -432,17 +432,17 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# The storage knows slots and nothing else. `write` puts each new key into its slot; `_k_of[layer]` is
-# the K tensor of a layer, and `_slot_axis` is its axis of slots. `read` gives the keys of one sequence.
-# For neighbouring slots, as in a row, `narrow` is a view of the memory, and nothing is copied. (The lines
-# left out check shapes, and gather slots that are no neighbours, for notebook 04.)
+# The storage knows slots and nothing else. `_by_slot[layer]` is K and V of a layer, with the slots as
+# the first axis. `write` puts each new key into its slot. `read` gives the keys of one sequence. For
+# neighbouring slots, as in a row, that is a slice: a view of the memory, and nothing is copied. (The
+# lines left out check shapes, and gather slots that are no neighbours, for notebook 04.)
 
 # %%
 from tutorial_engine.cache import KVStorage
 
-show_source(KVStorage.write, first="self._k_of")
+show_source(KVStorage.write, first="all_k, all_v = ")
 print()
-show_source(KVStorage.read, first="k, v = self._k_of", last="v = v.narrow")
+show_source(KVStorage.read, first="if isinstance", last="return all_k")
 
 # %% [markdown]
 # A slot that nobody wrote holds whatever was in this memory before. It must never be read. To prove

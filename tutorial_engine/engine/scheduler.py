@@ -91,9 +91,14 @@ class Scheduler:
     def check(self, name: str, prompt_len: int) -> None:
         """ValueError, with the numbers, for a prompt (`name` in the message) that can never run."""
         if prompt_len >= self.max_len:
+            larger = (
+                "raise max_model_len where model and memory allow"
+                if self.max_len == self.config.max_model_len
+                else "give the engine a larger memory"
+            )
             raise ValueError(
                 f"{name} has {prompt_len} tokens, but prompt and output together are limited to "
-                f"{self.max_len}: shorten it, or raise max_model_len where model and memory allow"
+                f"{self.max_len}: shorten it, or {larger}"
             )
         budget = self.config.max_num_batched_tokens
         if not self.can_chunk and prompt_len > budget:
@@ -260,8 +265,18 @@ class Scheduler:
             self.memory.commit(request.request_id, request.token_ids, computed)
             if request.group.unqueued and computed >= request.num_prompt_tokens:
                 self.fork(request)
-            if token is not None:
-                updates.append(self._append(request, token))
+            if token is None:
+                continue
+            try:
+                finish = request.append(token, self.now())
+            except Exception as fault:
+                updates.append(self.fail(request, fault))
+                continue
+            if self.trace is not None:
+                self._record(events.TokenSampled, request, token.token_id)
+            if finish is not None:
+                self.end(request, RequestStatus.FINISHED, finish)
+            updates.append(Update(request, token))
         return updates
 
     def fail(self, request: Request, fault: Exception) -> Update:
@@ -332,17 +347,6 @@ class Scheduler:
         if self.trace is not None:
             slots = tuple(allocation.new_slots)
             self._record(events.Scheduled, request, allocation.first_position, slots)
-
-    def _append(self, request: Request, token: SampledToken) -> Update:
-        try:
-            finish = request.append(token, self.now())
-        except Exception as fault:
-            return self.fail(request, fault)
-        if self.trace is not None:
-            self._record(events.TokenSampled, request, token.token_id)
-        if finish is not None:
-            self.end(request, RequestStatus.FINISHED, finish)
-        return Update(request, token)
 
     def _record(self, kind: type[events.Event], request: Request, *values: object) -> None:
         if self.trace is not None:

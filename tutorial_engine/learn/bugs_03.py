@@ -24,7 +24,8 @@ BUGS_03: Zoo = {
         "from_allocations",
         (
             "(allocation.context_slots for allocation in allocations)",
-            "(a.context_slots for a in allocations[:: 1 - 2 * (len(new_slots) == len(firsts))])",
+            "(a.context_slots for a in "
+            "(allocations[::-1] if len(ids) == len(firsts) else allocations))",
         ),
     ),
     "one generator for all requests": edited(

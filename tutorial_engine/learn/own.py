@@ -18,6 +18,7 @@ from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request, RequestStatus
 from tutorial_engine.learn.parts import Parts, PartsHolder, between_parts, cast_to
+from tutorial_engine.learn.verdict import open_verdict
 from tutorial_engine.model.attention import (
     AttentionBackend,
     KVCache,
@@ -171,10 +172,10 @@ def why_finished(
     return "length" if len(new_ids) >= max_tokens else None
 
 
-PARTS: dict[str, Callable[..., Any]] = {
+PARTS: dict[str, Callable[..., Any]] = {  # in the order of the exercises
     part.__name__: part
     for part in (
-        *(window_mask, attention, kv_head, rope, project, layer),
+        *(project, attention, window_mask, kv_head, rope, layer),
         *(MyCache, run_new, keep_top_p, why_finished),
     )
 }
@@ -343,7 +344,7 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
-IN_01 = ("window_mask", "attention", "kv_head", "rope", "project", "layer")
+IN_01 = ("project", "attention", "window_mask", "kv_head", "rope", "layer")
 
 
 class OwnEngine(PartsHolder):
@@ -362,6 +363,12 @@ class OwnEngine(PartsHolder):
     def names(self) -> tuple[str, ...]:
         """The parts that this notebook is about."""
         return tuple(PARTS) if self.cached else IN_01
+
+    @property
+    def label(self) -> str:
+        """The name of a row of the ledger over these parts: how many of them are the learner's."""
+        own = sum(name in self.parts.own for name in self.names)
+        return f"your engine ({own} of {len(self.names)} parts yours)"
 
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
@@ -392,6 +399,17 @@ class OwnEngine(PartsHolder):
             pass
         return request
 
+    def story(self, prompt: str, window: int | None = None) -> str:
+        """The text that the parts put after a prompt, 24 tokens of it. PartFailed as `generate`."""
+        return self.generate(prompt, window=window).checker.text
+
+    @torch.inference_mode()
+    def last_logits(self, token_ids: Sequence[int], window: int | None = None) -> Tensor:
+        """Logits [V] after the last of the ids, without a cache. PartFailed when a part raises."""
+        attention = OwnAttention(self.parts, NoCache(), window)
+        hidden = self.model(Batch.from_sequences([list(token_ids)]), attention)
+        return self.model.compute_logits(hidden[-1:])[0]
+
     def tell(
         self, prompt: str, params: SamplingParams | None = None, window: int | None = None
     ) -> None:
@@ -411,23 +429,28 @@ class OwnEngine(PartsHolder):
         print(prompt + told.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
-            many = len(wanted.token_ids)
-            print(f"✔ {many} of {many} tokens are those of the package's engine.")
+            many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
+            print(f"{mark}{many} of {many} tokens are those of the package's engine.")
 
     def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.
 
-        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name.
+        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name. Of
+        one that nobody has touched it says so.
         """
         unknown = sorted({*parts} - {*PARTS})
         if unknown:
             raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
+        untouched = [verdict for one in parts.items() if (verdict := open_verdict(*one))]
+        if untouched:
+            print(*untouched, sep="\n")
+            return
         mine, own = self.parts.own, {**self.parts.own, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
             own.pop("layer", None)  # the learner's calls its own ones, past these
         self.parts.own = own
         try:
-            print(prompt + self.generate(prompt).checker.text)
+            print(prompt + self.story(prompt))
         except Exception as error:  # nobody has checked what runs here
             print(f"✘ {error}")
         finally:
