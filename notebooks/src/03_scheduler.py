@@ -18,6 +18,7 @@ import torch
 from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn import OwnServer, Predictions, show_source
+from tutorial_engine.learn.dry_run import steps
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
@@ -201,8 +202,6 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.learn.dry_run import steps
-
 second = ", ".join(f"{name} {n}" for name, n in steps(engine.trace.trace())[1].items())
 if predictions.reveal("second", second):
     for number, ran in enumerate(steps(engine.trace.trace())):
@@ -363,9 +362,9 @@ show_source(Scheduler.schedule_running)
 
 # %% [markdown]
 # Look at the `while` loop. If there is no room, the *victim* gives up its K and V and goes back to the
-# front of the queue. (`:=` assigns and tests in one line.) The victim is the last of `running`, so those that were admitted first go on. This is
-# called *preemption*, and it repeats until the request has its slots or is the victim itself. Rows never
-# need it, because each row has room for the longest text; in notebook 04 you will see it at work.
+# front of the queue. (`:=` assigns and tests in one line.) The victim is the last of `running`, so those that
+# were admitted first go on. This is called *preemption*. It repeats until the request has its slots or is the
+# victim itself. Rows never need it, because each has room for the longest text; notebook 04 shows it at work.
 #
 # A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
 # brings it back without a special case: its difference is large again.
@@ -1170,7 +1169,8 @@ timeline(engine.trace.trace())
 
 # %% [markdown]
 # Now four bugs are planted into the engine, one after the other. Here are their changes: the line with - is
-# right, and the line with + is the bug. Read each, and ask yourself: what must a test run to see this?
+# right, and the line with + is the bug. (The second reverses the list, with `[::-1]`, when each request runs
+# one token.) Read each, and ask yourself: what must a test run to see this?
 
 # %%
 from tutorial_engine.learn.bugs import diff, planted
