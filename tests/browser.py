@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +44,33 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=need_chromium(), args=FLAGS)
         yield browser
         browser.close()
+
+
+def barriers(page: Page) -> list[str]:
+    """What axe-core calls serious or critical for readers with a keyboard or a screen reader.
+
+    It may run on any page, whatever that page forbids: the script comes from the test's side.
+    """
+    found = Axe().run(page, options={"resultTypes": ["violations"], "iframes": False}).response
+    return [
+        f"{one['id']}: {part['html'][:150]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for part in one["nodes"]
+    ]
+
+
+def reached_by_tab(page: Page, most: int = 60) -> list[str]:
+    """The ids (else the kinds) of what Tab reaches from the top of a page, until it repeats."""
+    page.evaluate("document.activeElement.blur()")
+    found: list[str] = []
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        at = page.evaluate("document.activeElement.id || document.activeElement.tagName")
+        if at in found or at == "BODY":
+            break
+        found.append(at)
+    return found
 
 
 def free_port() -> int:

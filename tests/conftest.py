@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import save_random, save_tokenizer
+from engines import one_thread
 from tokenizers import Tokenizer
 
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -48,6 +49,13 @@ def seeded() -> None:
 def no_grad() -> Iterator[None]:
     """Nothing here trains."""
     with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """A module that says usefixtures("quick") runs its small models on one thread: faster."""
+    with one_thread():
         yield
 
 

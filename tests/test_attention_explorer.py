@@ -305,8 +305,9 @@ def test_chosen_pair_is_the_big_clock() -> None:
     explorer = RopeExplorer()
     for pair in (0, 7, 15):
         turn(explorer, pair=pair)
-        assert f"pair {pair}: {float(explorer.rotary.inv_freq[pair]):.4g} rad a position" in svg_of(
-            explorer
+        assert (
+            f"pair {pair}: {float(explorer.rotary.inv_freq[pair]):.4g} rad per position"
+            in svg_of(explorer)
         )
 
 

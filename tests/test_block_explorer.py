@@ -214,7 +214,7 @@ def test_what_cannot_fit_is_told_and_the_old_picture_kept(explorer: BlockExplore
     turn(explorer, num_blocks=2)
     message = message_of(explorer)
     assert message.startswith("The engine refuses: the prompt of request A has 10 tokens, but")
-    assert "limited to 8" in message
+    assert "limited to 8: shorten it, or give the engine a larger memory" in message
     assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
     turn(explorer, num_blocks=16, n=4)
     assert explorer.error == (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser import ROOT, chromium, lab, need_chromium, open_notebook, run_all, run_cell
+from browser import ROOT, barriers, chromium, lab, need_chromium, open_notebook, run_all, run_cell
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -561,4 +561,5 @@ def test_exported_page_shows_every_picture_without_network(
     shown = page.locator("img").evaluate_all("all => all.map(i => [i.naturalWidth, i.alt])")
     assert [alt for _, alt in shown] == captions and len(set(captions)) == len(captions) >= 8
     assert all(width > 300 for width, _ in shown)
+    assert barriers(page) == []
     page.close()

@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import chromium
+from browser import barriers, chromium, reached_by_tab
 from engines import one_thread
 from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
 
+from tutorial_engine.learn.figures import FIGURES, MOVES, MOVING
+from tutorial_engine.learn.players import show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.moving import moving
+from tutorial_engine.viz.player import film_of, still
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
@@ -50,6 +54,10 @@ def test_a_player_is_driven_by_keyboard_and_address(
     )
     assert all(names) and len(names) == 7
     assert page.locator("#stage").get_attribute("aria-labelledby") == "caption"
+    assert reached_by_tab(page) == [
+        "view", *("first", "back", "play", "on", "end"), "slider", "speed",
+    ]  # fmt: skip
+    assert barriers(page) == []
     updates = [
         page.evaluate(
             """() => {
@@ -66,6 +74,34 @@ def test_a_player_is_driven_by_keyboard_and_address(
     ]
     assert max(updates) > LEAST, "others may use the machine for a while"
     assert said == [] and [url for url in asked if not url.startswith("file:")] == []
+    page.close()
+
+
+def test_each_control_acts_on_its_key(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+) -> None:
+    with one_thread():
+        explorer = MAKE["attention"](model, tokenizer, PROMPT)
+    page, last = browser.new_page(), explorer.num_steps - 1
+    page.goto(f"{explorer.player(tmp_path / 'player.html').as_uri()}#t=1")
+    told, play = page.locator("#told"), page.locator("#play")
+    acts = [("end", "Enter", last), ("back", " ", last - 1), ("on", "Enter", last)]
+    acts += [("slider", "ArrowLeft", last - 1), ("first", " ", 0), ("slider", "End", last)]
+    for control, key, step in acts:
+        while page.evaluate("document.activeElement.id") != control:
+            page.keyboard.press("Tab")
+        page.keyboard.press(key)
+        expect(told).to_have_text(f"query {step} of {last}")
+    page.locator("#speed").focus()
+    page.keyboard.press("ArrowUp")  # the list takes it
+    expect(page.locator("#speed")).to_have_value("0.7")
+    page.keyboard.press("End")  # and this: the step stays
+    expect(told).to_have_text(f"query {last} of {last}")
+    play.focus()
+    page.keyboard.press("Enter")
+    expect(play).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press(" ")
+    expect(play).to_have_attribute("aria-pressed", "false")
     page.close()
 
 
@@ -88,4 +124,28 @@ def test_play_runs_to_the_end_and_pauses(
     expect(page.locator("#told")).to_have_text(f"step 0 of {last}")
     page.keyboard.press("ArrowRight")  # a key takes over
     expect(page.locator("#play")).to_have_text("▶ Play")
+    page.close()
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_moving_picture_shows_each_step_of_its_player(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, motion: str
+) -> None:
+    frames = show_of(MOVES).make(model, tokenizer).frames
+    file = tmp_path / "moving.svg"
+    file.write_text(moving(frames, show_of(MOVES).words, speed=1), encoding="utf-8")
+    assert file.read_text() == (FIGURES / MOVING).read_text().replace("18.75s", "15s")
+    assert file.stat().st_size < 400_000
+    page = browser.new_page(reduced_motion=motion)
+    page.goto(file.as_uri())
+    told = """time => {
+        for (const one of document.getAnimations()) { one.pause(); one.currentTime = time; }
+        return [...document.querySelectorAll("svg > text")]
+            .filter(one => getComputedStyle(one).visibility === "visible")
+            .map(one => one.textContent);
+    }"""
+    film, middle = film_of(frames), len(frames) // 2
+    for step in range(len(frames)):
+        wanted = still(film, step if motion == "no-preference" else middle)
+        assert page.evaluate(told, 1000 * step + 500) == [one.text for one in wanted if one.text]
     page.close()

@@ -568,7 +568,7 @@ def test_the_engine_serves_texts_on_cells(model: Qwen3ForCausalLM, tokenizer: An
 
 def test_a_prompt_longer_than_all_cells_is_refused_with_the_numbers() -> None:
     engine = LLMEngine(MODEL, config=EngineConfig(max_model_len=40), memory=cells(16))
-    with pytest.raises(ValueError, match=r"16 tokens.*limited to 16"):
+    with pytest.raises(ValueError, match=r"16 tokens.*limited to 16: .* a larger memory$"):
         engine.add_request([1] * 16)
     engine.add_request([1] * 15, SamplingParams(max_tokens=9, ignore_eos=True))
     (output,) = engine.run()

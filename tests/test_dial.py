@@ -141,7 +141,6 @@ def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.Mo
         copied[0] = 0
         point = dial.at(position)
         assert point.bytes_gathered == copied[0]
-        assert point.bytes_gathered_per_step == copied[0] / point.num_steps
         found[position] = point.bytes_gathered
         assert sum(point.copied) * dial.storage.spec.bytes_per_token == copied[0]
         assert len(point.copied) == sum(len(s.scheduled) for s in history(point.trace))

@@ -1,10 +1,10 @@
 """The naive admission: right tokens, and what they cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engines import one_thread
+from learners import PROMPT_IDS as PROMPTS
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -13,20 +13,7 @@ from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, to
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Finished, Trace
 
-# the three prompts of the notebooks
-PROMPTS = [
-    [389, 390, 259, 387, 475, 296, 259, 333, 423, 14],
-    [34, 274, 296, 259, 339, 396, 14],
-    [47, 285, 313],
-]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("quick")
 LONG = [PROMPTS[0] * 2, PROMPTS[0][::-1] * 2, (PROMPTS[1] * 3)[:20]]
 
 

@@ -60,7 +60,7 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(mine: OwnEngine, tmp_
 
     said = repr(bring(mine, saved(tmp_path, True, spoil)))
     assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
-    assert said.endswith("☐ the package's run for: rope, project, layer")
+    assert said.endswith("☐ the package's run for: project, rope, layer")
     assert set(mine.parts.own) == {"window_mask", "attention", "kv_head"}
 
 

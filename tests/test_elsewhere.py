@@ -1,10 +1,22 @@
 """The names of other engines: ours exist, nothing is told twice."""
 
 import re
+import xml.etree.ElementTree as ET
 
 import pytest
 
-from tutorial_engine.learn.elsewhere import BOXES, LLAMA_CPP, PIECES, SGLANG, VLLM, box, find, table
+from tutorial_engine.learn.elsewhere import (
+    BOXES,
+    LLAMA_CPP,
+    PIECES,
+    SGLANG,
+    VLLM,
+    VLLM_SCHEDULER,
+    box,
+    find,
+    in_vllm,
+    table,
+)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.ours)
@@ -28,12 +40,19 @@ def test_the_table_has_a_line_for_each_and_columns() -> None:
         assert all(len(line) <= column or line[column - 1] == " " for line in lines)
 
 
+def test_each_part_of_our_scheduler_has_a_line_with_the_name_in_vllm() -> None:
+    head, *lines = in_vllm().splitlines()
+    assert VLLM in head and len(lines) == len(VLLM_SCHEDULER)
+    for line, (ours, theirs) in zip(lines, VLLM_SCHEDULER.items(), strict=True):
+        assert line.split() == [ours.split(".")[-1], *theirs.split()]
+
+
 FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")
 
 
 @pytest.mark.parametrize("topic", BOXES)
 def test_a_box_names_versions_files_and_no_line_numbers(topic: str) -> None:
-    told = box(topic)
+    told = str(box(topic))
     assert max(map(len, told.splitlines())) <= 92 and BOXES[topic].title in told
     who = (f"here ({BOXES[topic].piece})", VLLM, SGLANG, LLAMA_CPP)
     assert all(f"  {name}: " in told for name in who)
@@ -41,6 +60,17 @@ def test_a_box_names_versions_files_and_no_line_numbers(topic: str) -> None:
     assert FILE.search(BOXES[topic].vllm) and FILE.search(BOXES[topic].llama_cpp)
     assert FILE.search(BOXES[topic].sglang) or "no shift" in BOXES[topic].sglang
     assert not re.search(r"\.(py|cpp|h)(:|#L)\d|\bline \d", told)
+
+
+@pytest.mark.parametrize("topic", BOXES)
+def test_a_box_is_folded_below_one_sentence(topic: str) -> None:
+    shown = ET.fromstring(box(topic)._repr_html_())
+    assert shown.tag == "details"
+    head, engines = shown
+    assert "".join(head.itertext()).endswith(BOXES[topic].gist) and len(BOXES[topic].gist) < 130
+    assert ["".join(one.itertext()) for one in engines] == [
+        f"{who}: {how}" for who, how in box(topic).engines.items()
+    ]
 
 
 def test_an_unknown_topic_is_told_which_there_are() -> None:

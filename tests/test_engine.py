@@ -347,7 +347,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an id beyond the vocabulary": ([1, 112], {}, "112.*0 to 111"),
     "a negative id": ([1, -3], {}, "-3"),
     "half an id": ([1, 2.5], {}, "2.5"),
-    "as long as max_model_len": ([1] * LIMIT, {}, f"{LIMIT} tokens.*limited to {LIMIT}"),
+    "as long as max_model_len": ([1] * LIMIT, {}, f"{LIMIT} tokens.*raise max_model_len"),
     "longer than that": ([1] * 99, {}, f"99 tokens.*limited to {LIMIT}"),
 }
 

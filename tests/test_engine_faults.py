@@ -468,7 +468,7 @@ def ctrl_c_in(place: str, number: int) -> Iterator[None]:
     owner, name = {
         "schedule": (Scheduler, "num_tokens_to_run"),
         "sample": (Sampler, "_choose"),
-        "update": (Scheduler, "_append"),
+        "update": (Request, "append"),
         "allocate": (type(Party(several([0])).memory), "allocate"),
         "deliver": (Inbox, "deliver"),
         "add": (Scheduler, "add"),

@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.player import Frame, film_of, player, still
 from tutorial_engine.viz.recorded import LATE_LONG
@@ -403,6 +405,8 @@ def test_no_text_gets_out_of_a_player(words: str) -> None:
     film = json.loads(page.split('id="film">')[1].split("</script>")[0])
     assert film["captions"] == [words] and still(film, 0)[1].tip == words
     assert Text(page.split("<title>")[1].split("</title>")[0]).words == words
+    read = [one.text for one in ET.fromstring(moving([Frame(scene, words)], words)).iter()]
+    assert read.count(words) == 2, "the title and the item"
 
 
 def test_a_player_needs_a_step_to_start_at() -> None:

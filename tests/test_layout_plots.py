@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from traces import check_plot, check_words, items, plot_words
+from traces import check_words, items
 
-from tutorial_engine.lab.layouts import ORDERS, KVLayout, LayoutTimes, layouts
-from tutorial_engine.viz.layout_plots import LAYERS, layout_race, layouts_picture
+from tutorial_engine.lab.layouts import ORDERS, KVLayout, layouts
+from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
 from tutorial_engine.viz.picture import Picture
 
 L, N, H, D = 3, 4, 2, 2
-TIMES = {
-    "by token": LayoutTimes(2e-6, 3e-3),
-    "by layer": LayoutTimes(8e-6, 1.5e-3),
-    "by layer, heads first": LayoutTimes(16.25e-6, 1e-3),
-}
 
 
 def numbered(layers: int = L, tokens: int = N, heads: int = H, dim: int = D) -> Tensor:
@@ -34,10 +29,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "part": lambda: layouts_picture(layouts(numbered()), layer=0, token=3, num_tokens=2),
     "one": lambda: layouts_picture({"by layer": KVLayout("by layer", numbered(6, 5, 1, 3))}, 5, 0),
     "bf16": lambda: layouts_picture(layouts(numbered(2, 2, 4, 8).bfloat16()), 1, 1),
-    "race": lambda: layout_race(TIMES),
 }
-SCENES = [name for name in PICTURES if name != "race"]
-every_scene = pytest.mark.parametrize("name", SCENES)
+every_scene = pytest.mark.parametrize("name", PICTURES)
 
 
 @functools.cache
@@ -110,10 +103,7 @@ def test_counters_are_those_of_the_layouts(name: str) -> None:
     for order in ["by layer"] if name == "one" else ORDERS:
         layout = KVLayout(order, kv)
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        said = [
-            f"{t.runs} piece{'s' * (t.runs != 1)} on {t.lines} cache line{'s' * (t.lines != 1)}"
-            for t in (write, read)
-        ]
+        said = [f"{t.runs} piece{'s' * (t.runs != 1)}" for t in (write, read)]
         assert found[f"{order}.counts"].text == f"writing touches {said[0]}, reading {said[1]}"
         assert f"{order}, writing touches {said[0]} and reading {said[1]}" in drawn(name).caption
         assert f"layers ({write.num_bytes} bytes), and layer {layer} is read" in drawn(name).caption
@@ -126,17 +116,6 @@ def test_tokens_and_layers_are_named_besides_their_colour() -> None:
         assert f"K{token}" in texts and f"V{token}" in texts
     assert all(texts.count(f"layer {layer}") > 2 for layer in range(L))
     assert "written: token 2" in texts and "read: layer 1" in texts
-
-
-def test_the_race_tells_what_was_measured() -> None:
-    check_plot(PICTURES["race"], pixels=1000)
-    assert drawn("race").caption == (
-        "Measured on this machine, writing one token: by token 2 µs, by layer 8 µs, by layer, "
-        "heads first 16.2 µs; attention, all layers: by token 3 ms, by layer 1.5 ms, "
-        "by layer, heads first 1 ms."
-    )
-    words = plot_words(drawn("race"))
-    assert {"8 µs, 4 times", "2 µs", "3 ms, 3 times", "1 ms", "by token"} <= set(words)
 
 
 def picture(**changes: Any) -> Picture:
@@ -155,8 +134,6 @@ REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
         lambda: picture(layouts=layouts(numbered()) | {"b": KVLayout("by layer", numbered(2))}),
         "the same K and V",
     ),
-    "no race": (lambda: layout_race({}), "order -> LayoutTimes"),
-    "no time": (lambda: layout_race({"a": LayoutTimes(0.0, 1.0)}), "times above 0"),
 }
 
 

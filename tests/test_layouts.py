@@ -49,12 +49,7 @@ def bytes_of(memory: Tensor, part: Tensor) -> list[int]:
 def slowly_touched(memory: Tensor, part: Tensor) -> Touched:
     found = bytes_of(memory, part)
     known = set(found)
-    return Touched(
-        len(found),
-        sum(offset - 1 not in known for offset in found),
-        len({offset // 64 for offset in found}),
-        len({offset // 4096 for offset in found}),
-    )
+    return Touched(len(found), sum(offset - 1 not in known for offset in found))
 
 
 @EVERY
@@ -65,18 +60,6 @@ def test_every_order_holds_the_same_numbers_and_nothing_else(order: str) -> None
     assert layout.kv.untyped_storage().nbytes() == kv.nbytes
     assert layout.kv.data_ptr() != kv.data_ptr(), "a copy of its own"
     assert bytes_of(layout.kv, layout.kv) == list(range(kv.nbytes))
-
-
-@EVERY
-def test_an_address_is_where_the_bytes_are(order: str) -> None:
-    layout = KVLayout(order, random_kv())
-    for layer, token, value in [(0, 0, False), (2, 0, False), (1, 7, True), (2, 9, True)]:
-        at = layout.address(layer, token, value)
-        raw = bytes(layout.kv.untyped_storage().tolist()[at : at + 4])
-        first = torch.frombuffer(bytearray(raw), dtype=torch.float32)
-        assert torch.equal(first[0], layout.kv[layer, int(value), token, 0, 0])
-        steps = layout.strides
-        assert at == layer * steps["layer"] + value * steps["kv"] + token * steps["token"]
 
 
 def test_strides_of_each_order() -> None:
@@ -118,7 +101,7 @@ def test_counters_are_those_of_the_pointers(order: str, seed: int) -> None:
     found = runs(kv, part)
     covered = [at for start, length in found for at in range(start, start + length)]
     assert covered == bytes_of(kv, part)
-    assert layout.touched_by_read(layer, 0) == Touched(0, 0, 0, 0)
+    assert layout.touched_by_read(layer, 0) == Touched(0, 0)
 
 
 def test_by_token_writes_in_one_run_and_by_layer_reads_in_two() -> None:
@@ -131,16 +114,7 @@ def test_by_token_writes_in_one_run_and_by_layer_reads_in_two() -> None:
     reads = {name: layout.touched_by_read(11, 400) for name, layout in of.items()}
     assert {r.num_bytes for r in reads.values()} == {400 * 4096}
     assert [r.runs for r in reads.values()] == [400, 2, 16]
-    assert reads["by token"].pages == 400 and reads["by layer"].pages == 400
     assert KVLayout("by token", kv[:, :, :1, :1]).touched_by_read(0, 1).runs == 1
-
-
-def test_narrow_heads_by_token_touch_more_pages_for_the_same_bytes() -> None:
-    """A token leaves 512 bytes in a layer; by token, those of seven other layers lie between."""
-    of = layouts(torch.zeros(8, 2, 256, 2, 32))
-    by_token, by_layer = (of[name].touched_by_read(3, 256) for name in ("by token", "by layer"))
-    assert by_token.num_bytes == by_layer.num_bytes == 256 * 512
-    assert (by_token.pages, by_layer.pages) == (256, 32)
 
 
 @EVERY

@@ -425,6 +425,8 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ("attention", over_queries, "the softmax runs over the queries; take the last axis"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, 1 / q.shape[1]), "divided by D"),
     ("attention", lambda q, k, v, mask: naive(q, k, v, mask, q.shape[1] ** 0.5), "multiplied by"),
+    ("attention", lambda q, k, v, m: naive(q, k, v, m, len(k) ** -0.5), "of the number of keys"),
+    ("attention", lambda q, k, v, m: naive(q, k, v, m, len(q) ** -0.5), "of the number of queries"),
     ("attention", zeroed_after, "masked after the softmax"),
     ("attention", lambda q, k, v, m: book_shares(q, k, ~m, -math.inf) @ v, "mask is inverted"),
     ("attention", lambda q, k, v, m: book_shares(q, k, m, 0.0) @ v, "exp(0) = 1 is still a share"),
@@ -450,6 +452,7 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
         lambda q, k, w: torch.zeros(q, k).masked_fill(~right_window(q, k, w), -math.inf),
         "meant to be added to the scores",
     ),
+    ("window_mask", lambda q, k, w: right_window(q, k, w).T, "rows and columns are swapped"),
     ("window_mask", lambda q, k, w: right_window(q, k, w).int(), "got torch.int32"),
     (
         "window_mask",
@@ -496,6 +499,11 @@ MISTAKES: list[tuple[str, Callable[..., Any], str]] = [
     ),
     (
         "project",
+        project_but(lambda q, k, v: (q, k, v.reshape(-1, 5, v.shape[-1]).transpose(0, 1))),
+        "v has the right shape, and its numbers at wrong places",
+    ),
+    (
+        "project",
         project_but(lambda q, k, v: (q, k.repeat_interleave(2, 1), v)),
         "k is repeated for every query head",
     ),
@@ -533,7 +541,7 @@ for kv in ("kv_bytes, 6/2 heads", "kv_bytes, Qwen3-0.6B"):
             lambda c, size: right_bytes(QWEN3_06B, size) // 7,
             "it reads QWEN3_06B, use the argument config",
         ),
-        (kv, lambda c, size: [17], "[17] for 2 and for 4 bytes a number"),
+        (kv, lambda c, size: [17], "[17] for 2 and for 4 bytes per number"),
         (kv, lambda c, size: 8 * right_bytes(c, size), "bytes, not bits"),
         (kv, lambda c, size: right_bytes(c, size) / 1024, "bytes, not KiB"),
     ]
@@ -726,7 +734,7 @@ def test_right_and_wrong_predictions_are_told_and_scored(
         assert predictions.reveal(name, "1") is (choice is not None)
     assert capsys.readouterr().out.splitlines() == [
         "Answer: 1. ✔ As you predicted.",
-        "Answer: 1. ✘ You predicted: 2. What did you overlook?",
+        "Answer: 1. ✘ You predicted: 2. Read on to see why.",
         "Choose an answer above, then run this cell again.",
     ]
     assert predictions.score() == "1 of 2 predictions were right; 1 not made."

@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engines import one_thread
+from learners import PROMPT_IDS as PROMPTS
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
@@ -16,14 +16,30 @@ from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.learn.block_attention_check import MISTAKES
-from tutorial_engine.learn.bugs_04 import BUGS_04, Seen, StaleBlocks, scenes, stress, table
+from tutorial_engine.learn.block_checks import (
+    STALE_MISTAKES,
+    Line,
+    log_text,
+    right_stale,
+    stale_log,
+)
+from tutorial_engine.learn.bugs_04 import (
+    BUGS_04,
+    Seen,
+    StaleBlocks,
+    pages,
+    scenes,
+    serve,
+    stress,
+    table,
+)
 from tutorial_engine.learn.checks_04 import (
     check_block_attention,
     check_find,
     check_free,
-    check_mended,
     check_num_blocks,
     check_slots,
+    check_stale,
     check_take,
     check_visible,
 )
@@ -32,18 +48,8 @@ from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 GIB = 2**30
-# the three prompts of the notebooks
-PROMPTS = [
-    [389, 390, 259, 387, 475, 296, 259, 333, 423, 14],
-    [34, 274, 296, 259, 339, 396, 14],
-    [47, 285, 313],
-]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 # -- right answers ----------------------------------------------------------------------------
@@ -150,15 +156,25 @@ def find_recursively(tokens: list[int], size: int, name_of: Any, cached: Cached)
     return after(None, tokens)
 
 
-class Mended(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        return BlockManager.forget(self, block)
+def stale(log: list[Line]) -> list[Line]:
+    return [
+        line
+        for i, line in enumerate(log)
+        if line.what == "finds"
+        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").name
+        != line.name
+    ]
 
 
-class MendedBefore(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
-        self.cached.pop(self.blocks[next(iter(self.free_queue))].hash or b"", None)
-        return super()._claim()
+def stale_as_tuple(log: list[Line]) -> tuple[Line, ...]:
+    present: dict[int, str] = {}
+    found = []
+    for line in log:
+        if line.what == "finds" and present[line.block] != line.name:
+            found.append(line)
+        if line.what != "finds":
+            present[line.block] = line.name
+    return tuple(found)
 
 
 Cells = list[tuple[int | None, set[int]]]
@@ -219,6 +235,18 @@ def two_rounds(
     for weight, w in zip(weights, where, strict=True):
         out += weight * v_pool[w]
     return out
+
+
+def two_passes(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
+    """The largest score first, then the sums: every key is read twice."""
+    size, blocks = k.shape[1], list(zip(range(0, n, k.shape[1]), table, strict=False))
+    scale = math.sqrt(len(q))
+    m = max(float((k[b, : min(size, n - at)] @ q).max()) for at, b in blocks) / scale
+    total, out = 0.0, torch.zeros(v.shape[-1])
+    for at, b in blocks:
+        p = torch.exp(k[b, : min(size, n - at)] @ q / scale - m)
+        total, out = total + float(p.sum()), out + p @ v[b, : len(p)]
+    return out / total
 
 
 def in_double(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
@@ -341,89 +369,6 @@ def take_silently(free_queue: list[int], hash_of: Hashes, cached: Cached) -> Non
     take(free_queue, hash_of, cached)
 
 
-class KeepsBoth(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
-        block, _ = self.free_queue.popitem(last=False)
-        self.blocks[block].ref_cnt = 1
-        return block, False
-
-
-class ForgetsAll(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
-        self.cached.clear()
-        for block in self.blocks:
-            block.hash = None
-        return super()._claim()
-
-
-class FindsNothing(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        self.prefix_caching = False
-        return BlockManager.forget(self, block)
-
-
-class CountsNobody(Mended):
-    def _claim(self) -> tuple[int, bool]:
-        block, evicted = BlockManager._claim(self)
-        self.blocks[block].ref_cnt = 0
-        return block, evicted
-
-
-class ClearsFoundOnly(StaleBlocks):
-    def _claim(self) -> tuple[int, bool]:
-        self.cached.clear()
-        return super()._claim()
-
-
-class NumberOnly(StaleBlocks):
-    def forget(self, block: int) -> Any:
-        super().forget(block)
-        return block
-
-
-class OnlyLooks(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        return self.blocks[block].hash in self.cached
-
-
-class SaysNo(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        BlockManager.forget(self, block)
-        return False
-
-
-class SaysYes(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        BlockManager.forget(self, block)
-        return True
-
-
-class KeepsTheName(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        return self.cached.pop(self.blocks[block].hash or b"", None) is not None
-
-
-class ForgetsNone(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        key, self.blocks[block].hash = self.blocks[block].hash, None
-        del self.cached[key]  # type: ignore[arg-type]
-        return True
-
-
-class ForgetsSilently(StaleBlocks):
-    def forget(self, block: int) -> Any:
-        BlockManager.forget(self, block)
-
-
-class Open(StaleBlocks):
-    def forget(self, block: int) -> Any: ...
-
-
-class Broken(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        raise KeyError("boom")
-
-
 def wrong_blocks(formula: Callable[..., Any]) -> Callable[..., Any]:
     """As num_blocks, from its result and its arguments."""
     return lambda *case: formula(num_blocks(*case), *case)
@@ -448,13 +393,10 @@ RIGHT: list[tuple[Check, Answer]] = [
     (check_find, (find_by_removing,)),
     (check_find, (find_recursively,)),
     (check_block_attention, (block_attention,)),
-    (check_block_attention, (token_by_token,)),
-    (check_block_attention, (two_rounds,)),
-    (check_block_attention, (in_double,)),
     (check_num_blocks, (lambda *case: np.int64(num_blocks(*case)),)),
     (check_slots, (lambda *case: np.array(slots(*case), dtype=int),)),
-    (check_mended, (Mended,)),
-    (check_mended, (MendedBefore,)),
+    (check_stale, (stale,)),
+    (check_stale, (stale_as_tuple,)),
     (check_visible, (visible,)),
     (check_visible, (visible_by_position,)),
 ]
@@ -582,23 +524,10 @@ FIND_WRONG: list[tuple[Any, str]] = [
     (lambda t, s, n, c: c["root"], "KeyError"),
 ]
 
-MENDED_WRONG: list[tuple[Any, str]] = [
-    (StaleBlocks, "is found under another hash"),
-    (StaleBlocks, "begins like B) says"),
-    (KeepsBoth, "would write to block"),
-    (ForgetsAll, "0 are found in the cache where 8 can be"),
-    (FindsNothing, "0 are found in the cache where 8 can be"),
-    (CountsNobody, "holders"),
-    (ClearsFoundOnly, "cannot be found"),
-    (OnlyLooks, "is still found: nothing was forgotten"),
-    (NumberOnly, "return True or False: could it be found"),
-    (ForgetsSilently, "it forgets, but does not return"),
-    (SaysNo, "forget returned False for a block that had a hash"),
-    (SaysYes, "forget returned True for a block that had no hash"),
-    (KeepsTheName, "keeps its name"),
-    (ForgetsNone, "has no hash, nothing to forget"),
-    (int, "hand over the class"),
-    (BlockManager(4, 4), "hand over the class"),
+STALE_WRONG: list[tuple[Any, str]] = [
+    (lambda log: [line.block for line in stale(log)], "must return a list of lines"),
+    (lambda log: log[-1], "must return a list of lines"),
+    (lambda log: stale(log)[::-1], "expected step"),
 ]
 
 VISIBLE_WRONG: list[tuple[Any, str]] = [
@@ -691,7 +620,8 @@ WRONG: list[tuple[Check, Answer, str]] = [
     *((check_free, (answer,), words) for answer, words in FREE_WRONG),
     *((check_take, (answer,), words) for answer, words in TAKE_WRONG),
     *((check_find, (answer,), words) for answer, words in FIND_WRONG),
-    *((check_mended, (answer,), words) for answer, words in MENDED_WRONG),
+    *((check_stale, (wrong,), words) for words, wrong in STALE_MISTAKES.items()),
+    *((check_stale, (answer,), words) for answer, words in STALE_WRONG),
     *((check_visible, (answer,), words) for answer, words in VISIBLE_WRONG),
 ]
 
@@ -707,7 +637,7 @@ OPEN: list[tuple[Check, Answer]] = [
     (check_take, (lambda *_: ...,)),
     (check_find, (nothing,)),
     (check_block_attention, (nothing,)),
-    (check_mended, (Open,)),
+    (check_stale, (nothing,)),
     (check_visible, (nothing,)),
 ]
 
@@ -737,8 +667,7 @@ def test_exception_becomes_a_verdict(check: Check, error: Exception) -> None:
     def fails(*_: object) -> Any:
         raise error
 
-    failing = type("Failing", (StaleBlocks,), {"forget": fails})
-    verdict = check(failing if check is check_mended else fails)
+    verdict = check(fails)
     assert verdict.ok is False
     assert f"{type(error).__name__}: " in verdict.message and "boom" in verdict.message
 
@@ -762,6 +691,24 @@ def test_exercise_gets_fresh_arguments_each_time() -> None:
         assert check_slots(emptying).ok and check_visible(emptying_cells).ok
 
 
+@pytest.mark.parametrize(
+    ("attention", "words"),
+    [
+        (block_attention, "none gathered"),
+        (token_by_token, "none gathered"),
+        (in_double, "none gathered"),
+        (two_rounds, "But it keeps the scores of all tokens"),
+        (two_passes, "But it reads keys more than once"),
+    ],
+)
+def test_right_attention_that_is_no_running_softmax_is_told_so(
+    attention: Callable[..., Any], words: str
+) -> None:
+    verdict = check_block_attention(attention)
+    assert verdict.ok is True and words in verdict.message
+    assert ("But" in verdict.message) == ("But" in words)
+
+
 def test_find_is_told_by_names_that_can_be_read() -> None:
     message = check_find(FIND_MISTAKES[next(w for w in FIND_MISTAKES if "are names" in w)]).message
     assert len(message) < 250 and "b'" not in message
@@ -782,23 +729,22 @@ def test_visible_is_the_rule_of_the_cell_table() -> None:
                 assert visible(plain, seq_id, pos) == table_.visible(seq_id, pos)
 
 
-# -- the freed-block bug ----------------------------------------------------------------------
+# -- the freed-block bug in a log -------------------------------------------------------------
 
 
-def test_mended_blocks_are_checked_on_any_model_and_prompts(model: Qwen3ForCausalLM) -> None:
-    assert check_mended(Mended, model, PROMPTS).ok is True
-    verdict = check_mended(StaleBlocks, model, PROMPTS)
-    assert verdict.ok is False and "F (begins like B) says" in verdict.message, verdict
-
-
-def test_a_mended_class_that_runs_in_circles_gets_its_verdict() -> None:
-    class Leaks(StaleBlocks):
-        def _claim(self) -> tuple[int, bool]:
-            self.free_queue.popitem()
-            return super()._claim()
-
-    verdict = check_mended(Leaks)
-    assert verdict.ok is False, verdict
+def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
+    model: Qwen3ForCausalLM,
+) -> None:
+    """F is the only request that gets other tokens than alone, and the only one in the lines."""
+    scene = scenes(PROMPTS)["small_pool"]
+    got = serve(model, pages(model, scene.num_blocks, StaleBlocks), *scene[:3]).tokens
+    want = serve(model, None, *scene[:3]).tokens
+    log = stale_log(model, StaleBlocks, PROMPTS)
+    assert {line.who for line in stale(log)} == {name for name in want if got[name] != want[name]}
+    assert stale(log) == right_stale(log) != []
+    ours = stale_log(model, BlockManager, PROMPTS)
+    assert stale(ours) == [] and any(line.what == "finds" for line in ours)
+    assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
 
 
 # -- the bug zoo ------------------------------------------------------------------------------

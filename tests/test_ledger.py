@@ -428,11 +428,11 @@ def test_table_has_verdicts_and_no_digits_that_differ_between_machines() -> None
     assert [" ".join(line.split()) for line in table(rows).splitlines()] == [
         "path max |Δ logit| greedy tokens",
         "no cache reference 6 of 6 ✔",
-        "bit equal ≤ tolerance 6 of 6 ✔",
-        "near ≤ tolerance 6 of 6 ✔",
+        "bit equal ≤ 1e-04 6 of 6 ✔",
+        "near ≤ 1e-04 6 of 6 ✔",
         "far > tolerance 4 of 6 ✘",
         "no number > tolerance 6 of 6 ✘",
-        "tolerance: 1e-4 · largest logit; smallest top1 − top2 is above 0.001",
+        "tolerance: 0.0001 (1e-4 · the largest logit); smallest top1 − top2 is above 0.001",
     ]
 
 

@@ -258,8 +258,7 @@ def test_the_layer_factor_is_computed_for_any_model() -> None:
 
 def test_the_dial_tells_its_ends_and_its_middle_and_names_every_position() -> None:
     parts = [
-        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}, "
-        f"{p.total_entries} table entries, {p.bytes_gathered / 1024:,.0f} KiB gathered"
+        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
         for p in (at(CELLS), at(4), at(ROWS))
     ]
     assert drawn("dial").caption == (

@@ -222,9 +222,10 @@ def test_controls_stand_apart_below_the_others_and_one_that_fails_is_marked() ->
     places = [said.index(name) for name in names]
     assert places == sorted(places) and all(said.count(name) == 1 for name in names)
     assert picture.caption == (
-        "$hits$: 310 of 320 (nothing silenced), least 2 of 320 (L3 <b>H3</b>); controls that are "
-        "not harmless (✗): L0 H3–5. Stories: 99 % (nothing silenced), least 10 % (L3 <b>H3</b>); "
-        "controls that are not harmless (✗): L3 H0–2."
+        "$hits$: 310 of 320 (nothing silenced), least of the heads under test 2 of 320 "
+        "(L3 <b>H3</b>); controls that are not harmless (✗): L0 H3–5. Stories: 99 % (nothing "
+        "silenced), least of the heads under test 10 % (L3 <b>H3</b>); controls that are not "
+        "harmless (✗): L3 H0–2."
     )
     assert [word for word in said if word.startswith("✗")] == ["✗ 1 of 320", "✗ 80 %"]
     assert "<pattern" in picture.svg  # hatched

@@ -32,7 +32,7 @@ from tutorial_engine.learn.build import (
     sources,
     target,
 )
-from tutorial_engine.learn.figures import FIGURES, TAG
+from tutorial_engine.learn.figures import FIGURES, MOVING, TAG
 from tutorial_engine.learn.html import page
 from tutorial_engine.learn.own import IN_01, PARTS
 from tutorial_engine.learn.own_cache import CACHES
@@ -48,6 +48,7 @@ MAX_FILE, MAX_OUTPUTS = 720_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run
+LABELS = re.compile(r"\b(mine|server)\.label\b")  # a row of the ledger is named after them
 USES = re.compile(r"^(server|on_cells)\.use\((\w+), check_\w+\)$", re.M)
 BRINGS = re.compile(r"bring\((?:mine|server), ")  # what is read there is the learner's own file
 CHOOSE = "Choose an answer above, then run this cell again."
@@ -308,7 +309,7 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     follow = brought | {
         i
         for i, (a, _) in enumerate(pairs)
-        if TELLS.search(a.source) or "predictions." in a.source or "server.label" in a.source
+        if TELLS.search(a.source) or "predictions." in a.source or LABELS.search(a.source)
     }
     for i, (mine, theirs) in enumerate(pairs):
         if i in differ and "yours(" in mine.source:  # a number: the learner's or the package's
@@ -742,4 +743,5 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
 
 
 def test_no_other_figure_lies_around() -> None:
-    assert {file.name[:2] for file in FIGURES.iterdir()} == set(CODES.values())
+    others = {file.name for file in FIGURES.iterdir() if file.name[:2] not in CODES.values()}
+    assert others == {MOVING}

@@ -1,6 +1,7 @@
 """The learner's functions run in the real model; a wrong one is told, and the package's runs."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,6 +172,8 @@ def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausal
     batch = Batch.from_sequences([[40, 7, 99, 250, 7, 13], [5, 6]], [0, 3])
     want = model.compute_logits(model(batch))
     assert torch.allclose(mine.model.compute_logits(mine.model(batch)), want, atol=1e-4)
+    assert torch.allclose(mine.last_logits([5, 6], window=2), mine.last_logits([5, 6]))
+    assert not torch.allclose(mine.last_logits([5, 6], window=1), mine.last_logits([5, 6]))
     assert set(mine.parts.calls) == set(IN_01) and not mine.parts.own
 
 
@@ -214,7 +217,7 @@ def test_learners_layer_runs_with_the_learners_other_functions_inside(
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
 ) -> None:
-    spies = {name: Spy(RIGHT[name]) for name in IN_01}
+    spies = {name: Spy(RIGHT[name]) for name in reversed(IN_01)}
     for name, spy in spies.items():
         assert mine.use(spy, CHECKS[name]).verdict.ok is True
         spy.calls.clear()
@@ -222,9 +225,15 @@ def test_learners_layer_runs_with_the_learners_other_functions_inside(
     per_layer = 24 * model.config.num_hidden_layers
     assert len(spies["layer"].calls) == per_layer
     assert len(spies["attention"].calls) == model.config.num_attention_heads * per_layer
-    assert f"layer ({per_layer:,} calls)" in said
-    assert "rope (inside layer)" in said and "project (inside layer)" in said
-    assert "the package's" not in said.split("yours: ")[1].splitlines()[0]
+    line = said.split("yours: ")[1].splitlines()[0]
+    assert re.findall(r"(\w+) \((.*?)\)", line) == [
+        (
+            name,
+            "inside layer" if name in ("project", "rope") else f"{len(spies[name].calls):,} calls",
+        )
+        for name in IN_01
+    ], "in the order of the exercises"
+    assert "the package's" not in line and mine.label == "your engine (6 of 6 parts yours)"
     ids = tokenizer.encode(PROMPT).ids
     assert [*mine.generate(PROMPT).output_token_ids] == greedy(ids, 24)
 
@@ -460,7 +469,7 @@ def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
         assert repr(plugged).endswith(f"\nThe package's {name} runs in the model now.")
         assert name not in cached.parts.own
     said = told(cached, capsys, PROMPT, SamplingParams(max_tokens=4))
-    assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
+    assert said.endswith("\n4 of 4 tokens are those of the package's engine.\n")
     assert "yours: none yet; the package's: " in said and "✘" not in said
 
 
@@ -494,7 +503,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
     said = told(cached, capsys, PROMPT, params)
     assert said.startswith(f"✘ your {name} raised KeyError in the model: 'moth'\n")
     assert f"  The package's {name} runs in its place.\n" in said and said.count("✘") == 1
-    assert said.endswith("✔ 4 of 4 tokens are those of the package's engine.\n")
+    assert said.endswith("4 of 4 tokens are those of the package's engine.\n")
     assert name not in cached.parts.own and len(cached.parts.own) == (
         0 if not others else 8 if name in ("rope", "project") else 9
     )
@@ -552,7 +561,7 @@ def test_two_wrong_parts_are_both_taken_out(
     said = told(mine, capsys, PROMPT)
     assert said.startswith("✘ With your rope and attention the tokens are not the package's.\n")
     assert not mine.parts.own
-    assert said.endswith("✔ 24 of 24 tokens are those of the package's engine.\n")
+    assert said.endswith("\n24 of 24 tokens are those of the package's engine.\n")
 
 
 def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -> None:
@@ -573,10 +582,12 @@ def test_a_wrong_part_can_be_heard_and_does_not_stay(
     wrong |= {"window_mask": lambda q, kv, _: window_mask(q, kv, 2)}
     for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
         mine.hear(PROMPT, **{name: part})
-    right, other, raised = capsys.readouterr().out.splitlines()
+    mine.hear(PROMPT, **{name: lambda *_: ...})
+    right, other, raised, untouched = capsys.readouterr().out.splitlines()
     assert right == PROMPT + mine.generate(PROMPT).checker.text
     assert other.startswith(PROMPT) and other != right
     assert raised.startswith(f"✘ your {name} raised KeyError")
+    assert untouched == f"☐ not done yet: the body of {name} is still `...`"
     assert mine.parts.own == {"layer": RIGHT["layer"]}
     with pytest.raises(ValueError, match="no parts of the engine"):
         mine.hear(PROMPT, my_rope=rope)

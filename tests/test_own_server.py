@@ -10,13 +10,11 @@ import torch
 from learners import Spy, greedy, named, passes, raises_at
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import ledger, our_paths
 from tutorial_engine.learn import OwnServer, checks_03, checks_04
-from tutorial_engine.learn.bugs_04 import StaleBlocks
 from tutorial_engine.learn.dry_run import steps
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.own import PARTS
@@ -47,11 +45,6 @@ LIMITS = {"max_num_batched_tokens": 8, "max_num_seqs": 3}
 DONE = "✔ 3 of 3 requests have the tokens that they have alone.\n"
 
 
-class Mended(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        return BlockManager.forget(self, block)
-
-
 CHECKS: dict[str, Any] = {
     **EARLIER["03"],
     "num_blocks": checks_04.check_num_blocks,
@@ -59,11 +52,10 @@ CHECKS: dict[str, Any] = {
     "free": checks_04.check_free,
     "take": checks_04.check_take,
     "find": checks_04.check_find,
-    "Mended": checks_04.check_mended,
     "block_attention": checks_04.check_block_attention,
     "visible": checks_04.check_visible,
 }
-RIGHT: dict[str, Any] = {**PARTS_03, **PARTS_04, "Mended": Mended}
+RIGHT: dict[str, Any] = {**PARTS_03, **PARTS_04}
 MEMORY = {
     **dict.fromkeys(PARTS_03, "rows"),
     **dict.fromkeys(PARTS_04, "pages"),
@@ -130,6 +122,7 @@ def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) 
     serving.check_tokens(run)
     assert [line[0] for line in said.splitlines()[:3]] == ["A", "B", "C"]
     assert all(prompt in said for prompt in PROMPTS)
+    assert ("TTFT" in said) == (memory != "rows"), "notebook 03 explains it later"
     assert "yours: none yet; the package's: " in said and said.endswith(DONE)
     assert (count(run.trace, Preempted) > 0) == (memory != "rows"), "the pool is small"
     assert repr(run) == f"3 requests in {run.trace.num_steps} steps"
@@ -141,7 +134,7 @@ def test_learners_plan_decides_each_step(serving: Serving, memory: str) -> None:
     spy = serving.spied(server, "plan", "num_tokens_to_run")["plan"]
     run, said = serving.serve(server)
     serving.check_tokens(run)
-    assert f"plan ({len(spy.calls)} calls), num_tokens_to_run (inside plan)" in said
+    assert f"num_tokens_to_run (inside plan), plan ({len(spy.calls)} calls)" in said
     assert {call[2:] for call in spy.calls} == {(8, 3)}
     if memory == "rows":  # nobody gives way: what was planned was run
         assert steps(run.trace) == spy.answers
@@ -183,6 +176,22 @@ def test_learners_metrics_are_what_is_printed(serving: Serving) -> None:
 
 def admitted(trace: Trace) -> str:
     return "".join(event.request_id for event in trace.events if isinstance(event, Admitted))
+
+
+def test_what_decides_is_named_and_what_is_only_checked_is_not(serving: Serving) -> None:
+    server = serving.of("rows")
+    assert server.label == "server (the package's parts)"
+    serving.spied(server, "ttft_and_tpot")
+    assert server.label == "server (the package's parts)"
+    server.use(PARTS_03["num_tokens_to_run"], CHECKS["num_tokens_to_run"])
+    assert server.label == "yours (num_tokens_to_run)"
+    for policy in ("ShortestFirst", "Fair"):
+        server.use(PARTS_03[policy], CHECKS[policy])
+        assert server.label == f"yours (num_tokens_to_run, {policy})", "the last policy counts"
+    for plan, how in ((PARTS_03["plan"], "inside"), (one_token_each, "replaced by")):
+        server.use(named("plan", plan), passes)
+        _, said = serving.serve(server)
+        assert f"num_tokens_to_run ({how} plan)" in said and server.label == "yours (plan, Fair)"
 
 
 @pytest.mark.parametrize("with_plan", [False, True])
@@ -266,18 +275,6 @@ def test_learners_find_gives_the_prefix_hits(serving: Serving) -> None:
     assert not spy.calls and said.endswith(DONE), "nothing is looked for"
 
 
-def test_learners_forget_runs_with_and_without_take(serving: Serving) -> None:
-    for names in ((), ("take",), ("take", "free")):
-        server = serving.of("pages")
-        serving.spied(server, *names)
-        assert server.use(Mended, checks_04.check_mended).verdict.ok is True
-        run, said = serving.serve(server)
-        serving.check_tokens(run)
-        taken = count(run.trace, BlockTaken)
-        assert f"Mended ({taken} calls)" in said
-        assert not names or f"take ({taken} calls)" in said
-
-
 def test_learners_num_blocks_sizes_the_pool(serving: Serving) -> None:
     server = serving.of("pages")
     spy = serving.spied(server, "num_blocks")["num_blocks"]
@@ -329,7 +326,7 @@ def test_parts_of_notebook_01_serve_too(serving: Serving, memory: str) -> None:
 @pytest.mark.parametrize("memory", SMALL)
 def test_learners_server_is_a_row_of_the_ledger(serving: Serving, memory: str) -> None:
     server = serving.of(memory)
-    names = [name for name in RIGHT if MEMORY[name] in ("rows", memory) and name != "Mended"]
+    names = [name for name in RIGHT if MEMORY[name] in ("rows", memory)]
     for name in names:
         server.use(RIGHT[name], CHECKS[name])
     paths = {
@@ -393,7 +390,7 @@ def test_unusual_right_part_serves_too(serving: Serving, name: str, part: Any) -
 # -- what is wrong is told and replaced ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if name != "Mended"])
+@pytest.mark.parametrize("name", CHECKS)
 def test_wrong_or_untouched_part_is_told_and_the_packages_runs(serving: Serving, name: str) -> None:
     server = serving.of(MEMORY[name])
     policies = {"ShortestFirst", "Fair"}
@@ -416,11 +413,6 @@ class RaisingPolicy(Scheduler):
         raise KeyError("moth")
 
 
-class RaisingBlocks(StaleBlocks):
-    def forget(self, block: int) -> bool:
-        raise KeyError("moth")
-
-
 @pytest.mark.parametrize("name", CHECKS)
 def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> None:
     server = serving.of(MEMORY[name])
@@ -431,7 +423,7 @@ def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> 
             "num_tokens_to_run",
         ):
             server.use(RIGHT[other], CHECKS[other])
-    bases = {"Mended": RaisingBlocks, "ShortestFirst": RaisingPolicy, "Fair": RaisingPolicy}
+    bases = {"ShortestFirst": RaisingPolicy, "Fair": RaisingPolicy}
     base: Any = bases.get(name)
     server.use(type(name, (base,), {}) if base else raises_at(0, RIGHT[name]), passes)
     before = set(server.parts.own)
@@ -449,11 +441,6 @@ def plan_with(change: Callable[[dict[str, int]], Any]) -> Callable[..., Any]:
 class Stranger(Scheduler):
     def next_waiting(self) -> Any:
         return "A"
-
-
-class AlwaysNone(StaleBlocks):
-    def forget(self, block: int) -> Any:
-        super().forget(block)
 
 
 def stale_take(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> int:
@@ -493,7 +480,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("find", lambda ids, size, name_of, cached: [name_of(None, ids)], "which is no list of blocks"),
     ("find", lambda *case: [0], "the cache has their beginning in []"),
     ("find", lambda *case: [], "gave the blocks [] for"),
-    ("Mended", AlwaysNone, "gave None from forget"),
     ("block_attention", lambda q, k, v, t, n: v[t[0]], "gave [4, 32], expected [32]"),
     ("block_attention", lambda q, k, v, t, n: k.mul_(2)[0, 0], "wrote to the pool"),
     ("block_attention", lambda q, k, v, t, n: v[t[0], 0], "A and B and C have other tokens"),

@@ -60,8 +60,14 @@ def test_every_place_of_every_step_is_held_idle_or_wasted_and_drawn(policy: str)
         for s, one in enumerate(line)
         if isinstance(one, Held)
     }
-    ends = [e for name, e in shown.items() if name.endswith(".word")]
-    assert [e.text for e in ends] == ["END"] * len(found.run.lives)
+    ends = {name.removesuffix(".end") for name in shown if name.endswith(".end")}
+    lasts = {
+        (p, s)
+        for p, line in enumerate(found.grid)
+        for s, one in enumerate(line)
+        if isinstance(one, Held) and one.is_last
+    }
+    assert ends == {f"box.{i}.{p}.{s}" for p, s in lasts} and len(ends) == len(found.run.lives)
     for p, line in enumerate(found.grid):
         idle = [name for name in items(drawn()) if re.fullmatch(rf"idle\.{i}\.{p}\.\d+", name)]
         free = [isinstance(one, str) and one for one in line]
@@ -93,6 +99,23 @@ def test_who_gives_way_leaves_its_place_and_takes_one_again() -> None:
     assert [line[5] for line in grid].count(WASTED) == 1  # D waits again
     names = {e.text for name, e in items(places({"": told()})).items() if name.startswith("who.")}
     assert names == set("ABCD")
+
+
+def test_each_request_has_its_colour_and_only_some_may_be_coloured() -> None:
+    found, shown = read_places(crowd("one rule")), items(drawn())
+    fills, steps = dict[tuple[str, str], str | None](), dict[str, list[int]]()
+    for p, line in enumerate(found.grid):
+        for s, one in enumerate(line):
+            if isinstance(one, Held):
+                fill = shown[f"box.{len(POLICIES) - 1}.{p}.{s}"].get("fill")
+                assert fills.setdefault((one.request_id, one.kind), fill) == fill
+                steps.setdefault(one.request_id, []).append(s)
+    assert len(set(fills.values())) == len(fills) == 2 * len(steps) > 12
+    some = places({"a": crowd("one rule"), "b": crowd("static batching")}, only=["A", "C"])
+    seen = {e.get("fill") for e in items(some).values()} & set(fills.values())
+    assert seen == {fill for (who, _), fill in fills.items() if who in "AC"}
+    told = [f"{who} in steps {min(steps[who])} to {max(steps[who])}" for who in "AC"]
+    assert some.caption.startswith(f"“a” runs {told[0]} and {told[1]}; “b” runs A in steps ")
 
 
 def test_words_are_readable_whatever_they_are() -> None:

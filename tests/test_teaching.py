@@ -14,7 +14,7 @@ import nbformat
 import pytest
 import transformers
 import yaml
-from browser import ROOT, chromium
+from browser import ROOT, barriers, chromium
 
 from tutorial_engine.learn import handout, slides
 from tutorial_engine.learn.build import QUESTION, REPOSITORY, make_notebook, sources, target
@@ -128,7 +128,7 @@ def test_a_score_is_read_from_what_the_saved_notebooks_say(
         *exercise(False),
         *exercise(None),
         *question("a", "Answer: 1. ✔ As you predicted.\nmore\n"),
-        *question("b", "Answer: 1. ✘ You predicted: 2. What did you overlook?\n"),
+        *question("b", "Answer: 1. ✘ You predicted: 2. Read on to see why.\n"),
         *question("c", "Choose an answer above, then run this cell again.\n"),
         *question("d", "Answer: 1.\n"),  # shown without a choice
     ]
@@ -184,6 +184,7 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
             alts = page.locator("img").evaluate_all("all => all.map(one => one.alt)")
             assert all(re.search(r"\d", alt) for alt in alts)
             assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))
+            assert barriers(page) == []
         for key in "nz":
             page.keyboard.press(key)
         assert page.evaluate("document.body.className") == "deck told large"

@@ -1,4 +1,4 @@
-"""Recompute against swap: what was lost is what the trace says, and the prices are as stated."""
+"""Recompute against swap: what was lost is what the trace says; a swap moves whole blocks."""
 
 from functools import cache
 from itertools import pairwise
@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 from engines import one_thread
 
-from tutorial_engine.cache import KVCacheSpec, PagedKVCache
+from tutorial_engine.cache import PagedKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.engine.runner import ModelRunner
-from tutorial_engine.lab.when_full import LLAMA_2_7B, TINY_VIRTUAL, Price, table, when_full
+from tutorial_engine.lab.when_full import LLAMA_2_7B, Price, when_full
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder, Trace
@@ -47,35 +47,26 @@ def run(num_blocks: int, prefix_caching: bool) -> tuple[Trace, int]:
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_what_is_recomputed_is_what_the_engine_ran_more(prefix_caching: bool) -> None:
     (trace, ran), (_, plenty) = run(12, prefix_caching), run(24, prefix_caching)
-    lost = when_full(trace, TINY_VIRTUAL)
-    again = sum(one.num_tokens - one.num_found for one in lost)
-    assert len(lost) >= 2 and again == ran - plenty > 0
+    lost = when_full(trace)
+    assert (
+        len(lost) >= 2 and sum(one.num_tokens - one.num_found for one in lost) == ran - plenty > 0
+    )
     assert any(one.num_found for one in lost) == prefix_caching
-    seconds = sum(one.recompute for one in lost)
-    assert seconds == pytest.approx(again * VirtualClock().per_token)
-    assert when_full(run(24, prefix_caching)[0], TINY_VIRTUAL) == []
-    assert f"{1e3 * seconds:.1f}" in table(lost).splitlines()[-1]
-    assert len(table(lost).splitlines()) == len(lost) + 2
+    assert when_full(run(24, prefix_caching)[0]) == []
 
 
 def test_a_swap_copies_whole_blocks_out_and_in() -> None:
-    spec = KVCacheSpec.from_model(load_model().config)
-    assert TINY_VIRTUAL.bytes_per_token == spec.bytes_per_token
-    assert TINY_VIRTUAL.copies_per_block == 2 * spec.num_layers
-    for one in when_full(run(12, False)[0], TINY_VIRTUAL):
-        assert (one.num_blocks - 1) * 4 < one.num_tokens <= one.num_blocks * 4
-        moved = 2 * one.num_blocks * 4 * spec.bytes_per_token
-        calls = 2 * one.num_blocks * 2 * spec.num_layers
-        assert one.swap == pytest.approx(moved / 10e6 + calls * 1e-4)
+    price = Price("a machine", 1e-3, 2048, 10e6, 1e-4, 8)
+    assert price.swap(3, 4) == pytest.approx(2 * (3 * 4 * 2048 / 10e6 + 3 * 8 * 1e-4))
+    assert "1000 µs" in str(price) and "2 KiB" in str(price) and "8 copies" in str(price)
 
 
-@pytest.mark.parametrize("price", [TINY_VIRTUAL, LLAMA_2_7B])
-def test_small_blocks_are_dearer_to_swap_than_to_compute_large_ones_cheaper(price: Price) -> None:
-    rows = price.rows((1, 4, 16, 64, 256))
+def test_small_blocks_are_dearer_to_swap_than_to_compute_large_ones_cheaper() -> None:
+    rows = LLAMA_2_7B.rows((1, 4, 16, 64, 256))
     assert rows[0][2] > rows[0][1] and rows[-1][2] < rows[-1][1]
     assert all(a[2] > b[2] for a, b in pairwise(rows)) and len({row[1] for row in rows}) == 1
 
 
-def test_only_blocks_are_swapped() -> None:
+def test_only_blocks_are_found_again() -> None:
     with pytest.raises(ValueError, match=r"this run was on rows: .* record pages"):
-        when_full(Trace({"num_rows": 2, "row_len": 8}, ()), TINY_VIRTUAL)
+        when_full(Trace({"num_rows": 2, "row_len": 8}, ()))

@@ -33,6 +33,7 @@ default_role = "code"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_extra_path = ["extra"]
 html_show_sphinx = False
 html_show_sourcelink = False
@@ -64,7 +65,16 @@ def name_pictures(app, doctree):
             image["alt"] = alt
 
 
+def level_headings(app, name, template, context, doctree):
+    """The theme's sidebar has headings of no level, which a screen reader cannot place."""
+    tree = context["furo_navigation_tree"]
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", plain_docstring)
     app.connect("doctree-read", name_pictures)
+    app.connect("html-page-context", level_headings, priority=900)  # after the theme

@@ -6,11 +6,12 @@
 # right, it runs inside a real model. At the end your six parts tell a story together, token for token the
 # same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
-# Plan 2½ to 3 hours. Good places for a pause are after sections 6, 9 and 12.
+# Plan 2½ to 3 hours, without the optional parts. Good places for a pause are after sections 6, 9 and 12.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
-# the next cell. An exercise says ☐ until you fill it in, then ✘ with a reason, or ✔.
+# the next cell. An exercise says ☐ until you fill it in, then ✘ with a reason, or ✔. Read the code of the
+# exercises and what `show_source` prints. The other cells only measure or draw: read their output.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
@@ -60,12 +61,13 @@ if predictions.reveal("emoji", len(emoji)):
     print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and every text
-# survives the way to ids and back. A word that was rare when the vocabulary was made has no token of its
-# own. It is cut into several, as the name Rado here. We shall need this name often.
+# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and text survives the
+# way to ids and back. One thing does not: who spells out a *special token*, such as `<|endoftext|>`, gets that
+# token, and `decode` leaves it out. A word that was rare when the vocabulary was made is cut into several
+# tokens, as the name Rado here. We shall need this name often.
 
 # %%
-for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
+for text in (PROMPT, "naïve 😀", "Once Rado had a red kite.", "The end.<|endoftext|>"):
     pieces = tokenizer.encode(text).ids
     print(tokenizer.decode(pieces) == text, token_labels(tokenizer, pieces))
 
@@ -118,7 +120,7 @@ mine.tell(PROMPT)
 from tutorial_engine.learn.own import LayerWeights
 
 first_layer = model.model.layers[0]
-w = LayerWeights.of(first_layer)
+w = LayerWeights.of(first_layer)  # the layer's matrices, by name
 x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale
 print("x  ", list(x.shape), f"  {len(ids)} tokens, hidden size {c.hidden_size}")
 print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.head_dim}")
@@ -142,8 +144,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # and value heads, and hidden is the hidden size.
 #
 # The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
-# the package's own function stays there, and the cell says so. Then a story is told, either way. You can
-# always hear what a wrong answer makes of the story: write `mine.hear(PROMPT, project=project)`.
+# the package's own function stays there. You can always hear what a wrong answer makes of the story: write
+# `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -190,8 +192,9 @@ print("scores of the last query:", scores[2].int().tolist())
 # shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
 # positive and add up to one. The output is the sum of the values, each times its share.
 #
-# Others call the shares *attention weights*. We say *share*, because the *weights* of the model are
-# something else: the learned numbers in its matrices. At the end of the model a softmax turns the logits into *probabilities* too.
+# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of
+# the model are something else: the learned numbers in its matrices. At the end of the model a softmax turns the
+# logits into *probabilities* too.
 
 # %%
 predictions.ask(
@@ -254,7 +257,8 @@ mine.tell(PROMPT + " Ben had a blue ball.")
 # %% [markdown]
 # Your function runs once for each head, layer and new token. The package's version below does all heads in
 # one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add", so it is `q @ k.T` for each head.
+# multiply along d and add", so it is `q @ k.T` for each head. (`repeat_interleave` gives each query head a key
+# head of its own: section 6.)
 
 # %%
 show_source(naive_attention)
@@ -264,21 +268,22 @@ show_source(naive_attention)
 #
 # **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
 # a row is a query and a column is a key; bright means a large share. On the right are the shares of one
-# query, and the tokens that the model predicts to come next. Choose other heads, and step through the
-# queries. The text stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
+# query, and the tokens that the model predicts to come next. Where does this head look? Step through the
+# queries, and choose other heads. The text stops inside a name: `·R` is the first piece of Rado, and the
+# model has to go on.
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
 
 STORY = "Once upon a time Rado had an old coat. One day R"
-AttentionExplorer(model, tokenizer, STORY, layer=3, head=3)
+AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
 # No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is
 # the training: at every token at once, the model learns to predict the next one. Without the mask it could
 # simply look it up. This is the *causal* rule: `key_pos <= query_pos`.
 #
-# Often all tokens run at once, and there are as many queries as keys. If only the newest tokens run, as in
+# If only the newest tokens run, as in
 # the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
 # *last* of the positions.
 
@@ -300,7 +305,7 @@ mask_picture(masks) if answered else None
 # %% [markdown]
 # **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the
 # upper left corner. With as many queries as keys that is right. With fewer queries it is another mask: the
-# new tokens do not even see themselves. We run it, and look which mask gives the same result.
+# new tokens do not even see themselves.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -358,33 +363,28 @@ predictions.ask(
 )
 
 # %%
-story = mine.generate(TWO, window=8).checker.text
+story = mine.story(TWO, window=8)
 if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     print(TWO + story)
+    print("·day sees", token_labels(tokenizer, tokenizer.encode(TWO + " One day").ids[-8:]))
+    others = "Once upon a time Anna had an old coat. Ben had a new drum."
+    print("after other names:", mine.story(others, window=8))
 
 # %% [markdown]
-# The sentences are still well formed, because grammar needs only a few tokens back. But the model has
-# lost the names: with each new token the window moves on, and when a name is needed, both lie outside it.
+# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost.
+# A name is due after `·day`. There, of both names only the last `o` of Mimo is inside the window, and soon not
+# even that. (Raba is no echo of Rado: other names give the same story.)
 #
 # The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
 # back themselves, in the layer before. So something from farther back can still arrive. How far does it come?
-# We replace one token of the story, and look whether the last logits change.
+# We replace one token of the story, and look whether the last logits change. (You may skip this code.)
 
 # %%
-from tutorial_engine.learn.own import OwnAttention
-from tutorial_engine.model.attention import NoCache
-
-
-def last_logits(sequence):
-    attention_8 = OwnAttention(mine.parts, NoCache(), window=8)
-    return model.compute_logits(mine.model(Batch.from_sequences([sequence]), attention_8))[-1]
-
-
 long = tokenizer.encode(TWO + story).ids
 reach = c.num_hidden_layers * 7
 for back in (7, 8, reach, reach + 1):
     changed = [*long[: -1 - back], ids[0], *long[len(long) - back :]]
-    same = torch.equal(last_logits(changed), last_logits(long))
+    same = torch.equal(mine.last_logits(changed, window=8), mine.last_logits(long, window=8))
     print(f"another token {back:2} places back: the last logits", "stay" if same else "change")
 
 # %% [markdown]
@@ -396,8 +396,9 @@ for back in (7, 8, reach, reach + 1):
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
 # concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares
-# one *K/V head*: one key and one value for each token. That saves memory. This model
-# has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read K/V head 1.
+# one *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for
+# later tokens (section 13). This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V
+# head 0, and the others read K/V head 1.
 #
 # ### Exercise 4: which K/V head? (3 minutes)
 #
@@ -434,20 +435,15 @@ gqa_picture(c)
 # calls your `attention` if it was right, and the package's otherwise.
 
 # %%
+from tutorial_engine.learn.own import OwnAttention
+
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
 # A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no
 # shape check will ever find it. In the package's `naive_attention` one word makes the difference:
-# `repeat_interleave` repeats each K/V head for its group, and `repeat` repeats the whole row of heads.
-
-# %%
-kv_heads = torch.arange(c.num_key_value_heads)
-print("h // group and repeat_interleave:", kv_heads.repeat_interleave(c.group_size).tolist())
-print("h % n      and repeat:           ", kv_heads.repeat(c.group_size).tolist())
-
-# %% [markdown]
-# Here is the slip in the model. `hear` lets a function run past all checks, for one story:
+# `repeat_interleave` repeats each K/V head for its group, and `repeat` repeats the whole row of heads. Here is
+# the slip in the model. `hear` lets a function run past all checks, for one story:
 
 
 # %%
@@ -458,7 +454,7 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
 mine.hear(PROMPT, kv_head=kv_head_by_remainder)
 
 # %% [markdown]
-# *This is a good place for a pause.* Four of your six parts can be in the model now. If you restart the
+# *This is a good place for a pause.* If you restart the
 # notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
 # needs their answers.
 #
@@ -488,24 +484,27 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Here each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0
-# and variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so
-# its variance is D, and its standard deviation √D. Dividing by √D brings it back to 1, whatever D is. Why does
-# it matter? With large scores one share is near 1, and attention can only pick one key. This is what it does
-# to the softmax over 8 keys:
+# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0 and
+# variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so its
+# variance is D, and its standard deviation √D. Dividing by √D brings it back to 1.
+#
+# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So
+# each query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient
+# comes through. Here are 1,000 queries with 8 keys each:
 
 # %%
-many = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0))  # scores with deviation 1
 for d in head_dims:
-    of_raw, of_scaled = ((many * size).softmax(-1).amax(-1).mean() for size in (d**0.5, 1))
+    vectors_d = torch.randn(1000, 9, d, generator=torch.Generator().manual_seed(d))
+    dots = (vectors_d[:, :1] * vectors_d[:, 1:]).sum(-1)  # the first is the query
+    of_raw, of_scaled = (s.softmax(-1).amax(-1).mean() for s in (dots, dots / d**0.5))
     print(f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}")
 
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
 #
-# **Objective:** give attention a sense of order. A query that sees all keys has none: shuffle the keys
-# together with their values, and it gets the same output. (In a deep model the causal mask leaks a little
-# order, because each token sees another number of keys.)
+# **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their
+# order: shuffle the keys together with their values, and it gets the same output. (In a deep model the causal
+# mask leaks a little order, because each token sees a different number of keys.)
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -606,12 +605,12 @@ show_source(apply_rope)
 # ### Only the distance counts
 #
 # The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle
-# of position *m*. R_mᵀ turns it back by the same angle, and two turns add up to one:
+# of position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same
+# angle, and two turns add up to one:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
 #
-# On the right only the distance is left. In the picture of the clock: if both hands turn on by the same
-# angle, the angle between them stays. Here are a random query and key, put at three places.
+# On the right only the distance is left. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz.attention_plots import distance_picture
@@ -646,7 +645,7 @@ check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 # %% [markdown]
 # ### A trap for long contexts
 #
-# Models often run in 16 bits a number: *float16* or *bfloat16*. Both keep only the first few digits, and a
+# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a
 # large angle needs more of them. Here are the query and the key once more, always 5 positions apart, with the
 # angle `position · ω` computed in each format.
 
@@ -660,19 +659,20 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
         turned = apply_rope(qk[:, None, :], angle.cos()[:, None], angle.sin()[:, None])
         row.append(float((turned[0] * turned[1]).sum()))
     print(f"{dtype!s:25}", *(f"{one:7.2f}" for one in row))
+rounded = torch.tensor([4005.0, 4000.0]).to(torch.bfloat16).tolist()
+print("4005 and 4000 in bfloat16:", rounded, f"  score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
 # In 16 bits the same query and key get another score at another place: the distance alone does not count any
-# more. In bfloat16 even the position 4005 is rounded, to 4000. So the package computes angles in float32,
-# whatever the type of the weights is.
+# more. In bfloat16 even the position is rounded (last line): at the end query and key stand at the same place,
+# and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
 #
 # **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
 # embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
-# and *adds* the result to the vector. This running sum is called the *residual stream*. Each layer can use
-# whatever the earlier layers have added: it stays there, unless a later layer removes it. In the map of
+# and *adds* the result to the vector. This running sum is called the *residual stream*. In the map of
 # section 2 it is the green line, and each layer has two places where something is added.
 
 # %% [markdown]
@@ -692,9 +692,9 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### The attention block in full
 #
-# Qwen3 also puts each head's query and key through an RMSNorm of its own (`q_norm` and `k_norm`), before
-# RoPE turns them. A rotation keeps a vector's length. But `q_norm` has a different weight for each number, and
-# RoPE mixes the two numbers of a pair. So the order matters:
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the
+# weights of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a
+# different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -770,27 +770,27 @@ mine.use(layer, check_layer)
 mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 
 # %% [markdown]
-# The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
-# tensors, it adds them first, and returns the normed copy and the sum.
+# ### How the package writes it (optional)
 #
-# So the last addition of a layer is postponed. The layer returns a pair: the MLP's result and the sum so far.
-# The first norm of the next layer adds them; after the last layer, the final norm does it. The stream after a
-# layer is therefore `residual + hidden`.
+# The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
+# tensors, it adds them first, and returns the normed copy and the sum. So the last addition of a layer is
+# left to the next norm: the layer returns the MLP's result and the sum so far. The stream after a layer is
+# therefore `residual + hidden`.
 
 # %%
 from tutorial_engine.model.layers import RMSNorm
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer
 
 show_source(RMSNorm.forward)
-
-# %%
 show_source(Qwen3DecoderLayer.forward)
 
 # %% [markdown]
+# ### The stream after each layer
+#
 # The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
 # into logits as if the model ended there. (This is called a *logit lens*.) The logits come from the embedding
-# table once more: a logit is the dot product of the vector with the row of that token. The story ends with
-# the first piece of a name, and the model has to find the next piece. Layers are counted from 0.
+# table once more: a logit is the dot product of the vector with the row of that token. Layers are counted
+# from 0. (You may skip this code.)
 
 # %%
 story_ids = tokenizer.encode(STORY).ids
@@ -826,30 +826,16 @@ for number, block in enumerate(model.model.layers):
 # layers have the same shapes. `lm_head`, the matrix that gives the logits, is the embedding table.
 
 # %%
-predictions.ask(
-    "most",
-    "Which matrices of a layer have the most weights?",
-    ["those for q, k and v", "the one that joins the heads", "those of the MLP"],
-)
-
-# %%
 from tutorial_engine.viz.shapes import shape_walk, walk_table
 
-walk = shape_walk(model, Batch.from_sequences([ids]))
-held = {step.name.strip(): step.num_parameters for step in walk}
-sizes = [held["qkv_proj"], held["o_proj"], held["gate_up_proj"] + held["down_proj"]]
-if predictions.reveal("most", sizes.index(max(sizes))):
-    print(walk_table(walk))
+print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
 
 # %% [markdown]
 # Now the same for the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's *meta* device
-# computes shapes without numbers and without memory, so nothing is downloaded. The code is the same; only
-# the numbers are larger.
+# computes shapes without numbers and without memory, so nothing is downloaded.
 
 # %%
 from tutorial_engine.model import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.shapes import meta_shape_walk, walk_table
 
 QWEN3_06B = {
     "model_type": "qwen3",
@@ -865,9 +851,28 @@ QWEN3_06B = {
     "tie_word_embeddings": True,
 }
 qwen3_06b = ModelConfig.from_dict(QWEN3_06B)
-print(walk_table(meta_shape_walk(qwen3_06b, num_tokens=10)))
 
 # %%
+predictions.ask(
+    "most",
+    "Which part of Qwen3-0.6B has more weights: its embedding table, or one whole layer?",
+    ["the embedding table", "one layer", "they are about equal"],
+)
+
+# %%
+from tutorial_engine.viz.shapes import meta_shape_walk
+
+walk = meta_shape_walk(qwen3_06b, num_tokens=10)
+held = {step.name: step.num_parameters for step in walk}
+one_layer = sum(count for name, count in held.items() if name.startswith(" "))
+ratio = held["embed_tokens"] / one_layer
+if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
+    print(walk_table(walk))
+    print(f"The table has as many weights as {ratio:.1f} layers.")
+
+# %%
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
 w_o = big.model.layers[0].self_attn.o_proj.plain_weight()
@@ -926,33 +931,33 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # %% [markdown]
 # ## 12 · What the heads learned
 #
-# **Objective:** find the heads that decide a prediction, and prove it. The story ends with the first piece
-# of the name: `·R`. Section 9 showed that the last layer adds the answer, `a`. Where do its heads look from
-# the last token?
+# **Objective:** find the heads that decide a prediction, and prove it. Section 9 showed that after
+# `·R` the last layer adds the answer, `a`. Where do its heads look from this last token?
 
 # %%
 from tutorial_engine.viz.attention_explorer import attention_weights
 
 story_labels = token_labels(tokenizer, story_ids)
-story_weights = attention_weights(model, story_ids)  # [layer, head, query, key]
-for head, row in enumerate(story_weights[3, :, -1]):
-    at = int(row.argmax())
-    print(f"layer 3, head {head}: gives {float(row[at]):.2f} to {at} “{story_labels[at]}”")
+story_shares = attention_weights(model, story_ids)  # [layer, head, query, key]
+for head, row in enumerate(story_shares[3, :, -1]):
+    at, shared = int(row.argmax()), head // c.group_size
+    print(
+        f"head {head} (K/V head {shared}): gives {float(row[at]):.2f} to {at} “{story_labels[at]}”"
+    )
 
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: it finds the same token earlier in the text, looks at the token after it, and
-# suggests that one. (`a` is a piece of a name, and `·a` is the word "a". They are two tokens.) Here is the
-# whole map of one of them.
+# called an *induction head*: it finds the same token earlier in the text, and suggests the one after it. The
+# three share one K/V head (section 6), so they search the same keys. (`a` is a piece of a name, and `·a` is the
+# word "a". They are two tokens.) Here is the whole map of one of them.
 #
 # What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
-# somewhere. Most rows here rest on `·time` or `·a`. The row of `·day` looks at `·R`, although `·day` is new:
-# perhaps because `·R` came after `·time`, a similar word.
+# somewhere. Most rows here rest on `·time` or `·a`.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz.attention_plots import attention_picture
 
-attention_picture(story_weights[3, 3], story_labels, "layer 3, head 3")
+attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
 # A map shows where a head looks. It does not show that this decides anything. For that we take the head
@@ -991,10 +996,13 @@ bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}), 1.0)]
 ablation_picture({FOLLOWS: bars})
 
 # %%
+from tutorial_engine.viz.words import percent
+
+full, usual = (percent(value) for _, value, _ in bars)
 predictions.ask(
     "ablation",
-    "Heads 3, 4 and 5 of layer 3 are silenced, in the story with Rado. The bar of “a” is then ...",
-    ["as high as the first", "near the second", "at 0"],
+    "Heads 3, 4 and 5 of layer 3 are silenced, in the story with Rado. The probability of “a” is then ...",
+    [f"{full}, as before", f"near {usual}, as with Mimo", percent(0)],
 )
 
 # %% tags=["figure-ablation"]
@@ -1006,9 +1014,9 @@ three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
 ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# Without these heads the model still guesses `a`, but hardly more often than when no earlier name begins with
-# `·R`. It falls back to what is usual after `·R`. So the heads carry what the text says. If that is
-# true, the prediction must follow the name when we change only the name:
+# (L3 H3 stands for layer 3, head 3.) Without these heads the model still guesses `a`, but hardly more often
+# than when no earlier name begins with `·R`. It falls back to what is usual after `·R`. So the heads carry what
+# the text says. If that is true, the prediction must follow the name when we change only the name:
 
 # %%
 follows = {}  # name -> the piece that stands after its ·R
@@ -1048,8 +1056,8 @@ right, total = hits({}), again.numel()
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# This is no miracle: the model was trained for it. Some *rows* (the texts of a training step) were
-# random tokens that repeat, and in these rows only the repeats counted. (Induction heads were also found in
+# The model was trained for it: some *rows* (the texts of a training step) were random tokens that repeat, and
+# in these rows only the repeats counted. (Induction heads were also found in
 # models that were trained on ordinary text only: Olsson et al., 2022.)
 
 # %% [markdown]
@@ -1085,8 +1093,8 @@ check_induction_score(induction_score)
 # %% tags=["figure-heads"]
 from tutorial_engine.viz.attention_plots import heads_picture
 
-weights = attention_weights(model, noise[0])
-heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]))
+noise_shares = attention_weights(model, noise[0])
+heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
 # An induction head cannot work alone. It must find a place where the token before is the same as the
@@ -1098,27 +1106,37 @@ heads_picture(weights, induction_scores(model), token_labels(tokenizer, noise[0]
 # %%
 from tutorial_engine.tiny.induction import score_of_heads
 
-l3_h3 = float(score_of_heads(weights, period)[3, 3])
-yours(induction_score, l3_h3, weights[3, 3], period)
+l3_h3 = float(score_of_heads(noise_shares, period)[3, 3])
+yours(induction_score, l3_h3, noise_shares[3, 3], period)
 induction = induction_scores(model)
 print("look at what followed:", [f"L{i} H{j}" for i, j in (induction > 0.4).nonzero().tolist()])
 for back in (0, 1, 2):
-    mean = weights.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
+    mean = noise_shares.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
+print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left")
+
+# %% [markdown]
+# So copying takes two steps. Here they are in the story. For the lower bars, the heads of step 1 are silenced at
+# one single token, the `a`: step 2 does not find it any more.
+
+# %% tags=["figure-two-steps"]
+from tutorial_engine.viz.induction_view import two_steps_picture
+
+two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
 # ### The controls (optional)
 #
 # An ablation means something only beside others. So we silence other heads as well, and measure two things:
 # the hits in random text, and the copying of the name, as the mean over the six names. A *control* is a group
-# that ought not to matter.
+# that ought not to matter. (You may skip this code.)
 
 # %%
 predictions.ask(
     "control",
     "Heads 3, 4 and 5 of LAYER 0 are no induction heads. "
-    f"Without them, of {right} hits there are left ...",
+    f"How many of the {right} hits are left without them?",
     ["nearly all", "about half", "hardly any"],
 )
 
@@ -1156,17 +1174,21 @@ answered = predictions.reveal("control", 0 if left > 0.9 else 1 if left > 0.2 el
 if answered:
     each = zip(follows, copied({3: (3,)}), strict=True)
     print("without L3 H3:", "; ".join(f"{name} {part:.2f}" for name, part in each))
+    hit, named = ({name: value for name, value, _ in rows} for rows in measures.values())
+    h3, h5, h012 = "L3 H3 alone", "L1 H5 (one back) alone", "control: L1 H0, H1, H2"
+    fallen = f"the names fall to {percent(named[h3])}"
+    print(f"without L3 H3, {right - hit[h3]} of {right} hits are lost, but {fallen}")
+    print(f"names without L1 H0–H2: {percent(named[h012])}; without L1 H5: {percent(named[h5])}")
 ablation_picture(measures) if answered else None
 
 # %% [markdown]
-# Two measures give two answers for single heads.
+# Both measures agree on two groups: without the induction heads, or the two that look one back, hardly anything
+# is copied. On single heads they disagree.
 #
-# - Both agree on two groups: without the induction heads, or the two that look one back, hardly anything is
-#   copied.
-# - L3 H3 alone costs few hits, but much of the names; how much depends on the name (first line). L1 H4 costs
-#   many hits and nothing of the names. So its job stays open.
-# - By hits, four of the five controls change little. By the names, one of these four costs nearly as much as
-#   a single head that looks one back. So a loss of this size proves nothing about a head.
+# - L3 H3 alone costs few hits, but much of the names (second line); how much depends on the name (first line).
+# - L1 H4 costs many hits and nothing of the names. So its job stays open.
+# - By the names, the control L1 H0–H2 is nearly as bad as L1 H5 alone (third line). So a loss of this size
+#   proves nothing.
 # - The last control fails by both measures. To see why, we silence each head alone.
 
 # %%
@@ -1176,7 +1198,7 @@ for i in range(c.num_hidden_layers):
     one_layer = [alone[i, j] for j in range(c.num_attention_heads)]
     print(f"hits without one head of layer {i}, H0 to H5:", one_layer)
 worst = min(heads, key=alone.get)
-itself = weights.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # share of a token for itself
+itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # share of a token for itself
 print(
     f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
 )
@@ -1192,8 +1214,7 @@ print(
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
 # model gave to the token that came; lower is better. On stories it falls from the first steps on. On
 # repeated random tokens it stays near the loss of pure guessing for hundreds of steps. Then it falls
-# steeply, and in the same steps the induction score of the best head rises. The loss on stories hardly
-# changes there.
+# steeply, and in the same steps the induction score of the best head rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1276,7 +1297,7 @@ from tutorial_engine.learn.checks_01 import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# How much is that? Here is Qwen3-0.6B with 16 bits a number (bfloat16). GQA helps: with one K/V head per query
+# How much is that? Here is Qwen3-0.6B with 16 bits per number (bfloat16). GQA helps: with one K/V head per query
 # head it would be twice as much. The next notebook builds this cache.
 
 # %%
@@ -1294,8 +1315,8 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # ## 14 · Your model
 #
 # **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
-# projection, the mask, attention, RoPE, and the layer that holds them together. The model ends it by itself,
-# with a token that means "end of text". The cell says whose parts ran, and how often.
+# projection, attention, the mask, the choice of a key head, RoPE, and the layer that holds them together. The
+# model ends it by itself, with a token that means "end of text".
 
 # %%
 from tutorial_engine.sampling.params import SamplingParams
@@ -1318,9 +1339,9 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 # and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
 # a row of its own. The ledger comes back in every notebook.
 #
-# The last line says the tolerance: a ten-thousandth of the largest logit. It also says how close the choice of
-# a token ever was: `top1 − top2` is the largest logit minus the second largest. Where this is small, even
-# rounding could change the token.
+# The last line says the tolerance: a ten-thousandth of the largest logit. It also tells of the closest race
+# between the best and the second-best token: `top1 − top2` is the difference of their logits. Where this is
+# small, even rounding could change the token.
 
 # %%
 from tutorial_engine.engine.runner import RecomputeRunner
@@ -1331,7 +1352,7 @@ prompts = [tokenizer.encode(text).ids for text in (PROMPT, TWO, STORY)]
 paths = {
     "transformers": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
     "the package": runner_path(lambda n: RecomputeRunner(model)),
-    "your engine": runner_path(lambda n: mine.runner()),
+    mine.label: runner_path(lambda n: mine.runner()),
 }
 print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 

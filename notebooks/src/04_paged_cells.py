@@ -4,10 +4,11 @@
 # In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is
 # needed. Only the *map* changes: it says in which *slot* the keys and values (K and V) of each token lie.
 #
-# | sitting | what it is about | time |
+# | sitting | about | time |
 # |---|---|---|
-# | first, sections 1 to 12 | pages: waste, attention, sharing, full memory | about 2½ hours |
-# | second, sections 13 to 19 | cells, the block size, your whole engine | about 1¼ hours |
+# | sections 1 to 6 | block tables, attention in place | 1¼ hours |
+# | sections 7 to 12 | sharing, eviction, full memory | 1¼ hours |
+# | sections 13 to 19 | cells, block size, your whole engine | 1¼ hours |
 #
 # You should have done notebook 03, or know what admission, a step and a token budget are.
 
@@ -145,20 +146,6 @@ layer_factor(wide, 10 * 2**30)
 # %% [markdown]
 # Each block then really costs 32 times more than was counted. The engine asks for 32 times its budget when it
 # starts, and fails there.
-#
-# What is kept for a token differs between models. Llama and Qwen keep a K and a V for each K/V head. DeepSeek-V3
-# has *multi-head latent attention* (MLA): in each layer it keeps one vector from which the K and V of all
-# heads are computed again, and one short vector that carries the position.
-
-# %%
-per_token = {  # numbers kept for a token, from the released config.json files
-    "Llama-2-7B, 32 layers": 32 * 2 * 32 * 128,
-    "Llama-3.1-8B, 32 layers": 32 * 2 * 8 * 128,
-    "DeepSeek-V3, 61 layers": 61 * (512 + 64),
-}
-for name, numbers in per_token.items():
-    blocks = 2**30 // (16 * 2 * numbers)  # 2 bytes a number, 16 tokens a block
-    print(f"{name:24}{2 * numbers:8,} bytes a token, 1 GiB is {blocks:5,} blocks of 16")
 
 # %% [markdown]
 # When vLLM starts, it prints two lines about its pool. The first says how many tokens the pool holds. The
@@ -231,7 +218,7 @@ run = server.serve(PROMPTS, params)
 # scattered in it.
 
 # %%
-k_pages, v_pages = small.pages()
+k_pages = small.pages()[0]
 print("[layers, blocks, K/V heads, block size, head_dim] =", list(k_pages.shape))
 print("a view, no copy:", k_pages.data_ptr() == small.storage.k.data_ptr())
 
@@ -462,14 +449,14 @@ server.use(block_attention, check_block_attention)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# From now on `server` attends in place. Your function is called for each query, head and layer. This is the
-# package's version for all heads and all new tokens at once. `by_kv_head` puts the query heads that share a
-# K/V head side by side, and divides by √D. The mask keeps a new token from seeing later ones.
+# From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop
+# of the package's version, for all heads and all new tokens at once. It is your loop, with one thing more: the
+# mask keeps a new token from seeing later ones.
 
 # %%
 from tutorial_engine.cache.paged_attention import NaivePagedAttention, attend_in_blocks
 
-show_source(attend_in_blocks, first="q = by_kv_head")
+show_source(attend_in_blocks, first="n = min", last="m = new_m")
 
 # %% [markdown]
 # A second version, `PagedAttention`, works on many blocks in one call: neighbouring blocks are one view of
@@ -484,7 +471,7 @@ for name, backend in ways.items():
     memory = pages()
     runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
     same = serve_three(make_engine(memory, runner)) == right
-    print(f"{name:15} same tokens: {same}, bytes copied: {memory.storage.bytes_gathered:,}")
+    print(f"{name:15} same tokens: {same}, {memory.storage.bytes_gathered / 1024:.0f} KiB copied")
 
 # %% [markdown]
 # No byte of K or V is copied any more. Is it faster, too? We measure one decode step over a long context
@@ -525,6 +512,44 @@ for name, backend in ways.items():  # measured here
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block
 # table itself, loads a block, keeps m, l and acc in registers, and writes nothing but the output. Nothing is
 # started in between. FlashAttention is the same running softmax for keys in one piece.
+#
+# <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
+#
+# ```python
+# @triton.jit
+# def decode_kernel(Q, K, V, TABLES, KV_LENS, OUT, SCALE, SIZE: tl.constexpr):
+#     seq, head = tl.program_id(0), tl.program_id(1)  # one program for each request and head, all at once
+#     kv_len = tl.load(KV_LENS + seq)
+#     query = load_vector(Q, seq, head) * SCALE
+#     m, l, acc = -float("inf"), 0.0, zeros_like(query)
+#     for i in range(tl.cdiv(kv_len, SIZE)):
+#         block = tl.load(TABLES + seq * MAX_BLOCKS + i)  # the table is read here, on the chip
+#         valid = i * SIZE + tl.arange(0, SIZE) < kv_len
+#         keys, values = load_block(K, block, head, valid), load_block(V, block, head, valid)
+#         score = tl.where(valid, tl.sum(keys * query, axis=1), -float("inf"))
+#         largest = tl.maximum(m, tl.max(score))
+#         weight, factor = tl.exp(score - largest), tl.exp(m - largest)
+#         l, acc, m = l * factor + tl.sum(weight), acc * factor + weighted_sum(weight, values), largest
+#     store_vector(OUT, seq, head, acc / l)
+# ```
+#
+# `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic.
+#
+# </details>
+
+# %% [markdown]
+# ---
+#
+# **The first sitting ends here.** You can turn bytes into blocks, and positions into slots. Your attention
+# reads K and V where they lie. The second sitting takes about 1¼ hours.
+#
+# ---
+
+# %% [markdown]
+# # Second sitting: shared blocks and full memory
+#
+# If you begin here, or at the third sitting, after a restart: first run all cells above (menu Run, "Run All Above
+# Selected Cell"). It takes less than a minute, and your exercises run in the engine again.
 
 # %% [markdown]
 # ## 7 · Sharing a beginning
@@ -655,8 +680,7 @@ print("tokens found in the prefix cache:", found_by(run))
 from tutorial_engine.learn.elsewhere import box
 
 show_source(BlockManager.admit, first="chain = ")
-print()
-print(box("radix"))
+box("radix")
 
 # %% [markdown]
 # ## 8 · Two answers to one prompt
@@ -712,8 +736,7 @@ for i in range(2):
     engine.add_request(PROMPTS[0], two.sample(i), "A")
     alone.append(engine.run()[0].outputs[0].token_ids)
 print("as two requests alone:", [one.token_ids for one in answers.outputs] == alone)
-print()
-print(box("fork"))
+box("fork")
 
 # %% [markdown]
 # ## 9 · Who is evicted first?
@@ -811,44 +834,56 @@ run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens
 # Your functions now decide about every block of the engine. In section 11 they will run in a pool that is
 # too small.
 #
-# Here is somebody else's block manager. It takes a block as ours does, but its `forget` is different. Now
-# and then it gives one user a text that was computed for another one.
+# Somebody else's block manager, `StaleBlocks`, has a bug: now and then it gives one user a text that was computed
+# for another one. Here is its log of four requests, one after the other. A block is *named* when it is full, by
+# the first four characters of its hash, and *found* by this name.
 
 # %%
+from tutorial_engine.learn.block_checks import log_text, stale_log
 from tutorial_engine.learn.bugs_04 import StaleBlocks
 
-show_source(BlockManager._claim)
-print()
-show_source(StaleBlocks.forget)
+log = stale_log(model, StaleBlocks, prompts)
+print(log_text(log))
 
 # %% [markdown]
-# ### Exercise 7: the freed-block bug (10 minutes)
+# ### Exercise 7: find the stale read (15 minutes)
 #
-# Write its `forget` anew. `self.blocks[block].hash` is the name of a block, and `self.cached` is a
-# dictionary that finds blocks by name. Return True if the block could be found until now, else False.
+# Which request reads K and V that are not its own? Do not search by eye: write `stale`. It goes through a log,
+# and returns the list of all lines in which a block is found that no longer holds what the name says. Each
+# line has `line.step`, `line.who`, `line.what` ("takes", "names" or "finds"), `line.block` and `line.name`.
 #
-# <details><summary>Hint</summary>Compare it with your <code>take</code>. Which of the two places that know
-# the name is forgotten here?</details>
+# <details><summary>Hint</summary>Keep a dictionary with the present name of each block. What becomes of it when a
+# block is taken? And when it is full again? A find is right only if its name is the present one.</details>
 
 
 # %% tags=["exercise"]
-class Mended(StaleBlocks):
-    """StaleBlocks, with the bug taken out."""
-
-    def forget(self, block):
-        ### BEGIN SOLUTION
-        one = self.blocks[block]
-        key, one.hash = one.hash, None
-        if key is not None:
-            del self.cached[key]
-        return key is not None
-        ### END SOLUTION
+def stale(log):
+    """The lines of a log that find a block which holds something else by now."""
+    ### BEGIN SOLUTION
+    present, found = {}, []
+    for line in log:
+        if line.what == "finds":
+            if present[line.block] != line.name:
+                found.append(line)
+        else:
+            present[line.block] = line.name if line.what == "names" else None
+    return found
+    ### END SOLUTION
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_mended
+from tutorial_engine.learn.checks_04 import check_stale
 
-server.use(Mended, check_mended)
+check_stale(stale, log)
+
+# %% [markdown]
+# And this is the bug. First the package's method, then the other one, which clears the name in the block and
+# leaves it in the dictionary `cached`. Your `take` does both.
+
+# %%
+show_source(BlockManager.forget)
+print()
+show_source(StaleBlocks.forget)
 
 # %% [markdown]
 # How would a test have found this bug? Below, five bugs are planted one after the other. There are four
@@ -933,7 +968,7 @@ check_causes(causes() or {}, runs)
 # engines differ:
 
 # %%
-print(box("same_step"))
+box("same_step")
 
 # %% [markdown]
 # ## 11 · Memory is full
@@ -1031,20 +1066,22 @@ print("found in the prefix cache when admitted:", found_by(scarce))
 
 # %% [markdown]
 # B found its own old blocks again, because nobody had taken them. An engine could also copy the blocks of the
-# victim to the main memory of the machine, and back later. This is called *swapping*. The next cell computes
-# both prices: for our run, with the prices of the virtual clock and a made-up link, and for Llama-2-7B on an
-# A100, with the speed of its arithmetic and of its link to main memory.
+# victim to the main memory of the machine, and back later. This is called *swapping*. First, what was lost in
+# our run. Then both prices for a large model; the assumptions stand above them.
 
 # %%
-from tutorial_engine.lab.when_full import LLAMA_2_7B, TINY_VIRTUAL, when_full
-from tutorial_engine.lab.when_full import table as lost_table
+from tutorial_engine.lab.when_full import LLAMA_2_7B, when_full
 
-print(lost_table(when_full(scarce.trace.trace(), TINY_VIRTUAL)))
-print(f"\n{LLAMA_2_7B.name}, microseconds for each token of a block:")
+for lost in when_full(scarce.trace.trace()):
+    print(
+        f"{lost.request_id} had computed {lost.num_tokens} tokens, and found {lost.num_found} again"
+    )
+print(LLAMA_2_7B)
 for size, recompute, swap in LLAMA_2_7B.rows((1, 4, 16, 64)):
-    print(f"blocks of {size:2}: recompute {1e6 * recompute:4.0f}, swap {1e6 * swap:5.0f}")
-print()
-print(box("swap"))
+    print(
+        f"blocks of {size:2}: recompute {1e6 * recompute:4.0f} µs a token, swap {1e6 * swap:5.0f}"
+    )
+box("swap")
 
 # %% [markdown]
 # Each block is many separate pieces of memory, K and V of every layer, and starting a copy costs time. So
@@ -1058,22 +1095,11 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **Does a sliding window save memory?** With a window (notebook 01) attention reads only the newest tokens, so it
-# saves work at once. It saves memory only if the engine gives back the blocks that no later query can see. Ours
-# has no windows. In vLLM this is the work of `SlidingWindowManager`.
-
-
-# %%
-def blocks_in_sight(num_tokens, window, block_size=16):
-    """Blocks that the next query can see, after so many tokens."""
-    first = max(0, num_tokens + 1 - window)  # the window has the query's own position, too
-    return num_tokens // block_size - first // block_size + 1
-
-
-for n in (1_000, 4_000, 32_000):
-    print(
-        f"{n:6,} tokens: {blocks_in_sight(n, n + 1):5,} blocks, {blocks_in_sight(n, 1024):3} in a window"
-    )
+# One question comes up often:
+#
+# <details><summary>Does a sliding window save memory?</summary>With a window (notebook 01) attention reads only the
+# newest tokens, so it saves work at once. It saves memory only if the engine gives back the blocks that no later
+# query can see. Ours has no windows. In vLLM this is the work of <code>SlidingWindowManager</code>.</details>
 
 # %% [markdown]
 # ## 12 · Who may come in?
@@ -1136,25 +1162,19 @@ for name, trace in drama(model, tokenizer, prefix_caching=True).items():
 # So a prefix cache hides most of this thrash here: the users take few of E's blocks in between.
 
 # %%
-print(box("admission"))
-
-# %%
 print(predictions.score())
+box("admission")
 
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You can turn bytes into blocks, and positions into slots. Your attention
-# reads pages in place, and your eviction serves requests in a pool that is too small. You know what is
-# shared, copied, evicted and computed again, and when. The second sitting takes about 1¼ hours.
+# **The second sitting ends here.** Your eviction serves requests in a pool that is too small. You know what is
+# shared, copied, evicted and computed again, and when. The third sitting takes about 1¼ hours.
 #
 # ---
 
 # %% [markdown]
-# # Second sitting: cells, and the size of a block
-#
-# If you begin here after a restart of the notebook, run all cells above first (menu Run, "Run All Above
-# Selected Cell"). It takes less than a minute, and your exercises run in the engine again.
+# # Third sitting: cells, and the size of a block
 
 # %% [markdown]
 # ## 13 · Cells
@@ -1172,31 +1192,32 @@ print(predictions.score())
 from tutorial_engine.cache.cell_table import CellTable
 
 
-def how_are_you():
-    """Five cells, three of them used by the words of sequence A."""
+def a_gap():
+    """Five cells; sequence A had positions 0 to 3, and has lost position 1."""
     table = CellTable(5)
-    for pos in range(3):
+    for pos in range(4):
         table.place(table.find_slot(1), "A", [pos])
+    table.seq_rm("A", 1, 2)
     return table
 
 
-print(how_are_you())
+print(a_gap())
 
 # %%
 predictions.ask(
     "cell",
-    "Cells 0, 1 and 2 are used, 3 and 4 are free. The next token of A comes with position 5. Into which cell "
-    "does it go?",
-    ["cell 5: there is none, so it fails", "cell 3", "cell 0: 5 modulo 5"],
+    "The next token of A comes with position 4. Into which cell does it go, and in which order does its query read "
+    "the cells, by position?",
+    ["cell 4: 0, 2, 3, 4", "cell 1: 0, 2, 3, 1", "cell 1: 0, 1, 2, 3"],
 )
 
 # %%
-cells = how_are_you()
+cells = a_gap()
 (cell,) = cells.find_slot(1)
-cells.place([cell], "A", [5])
-if predictions.reveal("cell", {3: 1, 0: 2}.get(cell, 0)):
-    print("a query at position 5 sees the cells", cells.visible("A", 5))
-    print("a query at position 4 sees the cells", cells.visible("A", 4))
+cells.place([cell], "A", [4])
+seen = ", ".join(map(str, cells.visible("A", 4)))
+if predictions.reveal("cell", f"cell {cell}: {seen}"):
+    print(cells)
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
@@ -1312,14 +1333,28 @@ for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts part")
 
 # %% [markdown]
-# Look at the second text: "kite" stood only in the forgotten sentence. The keys and values that stayed still
-# know of it. So a context shift is no error, and it is not a fresh run either. Its text can be better or
-# worse, and nobody can predict it.
+# In the second text "kite" comes back, though it stood only in the forgotten sentence. Does the shifted cache
+# remember it? That can be tested: both ways get the same words, up to " yellow".
 
 # %%
-print(box("context_shift"))
-print()
-print(box("kv_unified"))
+from tutorial_engine.lab.shift import next_probabilities
+
+ids = tokenizer.encode(PROMPTS[0] + " Ben took the yellow").ids
+(kite,) = tokenizer.encode(" kite").ids
+shifted, fresh = next_probabilities(model, ids, 10)
+print(
+    f'probability of " kite": {shifted[kite]:.2f} with the shift, {fresh[kite]:.2f} from a fresh run'
+)
+
+# %% [markdown]
+# It does not: a run that never saw the kite finds it as likely. Yet the two ways chose different words before. So a
+# context shift is no error, and it is not a fresh run either: in both examples the texts part.
+
+# %%
+box("context_shift")
+
+# %%
+box("kv_unified")
 
 # %% [markdown]
 # ## 15 · By token and by layer
@@ -1337,7 +1372,8 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# The next cell counts the pieces in a cache of 8 layers and 512 tokens. The one after it measures.
+# The next cell counts the pieces in a cache of 8 layers and 512 tokens, and measures one decode step: the write
+# of its token, and its attention in all layers.
 
 # %%
 kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
@@ -1345,22 +1381,18 @@ three = layouts(kv)
 for name, layout in three.items():
     read, write = layout.touched_by_read(3, 512), layout.touched_by_write(511)
     print(f"{name:22} one layer is read in {read.runs:4} pieces, a token written in {write.runs:3}")
-q = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(1))
-outs = [layout.attend(3, q, 512, textbook=True) for layout in three.values()]
-print("same attention:", all(torch.allclose(out, outs[0], atol=1e-6) for out in outs))
 
-# %% tags=["nbval-ignore-output", "figure-layout-race"]
+# %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab.layouts import time_layout
-from tutorial_engine.viz.layout_plots import layout_race
 
-measured = {name: time_layout(layout, num_heads=16) for name, layout in three.items()}
-layout_race(measured)
+for name, layout in three.items():  # measured here
+    write, attend = time_layout(layout, num_heads=16)
+    print(f"{name:22} write {1e6 * write:4.1f} µs, attention {1e3 * attend:5.2f} ms")
 
 # %% [markdown]
-# The times differ far less than the counts. A piece of one token is still long enough for a processor to read
-# it well, and it reads the next ones ahead. So speed alone does not decide. But a forward goes layer by layer,
-# and by layer the attention of each layer gets one tensor of its own, with all its tokens side by side. Every
-# engine that we name here keeps the data so, and one table, by token or by block, for all layers.
+# The times differ far less than the counts: a piece of one token is long enough for a processor to read it well.
+# But a forward goes layer by layer, and by layer each attention gets one tensor of its own. Every engine that we
+# name here keeps the data so, and one table, by token or by block, for all layers.
 
 # %% [markdown]
 # ## 16 · Which block size?
@@ -1390,27 +1422,29 @@ if chosen := predictions.reveal("dial", answer):
 dial(points) if chosen else None
 
 # %%
-print(f"{'':12}{'ms':>6}{'tokens run':>12}{'waste':>7}{'entries':>9}{'found':>7}{'at once':>9}")
+print(
+    f"{'':12}{'found':>6}{'at once':>9}{'preempted':>11}{'table entries':>15}{'KiB gathered':>14}"
+)
 for p in points:
     print(
-        f"{p.name:12}{p.milliseconds:6.0f}{p.tokens_run:12}{p.mean_waste:7.0f}{p.total_entries:9}"
-        f"{p.tokens_found:7}{p.most_running:9}"
+        f"{p.name:12}{p.tokens_found:6}{p.most_running:9}{p.preemptions:11}{p.total_entries:15}"
+        f"{p.bytes_gathered / 1024:14,.0f}"
     )
 
 # %% [markdown]
-# **How to read it.** The time depends on how many tokens run, and on how many requests run at once. Small pages
-# find the common 8 tokens. Blocks of 16 do not, because 8 tokens fill no such block. Large blocks leave more
-# slots empty, so fewer requests fit, and some are preempted and run again. Cells waste nothing, but have no
-# prefix cache here. Rows have room for four requests only.
+# **How to read it.** Begin with the left panel, and find the reasons in the others and in the table. Small pages
+# *find* the common 8 tokens, so fewer tokens run. Blocks of 16 do not, because 8 tokens fill no such block. Large
+# blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells waste nothing, but
+# have no prefix cache here. Rows have room for four requests only.
 #
-# Small blocks have a price, too: more table entries, and more bytes to gather. A context is gathered only if
-# its blocks are not neighbours. Blocks of 16 hold most of these contexts in one or two pieces, so there the
-# bytes fall steeply.
+# Small blocks have a price: more *table entries*, and more to *gather*. A context is gathered only if its blocks
+# are not neighbours. Blocks of 16 hold most of these contexts in one or two pieces.
 
 # %% [markdown]
 # **Why 16?** vLLM's default is 16 tokens in a block, and here pages of 8 and less are faster. But these
-# requests have at most 64 tokens. The next cell takes requests as a server sees them, with hundreds of tokens,
-# and measures what the tables cost: the microseconds of bookkeeping for each token that runs.
+# requests have at most 64 tokens. The next cell takes requests as a server sees them, with hundreds of tokens.
+# It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading* is the copy
+# of its K in one layer through the block table.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab.block_size import block_size_trade
@@ -1436,11 +1470,10 @@ dials
 # %% [markdown]
 # ## 17 · The ledger is complete
 #
-# **Objective:** prove that every way through this engine gives the same logits.
+# **Objective:** check that every way through this engine gives the same logits.
 #
-# The ledger of notebook 02 now has all paths: caches, chunks, batches, the scheduler, pages of every size,
-# shared, forked and preempted, read by a gather or in place, cells, and `transformers`. One row is your
-# server, with all the parts that you wrote.
+# The ledger of notebook 02 now has all paths. Here they are in groups. The last row is your server, with all
+# the parts that you wrote.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
@@ -1452,10 +1485,21 @@ from tutorial_engine.lab.ledger import table as ledger_table
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-paths = our_paths(model) | engine_paths(model, neighbours=[ids_a, ids_b])
-paths |= memory_paths(model) | in_place_paths(model)
-paths |= {"transformers": runner_path(lambda n: TransformersRunner(theirs)), "yours": server.path()}
-print(ledger_table(ledger(paths, prompts, num_tokens=12)))
+groups = {
+    "caches, chunks, batches": our_paths(model),
+    "the scheduler": engine_paths(model, neighbours=[ids_a, ids_b]),
+    "pages and cells: shared, forked, preempted": memory_paths(model),
+    "pages read in place": in_place_paths(model),
+    "transformers": {"transformers": runner_path(lambda n: TransformersRunner(theirs))},
+    "yours": {"yours": server.path()},
+}
+
+# %%
+paths = {name: path for group in groups.values() for name, path in group.items()}
+rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
+for name, group in groups.items():
+    print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
+print(ledger_table([rows[path] for path in ("no cache", "transformers", "yours")]))
 
 # %% [markdown]
 # ## 18 · Your engine

@@ -44,7 +44,7 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
         )
     yield f"- **Command:** `{_command(name, figures)}`\n"
     yield from _table(
-        ["", "context", "ms", f"× {settings['peer']}"],
+        ["what", "context", "ms", f"× {settings['peer']}"],
         (
             [
                 f"{row['phase']}, {who}",

@@ -49,8 +49,13 @@ class KVStorage:
                 f"({self.num_bytes:,} in all): make the cache smaller, by fewer sequences "
                 "(max_seqs, max_num_seqs), blocks or cells, or a shorter max_len"
             ) from error
-        # indexing a tensor makes a new view each time; a step needs every layer's
-        self._k_of, self._v_of = list(self.k), list(self.v)
+        # Indexing a tensor makes a new view each time, and a step needs every layer's K and V: as
+        # they are in memory, and as [slots, H_kv, ·], whichever axis comes first there.
+        self._layers = list(zip(self.k, self.v, strict=True))
+        self._by_slot = [
+            (k, v) if slots_first else (k.transpose(0, 1), v.transpose(0, 1))
+            for k, v in self._layers
+        ]
         self._scratch = [self.k.new_empty(0), self.v.new_empty(0)]
         self.device = self.k.device
         self.bytes_gathered = 0  # of K and V that `read` copied, since this was made
@@ -77,10 +82,9 @@ class KVStorage:
             )
         if k.dtype != spec.dtype or v.dtype != spec.dtype:
             raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
-        if not self.slots_first:
-            k, v = k.transpose(0, 1), v.transpose(0, 1)
-        self._k_of[layer].index_copy_(self._slot_axis, slot_mapping, k)
-        self._v_of[layer].index_copy_(self._slot_axis, slot_mapping, v)
+        all_k, all_v = self._by_slot[layer]
+        all_k.index_copy_(0, slot_mapping, k)
+        all_v.index_copy_(0, slot_mapping, v)
 
     def scatter(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """As write, for padded batches: a token whose slot is −1 is left out."""
@@ -101,17 +105,15 @@ class KVStorage:
 
         With `keep` long copies are in memory that is kept for the next reading: good until then.
         """
-        k, v = self._k_of[layer], self._v_of[layer]
         if isinstance(slots, slice):
-            start, length = slots.start, slots.stop - slots.start
-            k = k.narrow(self._slot_axis, start, length)
-            v = v.narrow(self._slot_axis, start, length)
+            all_k, all_v = self._by_slot[layer]
+            return all_k[slots], all_v[slots]
+        k, v = self._layers[layer]
+        if keep and slots.numel() >= LONG:
+            k, v = self._gather(0, k, slots), self._gather(1, v, slots)
         else:
-            if keep and slots.numel() >= LONG:
-                k, v = self._gather(0, k, slots), self._gather(1, v, slots)
-            else:
-                k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
-            self.bytes_gathered += k.nbytes + v.nbytes
+            k, v = (x.index_select(self._slot_axis, slots) for x in (k, v))
+        self.bytes_gathered += k.nbytes + v.nbytes
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
     def update(

@@ -91,9 +91,14 @@ class Scheduler:
     def check(self, name: str, prompt_len: int) -> None:
         """ValueError, with the numbers, for a prompt (`name` in the message) that can never run."""
         if prompt_len >= self.max_len:
+            larger = (
+                "raise max_model_len where model and memory allow"
+                if self.max_len == self.config.max_model_len
+                else "give the engine a larger memory"
+            )
             raise ValueError(
                 f"{name} has {prompt_len} tokens, but prompt and output together are limited to "
-                f"{self.max_len}: shorten it, or raise max_model_len where model and memory allow"
+                f"{self.max_len}: shorten it, or {larger}"
             )
         budget = self.config.max_num_batched_tokens
         if not self.can_chunk and prompt_len > budget:
@@ -147,9 +152,8 @@ class Scheduler:
         for request in list(self.running):
             if plan.preempted and request in plan.preempted:
                 break  # and all after it
-            num_tokens = self.num_tokens_to_run(request, plan)
-            if type(num_tokens) is not int or num_tokens <= 0:
-                self._check_share(request, num_tokens)
+            num_tokens = self._share(request, plan)
+            if num_tokens == 0:
                 continue
             ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
             while (allocation := self.memory.allocate(*ask)) is None:
@@ -181,9 +185,8 @@ class Scheduler:
                 f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
                 "requests in self.waiting"
             )
-        num_tokens = self.num_tokens_to_run(request, plan)
-        if type(num_tokens) is not int or num_tokens <= 0:
-            self._check_share(request, num_tokens)
+        num_tokens = self._share(request, plan)
+        if num_tokens == 0:
             return False
         ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
         allocation = self.memory.allocate(*ask)
@@ -221,14 +224,16 @@ class Scheduler:
             "room for one of them alone; abort them, or mend it"
         )
 
-    def _check_share(self, request: Request, num_tokens: object) -> None:
-        """ValueError for what a policy may not say; 0 is: none of it in this step."""
-        if num_tokens != 0 or isinstance(num_tokens, bool):
+    def _share(self, request: Request, plan: StepPlan) -> int:
+        """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""
+        num_tokens: object = self.num_tokens_to_run(request, plan)
+        if type(num_tokens) is not int or num_tokens < 0:
             hint = " (is a `return` missing?)" if num_tokens is None else ""
             raise ValueError(
                 f"{type(self).__name__}.num_tokens_to_run gave {num_tokens!r} for request "
                 f"{request.request_id}{hint}: it must return a whole number, 0 for none"
             )
+        return num_tokens
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
@@ -260,8 +265,18 @@ class Scheduler:
             self.memory.commit(request.request_id, request.token_ids, computed)
             if request.group.unqueued and computed >= request.num_prompt_tokens:
                 self.fork(request)
-            if token is not None:
-                updates.append(self._append(request, token))
+            if token is None:
+                continue
+            try:
+                finish = request.append(token, self.now())
+            except Exception as fault:
+                updates.append(self.fail(request, fault))
+                continue
+            if self.trace is not None:
+                self._record(events.TokenSampled, request, token.token_id)
+            if finish is not None:
+                self.end(request, RequestStatus.FINISHED, finish)
+            updates.append(Update(request, token))
         return updates
 
     def fail(self, request: Request, fault: Exception) -> Update:
@@ -332,17 +347,6 @@ class Scheduler:
         if self.trace is not None:
             slots = tuple(allocation.new_slots)
             self._record(events.Scheduled, request, allocation.first_position, slots)
-
-    def _append(self, request: Request, token: SampledToken) -> Update:
-        try:
-            finish = request.append(token, self.now())
-        except Exception as fault:
-            return self.fail(request, fault)
-        if self.trace is not None:
-            self._record(events.TokenSampled, request, token.token_id)
-        if finish is not None:
-            self.end(request, RequestStatus.FINISHED, finish)
-        return Update(request, token)
 
     def _record(self, kind: type[events.Event], request: Request, *values: object) -> None:
         if self.trace is not None:

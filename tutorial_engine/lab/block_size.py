@@ -94,10 +94,10 @@ def _reading(size: int, draw: random.Random) -> float:
 
 def table(trades: Sequence[Trade]) -> str:
     """A line for each block size."""
-    lines = ["block size  waste %  entries  µs bookkeeping  µs reading"]
+    lines = ["block size  waste %  table entries  bookkeeping, µs a token  reading, µs a token"]
     for one in trades:
         lines.append(
-            f"{one.block_size:10}{one.waste:9.1f}{one.entries:9.0f}"
-            f"{one.bookkeeping:16.2f}{one.reading:12.2f}"
+            f"{one.block_size:10}{one.waste:9.1f}{one.entries:15.0f}"
+            f"{one.bookkeeping:25.2f}{one.reading:21.2f}"
         )
     return "\n".join(lines)

@@ -90,11 +90,6 @@ class DialPoint(PoolHistory):
                 found.append(0 if neighbours else len(slots))
         return found
 
-    @property
-    def bytes_gathered_per_step(self) -> float:
-        """Bytes that attention copied together in a step, on average, in all layers."""
-        return self.bytes_gathered / self.num_steps
-
 
 class Dial:
     """The same requests on the same slots under the same engine; `at(position)` runs them there.

@@ -6,7 +6,7 @@ Shapes: L layers, n tokens, H_kv K/V heads, D head_dim.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -27,16 +27,10 @@ ORDERS: dict[str, tuple[str, ...]] = {
 
 
 class Touched(NamedTuple):
-    """What an access touches: bytes, in how many runs of neighbours, on how many pages.
-
-    `lines` are the cache lines (64 bytes) and `pages` the memory pages (4,096) that hold a byte of
-    it, counted from the start of the memory.
-    """
+    """What an access touches: bytes, in how many runs of neighbours."""
 
     num_bytes: int
     runs: int
-    lines: int
-    pages: int
 
 
 class KVLayout:
@@ -62,10 +56,6 @@ class KVLayout:
             axis: stride * self.kv.itemsize
             for axis, stride in zip(AXES, self.kv.stride(), strict=True)
         }
-
-    def address(self, layer: int, token: int, value: bool = False) -> int:
-        """Where K (or V) of a token in a layer begins: bytes from the start of the memory."""
-        return self.kv[layer, int(value), token].data_ptr() - self.kv.data_ptr()
 
     def write(self, token: int, kv: Tensor) -> None:
         """Put a token's K and V of all layers, [L, 2, H_kv, D], in their places."""
@@ -123,19 +113,7 @@ def runs(memory: Tensor, part: Tensor) -> list[tuple[int, int]]:
 def touched(memory: Tensor, part: Tensor) -> Touched:
     """What reading or writing a view of a memory touches, from its strides."""
     found = runs(memory, part)
-    return Touched(
-        sum(length for _, length in found), len(found), _units(found, 64), _units(found, 4096)
-    )
-
-
-def _units(found: Sequence[tuple[int, int]], size: int) -> int:
-    """How many aligned pieces of `size` bytes the runs lie on. They come in order."""
-    total, last = 0, -1
-    for start, length in found:
-        begin, end = start // size, (start + length - 1) // size
-        total += end - max(begin - 1, last)
-        last = end
-    return total
+    return Touched(sum(length for _, length in found), len(found))
 
 
 class LayoutTimes(NamedTuple):

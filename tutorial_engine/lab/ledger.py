@@ -116,13 +116,19 @@ def table(rows: Sequence[LedgerRow]) -> str:
     """The ledger as text: verdicts, integers and bounds, no digits that differ between machines."""
     lines = [f"{'path':<40}{'max |Δ logit|':<16}{'greedy tokens':<16}"]
     for row in rows:
-        what = "≤ tolerance" if row.within else "> tolerance"
+        what = f"≤ {_bound(row.difference):.0e}" if row.within else "> tolerance"
         if row.within and row.is_reference:
             what = "reference"
         lines.append(f"{row.path:<40}{what:<16}{row.equal} of {row.steps} {'✔' if row.ok else '✘'}")
     safe = "above" if rows[0].margin > SAFE_MARGIN else "BELOW"
-    lines.append(f"tolerance: 1e-4 · largest logit; smallest top1 − top2 is {safe} {SAFE_MARGIN:g}")
+    largest = f"{rows[0].tolerance:.2g} (1e-4 · the largest logit)"
+    lines.append(f"tolerance: {largest}; smallest top1 − top2 is {safe} {SAFE_MARGIN:g}")
     return "\n".join(lines)
+
+
+def _bound(difference: float) -> float:
+    """A power of ten that is not below; from 1e-4 on, as processors differ in smaller ones."""
+    return 10.0 ** max(-4, math.ceil(math.log10(difference))) if difference > 0 else 1e-4
 
 
 # -- notebook 02: through a runner ----------------------------------------------------------------

@@ -51,6 +51,15 @@ def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -
     return ShiftGap(len(gaps), difference, keys, values, float(fresh.abs().max()))
 
 
+def next_probabilities(
+    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int
+) -> tuple[Tensor, Tensor]:
+    """Probabilities [V] of the next token after a shift, and afresh. ValueError as shift_gap."""
+    ways = (_shifted(model, token_ids, discard), _afresh(model, token_ids, discard))
+    shifted, fresh = (decode(model, cache, [one])[0].softmax(-1) for cache, one in ways)
+    return shifted, fresh
+
+
 class ShiftedText(NamedTuple):
     """What a model says after a shift, and what it says if it never saw what is forgotten.
 

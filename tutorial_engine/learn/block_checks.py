@@ -1,49 +1,50 @@
 """Introduced in notebook 04. The checks of the exercises on blocks: eviction, a bug to be found."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.learn.bugs_04 import Served, pages, scenes, serve
+from tutorial_engine.learn.bugs_04 import BLOCK_SIZE, StaleBlocks, pages, scenes, serve
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
 from tutorial_engine.learn.parts import listed, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, is_open, not_done
-from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, not_done
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockTaken
 
-# ---- 3. eviction
+# ---- eviction
 
 
 def check_free(free: Callable[..., object]) -> Verdict:
     """Check free(table, ref_cnt, free_queue): by hand, then beside the package's BlockManager."""
-
-    def run() -> Verdict:
-        bad = _free_by_hand(free)
-        if bad is not None:
-            return bad
-        difference = next(filter(None, (_beside_ours(free, right_take, s) for s in range(10))), "")
-        if difference:
-            return Verdict(False, f"free: {difference}")
-        return Verdict(True, "free: the queue is always as the package has it")
-
-    return guarded("free", run, free)
+    return _checked("free", free, _free_by_hand, partial(_beside_ours, free, right_take))
 
 
 def check_take(take: Callable[..., object]) -> Verdict:
     """Check take(free_queue, hash_of, cached) → block, in the same two ways."""
+    return _checked("take", take, _take_by_hand, partial(_beside_ours, right_free, take))
 
+
+def _checked(
+    name: str,
+    part: Callable[..., object],
+    by_hand: Callable[[Callable[..., object]], Verdict | None],
+    beside_ours: Callable[[int], str],
+) -> Verdict:
     def run() -> Verdict:
-        bad = _take_by_hand(take)
+        bad = by_hand(part)
         if bad is not None:
             return bad
-        difference = next(filter(None, (_beside_ours(right_free, take, s) for s in range(10))), "")
+        difference = next(filter(None, map(beside_ours, range(10))), "")
         if difference:
-            return Verdict(False, f"take: {difference}")
-        return Verdict(True, "take: queue and cache are always as the package has them")
+            return Verdict(False, f"{name}: {difference}")
+        return Verdict(True, f"{name}: queue and cache are always as the package has them")
 
-    return guarded("take", run, take)
+    return guarded(name, run, part)
 
 
 def _free_by_hand(free: Callable[..., object]) -> Verdict | None:
@@ -174,106 +175,162 @@ def _beside_ours(free: Callable[..., object], take: Callable[..., object], seed:
     return ""
 
 
-# ---- 4. the freed-block bug
+# ---- the freed-block bug in a log
 
-BEGIN = {"A": "the first", "B": "the second", "D": "begins like A", "F": "begins like B"}
 PROMPTS = (tuple(range(40, 50)), tuple(range(60, 67)), (70, 71, 72))
 
 
-class _Told(Exception):
-    """The verdict is clear in the middle of a run."""
+class Line(NamedTuple):
+    """What a request did to a block. `what`: "takes" it, "names" it when full, "finds" it by name.
 
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+    `name` is "" for a block that is taken.
+    """
 
-
-def _watched(blocks: type[BlockManager]) -> type[BlockManager]:
-    """The class, with an eye on what its `forget` returns, and on what it leaves in the block."""
-
-    def watch(self: BlockManager, block: int) -> bool:
-        key = self.blocks[block].hash
-        try:
-            got: object = blocks.forget(self, block)
-        except KeyError as error:
-            if key is not None:
-                raise
-            told = f"forget raised KeyError: {error}: block {block} has no hash, nothing to forget"
-            raise _Told(Verdict(False, f"mended: {told}")) from error
-        if isinstance(got, bool) and got != (key is not None):
-            had = "no hash" if key is None else "a hash, so that it could be found until now"
-            told = f"forget returned {got} for a block that had {had}"
-        elif got is None and key is None and not is_open(blocks.forget):
-            return False  # nothing to forget, and nothing said: what counts comes later
-        elif got is None and key not in self.cached:
-            told = "it forgets, but does not return whether the block could be found"
-        elif (bad := not_done("forget", got, blocks.forget)) is not None:
-            raise _Told(bad)
-        elif not isinstance(got, bool):
-            told = f"return True or False: could it be found until now? Not {got!r}"
-        elif self.blocks[block].hash in self.cached:
-            told = f"block {block} is still found: nothing was forgotten"
-        elif self.blocks[block].hash is not None:
-            told = (
-                f"block {block} keeps its name: nobody finds it in self.cached, but "
-                "self.blocks[block].hash must become None as well, or it counts as full"
-            )
-        else:
-            return got
-        raise _Told(Verdict(False, f"mended: {told}"))
-
-    return type(blocks.__name__, (blocks,), {"forget": watch})
+    step: int
+    who: str
+    what: str
+    block: int
+    name: str = ""
 
 
-@cache
-def _shipped() -> Qwen3ForCausalLM:
-    return load_model()
-
-
-def check_mended(
-    blocks: type[BlockManager],
-    model: Qwen3ForCausalLM | None = None,
+def stale_log(
+    model: Qwen3ForCausalLM,
+    blocks: type[BlockManager] = StaleBlocks,
     prompts: Sequence[Sequence[int]] = PROMPTS,
-) -> Verdict:
-    """Check a learner's mended block manager: four requests, one after the other, in 6 blocks.
+) -> list[Line]:
+    """The log of four requests, one after the other, in a pool so small that blocks come again."""
+    scene = scenes(prompts)["small_pool"]
+    memory = pages(model, scene.num_blocks, blocks)
+    serve(model, memory, *scene[:3])
+    names: dict[str, list[str]] = {}  # of the full blocks of a prompt
+    log = []
+    assert memory.trace is not None
+    for event in memory.trace.events:
+        at = event.step, getattr(event, "request_id", "")
+        if isinstance(event, Added):
+            ids, parent = event.prompt_token_ids, None
+            names[event.request_id] = []
+            for end in range(BLOCK_SIZE, len(ids) + 1, BLOCK_SIZE):
+                parent = memory.blocks.hash_of(parent, ids[end - BLOCK_SIZE : end])
+                names[event.request_id].append(parent.hex()[:4])
+        elif isinstance(event, BlockTaken):
+            log.append(Line(*at, "takes", event.block))
+        elif isinstance(event, BlockShared):
+            log.append(Line(*at, "finds", event.block, names[event.request_id].pop(0)))
+        elif isinstance(event, BlockCached):
+            log.append(Line(*at, "names", event.block, event.hash[:4]))
+    return log
 
-    Each must say what it says alone on rows, and find as much as with the package's blocks. On the
-    shipped model unless another is given.
+
+def log_text(log: Sequence[Line]) -> str:
+    """A line for what each request did in a step."""
+    lines = []
+    for (step, who), own in groupby(log, key=lambda line: line[:2]):
+        did = []
+        for what, some in groupby(own, key=lambda line: line.what):
+            blocks = ", ".join(
+                f"{one.block} {one.name and f'as {one.name}'}".strip() for one in some
+            )
+            did.append(f"{what} {blocks}")
+        lines.append(f"step {step:2}  {who} {'; '.join(did)}")
+    return "\n".join(lines)
+
+
+def right_stale(log: Sequence[Line]) -> list[Line]:
+    """The lines that find a block under a name which is not that of its tokens now."""
+    name_of: dict[int, str] = {}
+    found = []
+    for line in log:
+        if line.what == "finds" and name_of.get(line.block) != line.name:
+            found.append(line)
+        elif line.what != "finds":
+            name_of[line.block] = line.name
+    return found
+
+
+def _forgetting(log: Sequence[Line], forgets: str) -> list[Line]:
+    """The answer of one to whom such lines say nothing."""
+    return right_stale([line for line in log if line.what != forgets])
+
+
+def _first_names(log: Sequence[Line]) -> list[Line]:
+    names: dict[int, str] = {}
+    for line in log:
+        if line.what == "names":
+            names.setdefault(line.block, line.name)
+    return [line for line in log if line.what == "finds" and names.get(line.block) != line.name]
+
+
+def _taken_again(log: Sequence[Line]) -> list[Line]:
+    times = Counter[int]()
+    found = []
+    for line in log:
+        times[line.block] += line.what == "takes"
+        if line.what == "finds" and times[line.block] > 1:
+            found.append(line)
+    return found
+
+
+STALE_MISTAKES: dict[str, Callable[[Sequence[Line]], list[Line]]] = {
+    "a block that is taken has no name until it is full again: look at the lines that take": (
+        lambda log: _forgetting(log, "takes")
+    ),
+    "a block that was taken again may be found under its new name": _taken_again,
+    "a block has its newest name, not its first": _first_names,
+    "the log has more than one of them: return all": lambda log: right_stale(log)[:1],
+    "these are the lines that are right; return the others": lambda log: [
+        line for line in log if line.what == "finds" and line not in right_stale(log)
+    ],
+    "these are all the lines that find a block": lambda log: [
+        line for line in log if line.what == "finds"
+    ],
+    "a stale read is not there in every log: this is always empty": lambda log: [],
+}
+
+
+def _logs() -> list[list[Line]]:
+    """Logs by hand: nothing stale; found before and after a block is full again; two at once."""
+    begin = [Line(0, "A", "takes", 0), Line(0, "A", "takes", 1), Line(0, "A", "names", 0, "aa")]
+    again = [Line(2, "B", "takes", 0), Line(3, "B", "names", 0, "bb")]
+    return [
+        [*begin, Line(1, "B", "finds", 0, "aa")],
+        [*begin, again[0], Line(2, "C", "finds", 0, "aa")],
+        [*begin, *again, Line(4, "C", "finds", 0, "bb"), Line(4, "D", "finds", 0, "aa")],
+        [*begin, *again, Line(5, "C", "finds", 0, "aa"), Line(6, "D", "finds", 0, "aa")],
+    ]
+
+
+def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdict:
+    """Check stale(log) → the lines that find a block which does not hold what the name says.
+
+    If it is right, the verdict tells what is stale in the log that is given.
     """
 
     def run() -> Verdict:
-        if not (isinstance(blocks, type) and issubclass(blocks, BlockManager)):
-            return Verdict(False, f"mended: hand over the class, a BlockManager; got {blocks!r}")
-        one = _shipped() if model is None else model
-        scene = scenes(prompts)["small_pool"]
-
-        def through(kind: type[BlockManager]) -> Served:
-            return serve(one, pages(one, scene.num_blocks, kind), *scene[:3])
-
-        try:
-            theirs = through(_watched(blocks))
-        except _Told as told:
-            return told.verdict
-        said = f" (check_integrity: {theirs.complaint})" if theirs.complaint else ""
-        for name, tokens in serve(one, None, *scene[:3]).tokens.items():
-            got = theirs.tokens.get(name)
-            if got is None:
-                return Verdict(False, f"mended: {name} gets no answer{said}")
-            if got != tokens:
-                return Verdict(
-                    False,
-                    f"mended: {name} ({BEGIN[name]}) says {list(got[0])}, alone "
-                    f"{list(tokens[0])}: it was given blocks with another's tokens{said}",
-                )
-        if said:
-            return Verdict(False, f"mended: the tokens are right, the bookkeeping is not{said}")
-        ours = through(BlockManager)
-        if theirs.num_found != ours.num_found:
+        logs, answers = _logs(), []
+        for one in logs:
+            answer = stale(list(one))
+            bad = not_done("stale", answer, stale)
+            if bad is not None:
+                return bad
+            if (got := listed(answer)) is None or not all(line in one for line in got):
+                told = f"stale must return a list of lines of the log, got {answer!r}"
+                return Verdict(False, told)
+            answers.append(got)
+        wants = [right_stale(log) for log in logs]
+        if answers == wants:
+            found = f"; in your log: {log_text(right_stale(log))}" if log else ""
             return Verdict(
-                False,
-                f"mended: right tokens, but {theirs.num_found} are found in the cache where "
-                f"{ours.num_found} can be: forget the hash of the block that is taken, no other",
+                True, f"stale: {sum(map(len, wants))} stale reads in {len(logs)} logs{found}"
             )
-        n = len(ours.tokens)
-        return Verdict(True, f"mended: {n} requests as if alone, {ours.num_found} tokens found")
+        i = next(i for i, want in enumerate(wants) if answers[i] != want)
+        told = f"stale: of the log\n{log_text(logs[i])}\ngot {log_text(answers[i]) or 'nothing'}"
+        same = (
+            words
+            for words, wrong in STALE_MISTAKES.items()
+            if [wrong(one) for one in logs] == answers
+        )
+        why = next(same, f"expected {log_text(wants[i]) or 'nothing'}")
+        return Verdict(False, f"{told}; {why}")
 
-    return guarded("forget", run, getattr(blocks, "forget", None))
+    return guarded("stale", run, stale)

@@ -67,18 +67,8 @@ BUGS_01: Zoo = {
     "q_norm and k_norm after RoPE": edited(
         model.Qwen3Attention,
         "forward",
-        (
-            "self.q_norm(q.unflatten(-1, (-1, self.head_dim)))",
-            "q.unflatten(-1, (-1, self.head_dim))",
-        ),
-        (
-            "self.k_norm(k.unflatten(-1, (-1, self.head_dim)))",
-            "k.unflatten(-1, (-1, self.head_dim))",
-        ),
-        (
-            "k.shape[1]), dim=1)\n",
-            "k.shape[1]), dim=1)\n    q, k = self.q_norm(q), self.k_norm(k)\n",
-        ),
+        ("(self.q_norm(q), self.k_norm(k))", "(q, k)"),
+        ("    out = att", "    q, k = self.q_norm(q), self.k_norm(k)\n    out = att"),
     ),
     "query head h reads K/V head h % n": edited(
         attention,

@@ -156,6 +156,11 @@ def _attention_slips(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Named:
     yield _shares(q, k, mask, 1.0) @ v, "the scores are not divided by √D"
     yield _shares(q, k, mask, 1 / size) @ v, "the scores are divided by D; divide by √D"
     yield _shares(q, k, mask, size**0.5) @ v, "the scores are multiplied by √D; divide by it"
+    for numbers, what in ((k, "keys"), (q, "queries")):
+        yield (
+            _shares(q, k, mask, len(numbers) ** -0.5) @ v,
+            f"the scores are divided by the root of the number of {what}; D is k.shape[-1]",
+        )
     yield (
         _shares(q, k, None) * mask @ v,
         "masked after the softmax; shares no longer add up to 1",
@@ -217,6 +222,8 @@ def _wrong_mask(
     said = f"window_mask ({where}): "
     if torch.equal(got, ~want):
         return Verdict(False, said + "the mask is inverted; True means that a query MAY attend")
+    if torch.equal(got.T, want):
+        return Verdict(False, said + "rows and columns are swapped; row = query")
     if bool((got & ~causal_mask(q_len, kv_len)).any()):
         return Verdict(False, said + "a query sees a key after it")
     if q_len < kv_len and torch.equal(got, causal_mask(kv_len, kv_len, window)[:q_len]):
@@ -439,6 +446,11 @@ def _project_slips(want: Tensor, head_dim: int, heads: int) -> Named:
         flat.unflatten(-1, (head_dim, -1)).transpose(1, 2),
         "takes every n-th number for a head; a head is head_dim numbers that lie side by side",
     )
+    yield (
+        flat.reshape(want.shape[1], -1, head_dim).transpose(0, 1),
+        "has the right shape, and its numbers at wrong places; cut the last axis only: "
+        ".unflatten(-1, (-1, head_dim))",
+    )
     group = heads // want.shape[1]
     if group > 1:
         yield (
@@ -485,6 +497,7 @@ LAYER_SLIPS = {
     "no attention": "attention is missing: only the MLP is there",
     "no MLP": "the MLP is missing: only attention is there",
     "gate and up swapped": "gate and up are swapped: silu goes around x @ w.gate.T",
+    "silu of the product": "silu goes around x @ w.gate.T alone, before it is multiplied by up",
     "no silu": "silu is missing around x @ w.gate.T",
     "sigmoid": "sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs",
 }
@@ -597,7 +610,8 @@ def _slipped(slip: str, x: Tensor, w: LayerWeights, angles: Tensor, attend: Atte
     if slip == "gate and up swapped":
         gate, up = up, gate
     acted = {"no silu": gate, "sigmoid": gate.sigmoid()}.get(slip, F.silu(gate))
-    out = (acted * up) @ w.down.T
+    both = F.silu(gate * up) if slip == "silu of the product" else acted * up
+    out = both @ w.down.T
     if slip == "norm after":
         out = rms_norm(out, w.mlp_norm)
     if slip in ("no MLP residual", "no residual"):
@@ -699,7 +713,7 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
         right = elements * 2
         if function(config, 4) == got:
             return Verdict(
-                False, f"kv_bytes: {got!r} for 2 and for 4 bytes a number; use the argument"
+                False, f"kv_bytes: {got!r} for 2 and for 4 bytes per number; use the argument"
             )
         wider = replace(config, hidden_size=2 * config.hidden_size)
         if function(wider, 2) != got:
@@ -710,7 +724,7 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
             )
         deeper = replace(config, num_hidden_layers=2 * config.num_hidden_layers)
         if got == right and function(deeper, 2) == 2 * right:
-            return Verdict(True, f"kv_bytes: {right:,} bytes a token")
+            return Verdict(True, f"kv_bytes: {right:,} bytes per token")
         others = _configs_read_by(function)
         if others:
             return Verdict(

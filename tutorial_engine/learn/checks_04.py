@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from tutorial_engine.learn.block_attention_check import check_block_attention
-from tutorial_engine.learn.block_checks import check_free, check_mended, check_take
+from tutorial_engine.learn.block_checks import check_free, check_stale, check_take
 from tutorial_engine.learn.cause_check import check_causes
 from tutorial_engine.learn.find_check import check_find
 from tutorial_engine.learn.own_memory import Cells
@@ -17,9 +17,9 @@ __all__ = [
     "check_causes",
     "check_find",
     "check_free",
-    "check_mended",
     "check_num_blocks",
     "check_slots",
+    "check_stale",
     "check_take",
     "check_visible",
 ]

@@ -29,8 +29,8 @@ REPEATS = 36  # sentences of the long text
 class EagerPages(PagedKVCache):
     """Pages that let a request in when the tokens it would run NOW fit. Right, and slow.
 
-    The rest of its prompt needs blocks in the next steps. Others hold them: somebody is thrown out,
-    is let in again at once, and starts anew.
+    The rest of its prompt needs blocks in the next steps. If none is free, who was let in last
+    gives way, often this request itself. It is let in again when a chunk fits, and starts anew.
     """
 
     def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:

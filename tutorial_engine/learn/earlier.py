@@ -45,11 +45,11 @@ Checks = dict[str, Callable[..., Verdict]]
 # notebook -> the parts that a later one can take over
 CHECKS: dict[str, Checks] = {
     "01": {
-        "window_mask": check_window_mask,
+        "project": check_project,
         "attention": check_attention,
+        "window_mask": check_window_mask,
         "kv_head": check_kv_head,
         "rope": check_rope,
-        "project": check_project,
         "layer": check_layer,
     },
     "02": {

@@ -5,6 +5,7 @@ Theirs were looked up in the versions that are named; they may move, so no line 
 """
 
 import textwrap
+from html import escape
 from importlib import import_module
 from typing import NamedTuple
 
@@ -58,12 +59,29 @@ def table() -> str:
 
 
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33", "SGLang 0.5.19", "llama.cpp, build 10970"
+VLLM_SCHEDULER = {  # ours -> in vllm/v1/core/sched/scheduler.py, unless another file is named
+    "engine.request.Request.num_new_tokens": "num_new_tokens, in both loops",
+    "engine.scheduler.Scheduler.schedule_running": "Scheduler.schedule, the first loop",
+    "engine.scheduler.Scheduler.schedule_waiting": "Scheduler.schedule, the second loop",
+    "engine.scheduler.Scheduler.preempt": "Scheduler._preempt_request",
+    "cache.memory.KVCacheManager.allocate": "KVCacheManager.allocate_slots (another file)",
+}
+
+
+def in_vllm() -> str:
+    """The parts of our scheduler and vLLM's, a line each. Errors as `find`."""
+    lines = [f"{'here':24}{VLLM}, vllm/v1/core/sched/scheduler.py"]
+    for ours, theirs in VLLM_SCHEDULER.items():
+        find(ours)
+        lines.append(f"{ours.rpartition('.')[2]:24}{theirs}")
+    return "\n".join(lines)
 
 
 class Box(NamedTuple):
-    """One thing that engines do in different ways: ours by name, and a sentence or two for each."""
+    """One thing that engines do in different ways: in a sentence, then ours by name, then each."""
 
     title: str
+    gist: str
     piece: str  # room.module.name, below tutorial_engine
     ours: str
     vllm: str
@@ -74,6 +92,8 @@ class Box(NamedTuple):
 BOXES = {
     "fork": Box(
         "several answers to one prompt",
+        "vLLM and SGLang run n requests that find the prompt in the prefix cache; llama.cpp "
+        "gives the cells of a slot to the others.",
         "engine.scheduler.Scheduler.fork",
         "The prompt is run once. Then the request is forked: its samples share all blocks, and who "
         "writes first to a shared open block copies it.",
@@ -89,6 +109,8 @@ BOXES = {
     ),
     "admission": Box(
         "who is let in",
+        "vLLM asks for room for the whole prompt, as here; SGLang adds a guess of the output; "
+        "llama.cpp has one place for each request.",
         "cache.paged.PagedKVCache.tokens_to_admit",
         "The whole prompt must fit, and its blocks are taken at once.",
         "The whole prompt must fit (scheduler_reserve_full_isl in vllm/config/scheduler.py, on by "
@@ -102,6 +124,8 @@ BOXES = {
     ),
     "same_step": Box(
         "two requests with the same beginning in the same step",
+        "In vLLM the second one finds the beginning at once; in SGLang it depends on the "
+        "policy; in llama.cpp both run it.",
         "cache.blocks.BlockManager.commit",
         "A block gets its name after the forward, so both run the beginning.",
         "A block gets its name when it is planned (KVCacheManager.allocate_slots in "
@@ -116,6 +140,7 @@ BOXES = {
     ),
     "context_shift": Box(
         "the context is full",
+        "Only llama.cpp has a shift, and there it is off by default.",
         "cache.cells.CellKVCache.seq_add",
         'The request ends ("length"). A shift is made by hand, and is refused for a shared cell.',
         "The request ends (check_stop in vllm/v1/core/sched/utils.py). There is no shift.",
@@ -127,6 +152,8 @@ BOXES = {
     ),
     "ranks": Box(
         "one model on several devices",
+        "vLLM has one scheduler for all ranks, SGLang one in each rank, llama.cpp one process "
+        "for all devices.",
         "parallel.job.Job",
         "Each rank runs its own engine and scheduler. All decide the same, because they see the "
         "same requests and the same logits.",
@@ -140,6 +167,8 @@ BOXES = {
     ),
     "radix": Box(
         "how a known beginning is found",
+        "vLLM uses hashes, as here; SGLang keeps a tree of tokens; llama.cpp compares a prompt "
+        "with what each slot holds.",
         "cache.blocks.BlockManager.find",
         "By a hash of each full block and of all that is before it.",
         "The same (hash_block_tokens in vllm/v1/core/kv_cache_utils.py).",
@@ -151,6 +180,7 @@ BOXES = {
     ),
     "static_batching": Box(
         "static batching",
+        "All three make a new batch in each step.",
         "engine.policies.StaticBatching",
         "For comparison only. Ours gives an answer as soon as it is over; static_as_it_was says "
         "when it was given in reality.",
@@ -165,6 +195,8 @@ BOXES = {
     ),
     "swap": Box(
         "memory is full while requests run",
+        "vLLM and SGLang compute again, as here, and may keep copies in main memory; llama.cpp "
+        "keeps prompts of idle slots there.",
         "engine.scheduler.Scheduler.preempt",
         "The last one gives way, and is computed again.",
         "The same (Scheduler._preempt_request in vllm/v1/core/sched/scheduler.py). The first vLLM "
@@ -178,6 +210,7 @@ BOXES = {
     ),
     "kv_unified": Box(
         "is the context divided among the users?",
+        "vLLM and SGLang have one pool for all; in llama.cpp an option decides.",
         "cache.cells.CellKVCache",
         "Rows: yes, each user has max_model_len. Pages and cells: no, all share one pool.",
         "No: one pool of blocks (BlockPool in vllm/v1/core/block_pool.py).",
@@ -188,6 +221,8 @@ BOXES = {
     ),
     "step_order": Box(
         "who runs in a step",
+        "vLLM and llama.cpp go on with running requests first, as here; SGLang reads new "
+        "prompts first.",
         "engine.scheduler.Scheduler.schedule",
         "Running requests first, then those that wait. A step may read prompts and decode.",
         "The same (Scheduler.schedule in vllm/v1/core/sched/scheduler.py). Its tuning guide says "
@@ -201,6 +236,7 @@ BOXES = {
     ),
     "queue_order": Box(
         "who is next in the queue",
+        "In all three, who came first is next, unless another policy is chosen.",
         "engine.scheduler.Scheduler.next_waiting",
         "Who came first. A policy may choose another.",
         "Who came first, or by priority (--scheduling-policy; create_request_queue in "
@@ -214,25 +250,39 @@ BOXES = {
 }
 
 
-def box(topic: str) -> str:
-    """What we do, and what vLLM, SGLang and llama.cpp do, with file and function, ready to print.
+class Told:
+    """A box to be shown: folded below its sentence in a notebook, in full as text."""
+
+    def __init__(self, box: Box) -> None:
+        self.title, self.gist = box.title + "." * (box.title[-1] != "?"), box.gist
+        who = (f"here ({box.piece})", VLLM, SGLANG, LLAMA_CPP)
+        self.engines = dict(zip(who, (box.ours, *box[4:]), strict=True))
+
+    def __repr__(self) -> str:
+        lines = textwrap.wrap(f"In other engines today: {self.title} {self.gist}", 92)
+        for name, text in self.engines.items():
+            lines += textwrap.wrap(
+                f"{name}: {text}",
+                92,
+                initial_indent="  ",
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        each = (f"<li><b>{escape(w)}</b>: {escape(how)}</li>" for w, how in self.engines.items())
+        head = f"<b>In other engines today: {escape(self.title)}</b> {escape(self.gist)}"
+        return f"<details><summary>{head}</summary><ul>{''.join(each)}</ul></details>"
+
+
+def box(topic: str) -> Told:
+    """What we do, and what vLLM, SGLang and llama.cpp do, with file and function.
 
     ValueError, with the topics there are, for another one.
     """
     if topic not in BOXES:
         raise ValueError(f"there is no box {topic!r}; there are {', '.join(BOXES)}")
-    told = BOXES[topic]
-    find(told.piece)
-    who = (f"here ({told.piece})", VLLM, SGLANG, LLAMA_CPP)
-    parts = told.ours, told.vllm, told.sglang, told.llama_cpp
-    lines = [f"In other engines today: {told.title}"]
-    for name, text in zip(who, parts, strict=True):
-        lines += textwrap.wrap(
-            f"{name}: {text}",
-            92,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join(lines)
+    find(BOXES[topic].piece)
+    return Told(BOXES[topic])

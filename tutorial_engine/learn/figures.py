@@ -15,13 +15,17 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources, target
+from tutorial_engine.learn.players import show_of
 from tutorial_engine.learn.predict import REVEAL
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import Picture
 
 FIGURES = NOTEBOOKS.parent / "figures"
 TAG = "figure-"
+MOVES, MOVING = "pages", "moving.svg"  # the player that the readme shows, and its file
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:
@@ -51,7 +55,11 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
 
 
 def main() -> None:
-    """Write figures/NN_NAME.svg and .png for every tagged cell."""
+    """Write figures/NN_NAME.svg and .png for every tagged cell, and the readme's moving picture."""
+    show = show_of(MOVES)
+    film = moving(show.make(load_model(), load_tokenizer()).frames, show.words)
+    (FIGURES / MOVING).write_text(film, encoding="utf-8")
+    print(f"figures/{MOVING}: {show.words}")
     os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for lesson in LESSONS:
         name, source = lesson.notebook, sources()[lesson.notebook]

@@ -13,8 +13,14 @@ from nbconvert import HTMLExporter
 from tutorial_engine.learn.build import NOTEBOOKS, sources, target
 
 OUT = NOTEBOOKS.parent / "html"
-# nbconvert's page, except that a picture's caption becomes its alt text
+# nbconvert's page, except that a picture's caption becomes its alt text, and that its palest
+# letters can be read
 TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
+{%- block extra_css -%}{{ super() }}<style>
+.jp-InputPrompt, .jp-OutputPrompt { color: #5b6770 !important; opacity: 1 !important; }
+div.highlight .ow { color: #7a1fb8; } div.highlight .c1 { color: #2f6060; }
+div.highlight .mi, div.highlight .mf { color: #006b00; }
+</style>{%- endblock extra_css -%}
 {%- block data_png scoped -%}
 <div class="jp-RenderedImage jp-OutputArea-output" tabindex="0"><img
 src="data:image/png;base64,{{ output.data['image/png'] | trim }}"

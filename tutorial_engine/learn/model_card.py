@@ -78,7 +78,7 @@ def facts() -> dict[str, str]:
 def table(rows: dict[str, str]) -> str:
     """Two columns as a Markdown table."""
     return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {what} |" for name, what in rows.items())]
+        ["| what | value |", "|---|---|", *(f"| {name} | {what} |" for name, what in rows.items())]
     )
 
 

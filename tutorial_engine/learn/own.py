@@ -19,7 +19,7 @@ from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request, RequestStatus
 from tutorial_engine.learn.own_cache import CACHES, bytes_copied, make_cache
 from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged, between_parts, cast_to
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.verdict import Verdict, open_verdict
 from tutorial_engine.model.attention import (
     AttentionBackend,
     KVCache,
@@ -159,8 +159,8 @@ def why_finished(
     return "length" if len(new_ids) >= max_tokens else None
 
 
-PARTS: dict[str, Callable[..., Any]] = {
-    **{one.__name__: one for one in (window_mask, attention, kv_head, rope, project, layer)},
+PARTS: dict[str, Callable[..., Any]] = {  # in the order of the exercises
+    **{one.__name__: one for one in (project, attention, window_mask, kv_head, rope, layer)},
     **CACHES,
     **{one.__name__: one for one in (run_new, keep_top_p, why_finished)},
 }
@@ -339,7 +339,7 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
-IN_01 = ("window_mask", "attention", "kv_head", "rope", "project", "layer")
+IN_01 = ("project", "attention", "window_mask", "kv_head", "rope", "layer")
 
 
 class OwnEngine(PartsHolder):
@@ -356,8 +356,9 @@ class OwnEngine(PartsHolder):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that this notebook is about."""
-        return tuple(PARTS) if self.cached else IN_01
+        """The parts that this notebook is about; of the two caches the one that runs."""
+        idle = {*CACHES} - {self.cache_part}
+        return tuple(name for name in PARTS if name not in idle) if self.cached else IN_01
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
         """As PartsHolder.use. A cache takes the place of the other one."""
@@ -377,6 +378,12 @@ class OwnEngine(PartsHolder):
         cache = make_cache(self.parts, self.cache_part, config, num_tokens)
         with self.parts.blamed(self.cache_part):
             return bytes_copied(cache, config, num_tokens)
+
+    @property
+    def label(self) -> str:
+        """The name of a row of the ledger over these parts: how many of them are the learner's."""
+        own = sum(name in self.parts.own for name in self.names)
+        return f"your engine ({own} of {len(self.names)} parts yours)"
 
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
@@ -412,6 +419,17 @@ class OwnEngine(PartsHolder):
             on_token(request)
         return request
 
+    def story(self, prompt: str, window: int | None = None) -> str:
+        """The text that the parts put after a prompt, 24 tokens of it. PartFailed as `generate`."""
+        return self.generate(prompt, window=window).checker.text
+
+    @torch.inference_mode()
+    def last_logits(self, token_ids: Sequence[int], window: int | None = None) -> Tensor:
+        """Logits [V] after the last of the ids, without a cache. PartFailed when a part raises."""
+        attention = OwnAttention(self.parts, NoCache(), window)
+        hidden = self.model(Batch.from_sequences([list(token_ids)]), attention)
+        return self.model.compute_logits(hidden[-1:])[0]
+
     def tell(
         self,
         prompt: str,
@@ -439,8 +457,8 @@ class OwnEngine(PartsHolder):
             print(prompt + told.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
-            many = len(wanted.token_ids)
-            print(f"✔ {many} of {many} tokens are those of the package's engine.")
+            many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
+            print(f"{mark}{many} of {many} tokens are those of the package's engine.")
 
     def _tell_live(
         self, prompt: str, params: SamplingParams, window: int | None, text: str
@@ -462,17 +480,22 @@ class OwnEngine(PartsHolder):
     def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.
 
-        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name.
+        They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name. Of
+        one that nobody has touched it says so.
         """
         unknown = sorted({*parts} - {*PARTS})
         if unknown:
             raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
+        untouched = [verdict for one in parts.items() if (verdict := open_verdict(*one))]
+        if untouched:
+            print(*untouched, sep="\n")
+            return
         mine, own = self.parts.own, {**self.parts.own, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
             own.pop("layer", None)  # the learner's calls its own ones, past these
         self.parts.own = own
         try:
-            print(prompt + self.generate(prompt).checker.text)
+            print(prompt + self.story(prompt))
         except Exception as error:  # nobody has checked what runs here
             print(f"✘ {error}")
         finally:

@@ -7,7 +7,7 @@ An exercise has plain lists and dicts: what the memory holds is turned into thos
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +112,6 @@ PARTS_04: dict[str, Callable[..., Any]] = {
     "free": free,
     "take": take,
     "find": find,
-    "Mended": BlockManager,
     "block_attention": block_attention,
     "visible": visible,
 }
@@ -121,13 +120,9 @@ PARTS_04: dict[str, Callable[..., Any]] = {
 
 
 class OwnBlocks(BlockManager):
-    """A BlockManager whose blocks the parts `find`, `take` and `free` find, hand out and take back.
-
-    See `blocks_with_parts`: the learner's `Mended` is the class below it.
-    """
+    """A BlockManager that finds, hands out and takes back blocks by the parts of these names."""
 
     parts: Parts
-    claims_itself = False  # does the learner's class say how a block is taken?
 
     def find(self, token_ids: Sequence[int]) -> list[bytes]:
         """As BlockManager.find, which has hashes where the learner's has blocks."""
@@ -202,13 +197,10 @@ class OwnBlocks(BlockManager):
         return OrderedDict.fromkeys(known)
 
     def _claim(self) -> tuple[int, bool]:
-        """As BlockManager._claim. The learner's `forget` runs before `take`."""
-        own = self.parts.own
-        if "take" not in own or self.claims_itself:
-            self.parts.calls["take"] += "take" not in own
-            with self.parts.blamed("Mended"):
-                return super()._claim()
-        evicted = "Mended" in own and self.forget(next(iter(self.free_queue)))
+        """As BlockManager._claim."""
+        if "take" not in self.parts.own:
+            self.parts.calls["take"] += 1
+            return super()._claim()
         queue, cached = list(self.free_queue), dict(self.cached)
         hash_of = {number: block.hash for number, block in enumerate(self.blocks)}
         with self.parts.blamed("take"):
@@ -219,30 +211,12 @@ class OwnBlocks(BlockManager):
             if taken in queue:
                 raise CannotBe(f"gave block {taken}, and left it in the free queue")
             self.free_queue = self._queue(queue)
-        evicted = evicted or self.blocks[taken].hash is not None
+        evicted = self.blocks[taken].hash is not None
         self.cached = cached
         for number, block in enumerate(self.blocks):
             block.hash = hash_of.get(number)
         self.blocks[taken].ref_cnt = 1
         return taken, evicted
-
-    def forget(self, block: int) -> bool:
-        """As BlockManager.forget."""
-        if "Mended" not in self.parts.own:
-            return super().forget(block)
-        self.parts.calls["Mended"] += 1
-        with self.parts.blamed("Mended"):
-            found = super().forget(block)
-            if not isinstance(found, bool):
-                raise CannotBe(f"gave {found!r} from forget, which is neither True nor False")
-        return found
-
-
-def blocks_with_parts(parts: Parts) -> type[BlockManager]:
-    """The BlockManager of the parts: over the learner's `Mended`, or over the package's."""
-    below = cast("type[BlockManager]", parts.own.get("Mended", BlockManager))
-    claims = below._claim is not BlockManager._claim
-    return type("OwnBlocks", (OwnBlocks, below), {"parts": parts, "claims_itself": claims})
 
 
 class OwnPages(PagedKVCache):
@@ -260,7 +234,8 @@ class OwnPages(PagedKVCache):
     ) -> None:
         super().__init__(storage, block_size, max_len=max_len, trace=trace)
         self.parts = parts
-        self.blocks = blocks_with_parts(parts)(
+        blocks = type("OwnBlocks", (OwnBlocks,), {"parts": parts})
+        self.blocks = blocks(
             self.blocks.num_blocks,
             block_size,
             prefix_caching=prefix_caching,

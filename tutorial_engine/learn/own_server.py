@@ -106,6 +106,7 @@ class OwnServer(PartsHolder):
         self.sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_cells": num_cells}
         self.policy = ""  # the one that was used last
         self.in_place = False  # was `block_attention` handed in?
+        self.tells_times = memory != "rows"  # or was `ttft_and_tpot` handed in?
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,12 +116,14 @@ class OwnServer(PartsHolder):
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
         """As PartsHolder.use. A policy replaces the one before.
 
-        After `block_attention` attention reads blocks in place, with the learner's or ours.
+        After `block_attention` attention reads blocks in place, with the learner's or ours; after
+        `ttft_and_tpot` serve prints times, as it always does with pages and cells.
         """
         plugged = super().use(function, check)
         if plugged.name in POLICIES:
             self.policy = plugged.name
         self.in_place |= plugged.name == "block_attention"
+        self.tells_times |= plugged.name == "ttft_and_tpot"
         return plugged
 
     # -- engines
@@ -242,7 +245,7 @@ class OwnServer(PartsHolder):
         run = self.settle(lambda: self._run(asked, when, limits), wrong)
         right = sum(_tokens(one) == alone[one.request_id] for one in run.outputs)
         for one in run.outputs:
-            print(_line(one, self.tokenizer))
+            print(_line(one, self.tokenizer, self.tells_times))
         if self.in_place:
             print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
         print(self.who_ran(INSIDE))
@@ -328,10 +331,11 @@ def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
     return [one.token_ids for one in output.outputs]
 
 
-def _line(output: RequestOutput, tokenizer: Tokenizer) -> str:
+def _line(output: RequestOutput, tokenizer: Tokenizer, with_times: bool) -> str:
     """A request's name, times and text, in one line."""
-    metrics = output.metrics
-    ttft = f"{1000 * (metrics.ttft or 0):4.0f} ms"
-    tpot = "     -" if metrics.tpot is None else f"{1000 * metrics.tpot:4.1f} ms"
+    metrics, told = output.metrics, ""
+    if with_times:
+        tpot = "     -" if metrics.tpot is None else f"{1000 * metrics.tpot:4.1f} ms"
+        told = f"  TTFT {1000 * (metrics.ttft or 0):4.0f} ms, TPOT {tpot}"
     text = tokenizer.decode([*output.prompt_token_ids, *output.outputs[0].token_ids])
-    return f"{output.request_id}  TTFT {ttft}, TPOT {tpot}  {' '.join(text.split())}"
+    return f"{output.request_id}{told}  {' '.join(text.split())}"

@@ -213,22 +213,20 @@ class PartsHolder:
             self.parts.own = mine
 
     def who_ran(self, inside: Mapping[str, str]) -> str:
-        """A line: the learner's parts that ran, how often, and the package's.
+        """A line: the learner's parts that ran, in the order of the exercises, and the package's.
 
         `inside`: part → the part of the learner's that calls it itself, past the counter.
         """
         ran, own = self.parts.calls, self.parts.own
-        hidden = [name for name in own if name in inside and inside[name] in own]
-        counted = [
-            f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})" for name in own if ran[name]
-        ]
-        for name in hidden:
-            if not ran[name]:
-                code = getattr(own[inside[name]], "__code__", None)
+        counted = []
+        for name in (name for name in self.parts.package if name in own):
+            outer = inside.get(name, "")
+            if ran[name]:
+                counted.append(f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})")
+            elif outer in own:
+                code = getattr(own[outer], "__code__", None)
                 is_called = code is None or name in code.co_names
-                counted.append(
-                    f"{name} ({'inside' if is_called else 'replaced by'} {inside[name]})"
-                )
+                counted.append(f"{name} ({'inside' if is_called else 'replaced by'} {outer})")
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"
         return line + (f"; the package's: {', '.join(package)}" if package else "")

@@ -4,7 +4,7 @@ One table: what each shows, which run of the engine it is made of, and where the
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,8 +96,8 @@ SHOWS = (
     Show(
         "rope",
         "RoPE: position as rotation",
-        "Query and key move on together. All hands turn, but the angle between two hands stays "
-        "the same, and so does the score.",
+        "Query (solid hand) and key (dashed hand) move on together. All hands turn, but the angle "
+        "between two hands stays the same, and so does the score.",
         "01_attention_rope",
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
@@ -170,7 +170,7 @@ SHOWS = (
         "04_paged_cells",
         "The same engine, on pages",
         lambda m, t: run_of(BlockExplorer(m, t, PROMPTS, num_blocks=12, simple=True)),
-        Card((0, 56, 860, 440)),
+        Card((0, 56, 880, 448), phone=(548, 56, 330, 412)),
     ),
     Show(
         "pages-shared",
@@ -197,13 +197,21 @@ SHOWS = (
         "04_paged_cells",
         "Cells",
         lambda m, t: run_of(CellExplorer(m, t)),
-        Card((0, 36, 690, 340), 0.6),
+        Card((0, 36, 690, 430), 0.6, phone=(8, 36, 352, 298)),
     ),
 )
 
 
-def write(folder: Path) -> list[Path]:
-    """Run the engine and write all players into the folder → their files."""
+def show_of(name: str) -> Show:
+    """The player of that name. KeyError for one that there is not."""
+    return {show.name: show for show in SHOWS}[name]
+
+
+def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
+    """Run the engine and write all players into the folder → their files.
+
+    `links` says which pages a player leads to: words -> address.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = load_model(), load_tokenizer()
     files = []
@@ -217,6 +225,7 @@ def write(folder: Path) -> list[Path]:
                 step_name=run.step_name,
                 start=run.start,
                 card=show.card,
+                links=links(show) if links else None,
             )
         )
     return files

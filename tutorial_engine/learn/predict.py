@@ -78,7 +78,7 @@ class Predictions:
         elif question.choice == question.truth:
             said = " ✔ As you predicted."
         else:
-            said = f" ✘ You predicted: {question.choice}. What did you overlook?"
+            said = f" ✘ You predicted: {question.choice}. Read on to see why."
         question.buttons.disabled = True
         print(f"Answer: {question.truth}.{said}")
         return True

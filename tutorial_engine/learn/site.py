@@ -34,6 +34,7 @@ SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
 HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
 NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
 LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
+PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
 WIDE = 560  # a card whose picture is so wide takes a line of its own
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
@@ -136,6 +137,17 @@ def players_page() -> str:
     return "\n".join(lines)
 
 
+def links_of(show: players.Show) -> dict[str, str]:
+    """Where a player leads to: the section about it, and the others."""
+    lesson = lesson_of(show.lesson)
+    goal = f"../{page_of(lesson)}.html#{anchors(lesson)[show.heading]}"
+    return {
+        f"Lesson {lesson.code}: {show.heading}": goal,
+        "All players": "../players.html",
+        "All lessons": "../lessons/index.html",
+    }
+
+
 def cards() -> str:
     """The moving pictures of the first page."""
     parts = ['<div class="cards">']
@@ -143,10 +155,12 @@ def cards() -> str:
         if show.card is None:
             continue
         _, _, wide, tall = show.card.box
+        _, _, small, high = show.card.phone or show.card.box
         title, words, file = escape(show.title), escape(show.words), f"players/{show.file}"
-        look = "card-of wide" if wide >= WIDE else "card-of"
+        look = " ".join(["card-of", *["wide"] * (wide >= WIDE), *["small"] * bool(show.card.phone)])
+        ratios = f"--tall: {tall / wide:.3f}; --small: {high / small:.3f}"
         parts.append(
-            f'<section class="{look}" style="--tall: {tall / wide:.3f}"><h2>{title}</h2>'
+            f'<section class="{look}" style="{ratios}"><h2>{title}</h2>'
             f'<div class="strip"><iframe src="{file}?card" title="{title}" loading="lazy"></iframe>'
             "</div>"
             f'<p>{words}</p><p><a href="{file}">Step through it</a></p></section>'
@@ -214,7 +228,7 @@ def gather(folder: Path) -> None:
     """Put all sources of the site into the folder. ValueError for a lesson that is not built."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SITE, folder)
-    players.write(folder / "extra" / "players")
+    players.write(folder / "extra" / "players", links_of)
     alts: dict[str, str] = {}
     for lesson in LESSONS:
         path = target(lesson.notebook, solved=False)
@@ -235,6 +249,10 @@ def gather(folder: Path) -> None:
         _write(folder / name, localised(path))
         for words in PICTURE.findall(path.read_text(encoding="utf-8")):
             picture = folder / Path(name).parent / words.removeprefix("docs/")
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path.parent / words, picture)
+        for words in PLAIN_HTML.findall(path.read_text(encoding="utf-8")):
+            picture = folder / "extra" / Path(name).parent / words
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / words, picture)
     decisions = sorted(path.stem for path in (DOCS / "decisions").glob("*.md"))

@@ -72,13 +72,21 @@ def has_gap(function: object) -> bool:
     )
 
 
+def open_verdict(name: str, function: object) -> Verdict | None:
+    """A verdict on an exercise that nobody has touched; None for any other function."""
+    if not is_open(function):
+        return None
+    return Verdict(None, f"not done yet: the body of {name} is still `...`")
+
+
 def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> Verdict:
     """Run a check on the learner's function; an exception in it becomes a verdict that names it.
 
     A function that nobody has touched is not run. `hint` is what is told beside an error of shapes.
     """
-    if is_open(function):
-        return Verdict(None, f"not done yet: the body of {name} is still `...`")
+    untouched = open_verdict(name, function)
+    if untouched is not None:
+        return untouched
     if _says_nothing(function):
         return Verdict(False, f"{name} returns None whatever it is asked")
     try:

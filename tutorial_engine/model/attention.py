@@ -209,7 +209,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     grouped = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, group, D]
     out = F.scaled_dot_product_attention(
-        grouped, k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+        grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     )  # [1, H_kv, group, D_v]
     return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
 

@@ -4,7 +4,7 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -73,28 +73,8 @@ class Batch:
         Raises ValueError for no sequence, an empty one, an id that is no whole number, or a
         negative position.
         """
-        if not sequences:
-            raise ValueError("a batch needs at least one sequence, got none")
-        firsts = [0] * len(sequences) if first_positions is None else list(first_positions)
-        if len(firsts) != len(sequences):
-            raise ValueError(f"{len(sequences)} sequences but {len(firsts)} first positions")
-        ids: list[int] = []
-        positions: list[int] = []
-        starts = [0]
-        for s, (sequence, first) in enumerate(zip(sequences, firsts, strict=True)):
-            if len(sequence) == 0:
-                raise ValueError(f"sequence {s} is empty: a prompt needs at least one token")
-            bad = [i for i in sequence if not isinstance(i, int) or isinstance(i, bool) or i < 0]
-            if bad:
-                raise ValueError(f"sequence {s} holds {bad[0]!r}; token ids are whole numbers ≥ 0")
-            if first < 0:
-                raise ValueError(f"sequence {s} starts at position {first}; positions are ≥ 0")
-            ids.extend(sequence)
-            positions.extend(range(first, first + len(sequence)))
-            starts.append(len(ids))
-        return cls(
-            torch.tensor(ids, device=device), torch.tensor(positions, device=device), tuple(starts)
-        )
+        ids, positions, starts = _end_to_end(sequences, first_positions)
+        return cls(torch.tensor(ids, device=device), torch.tensor(positions, device=device), starts)
 
     @classmethod
     def from_allocations(
@@ -109,19 +89,19 @@ class Batch:
         ValueError as `from_sequences`, and when there are not as many allocations or slots.
         """
         firsts = [allocation.first_position for allocation in allocations]
-        batch = cls.from_sequences(sequences, firsts, device)
+        ids, positions, starts = _end_to_end(sequences, firsts)
         new_slots = [slot for allocation in allocations for slot in allocation.new_slots]
-        if len(new_slots) != len(batch.input_ids) or len(seq_ids) != len(sequences):
+        if len(new_slots) != len(ids) or len(seq_ids) != len(sequences):
             raise ValueError(
-                f"{len(batch.input_ids)} tokens of {len(sequences)} sequences need as many slots "
-                f"and ids; got {len(new_slots)} slots, {len(seq_ids)} ids"
+                f"{len(ids)} tokens of {len(sequences)} sequences need as many slots and ids; got "
+                f"{len(new_slots)} slots, {len(seq_ids)} ids"
             )
-        return replace(
-            batch,
-            seq_ids=tuple(seq_ids),
-            slot_mapping=torch.tensor(new_slots, device=device),
-            context_slots=tuple(allocation.context_slots for allocation in allocations),
+        # the rows of one tensor: one copy to the device
+        input_ids, positions_, slot_mapping = torch.tensor(
+            [ids, positions, new_slots], device=device
         )
+        contexts = tuple(allocation.context_slots for allocation in allocations)
+        return cls(input_ids, positions_, starts, tuple(seq_ids), slot_mapping, contexts)
 
     @property
     def num_tokens(self) -> int:
@@ -145,3 +125,29 @@ class Batch:
     def last_token_indices(self) -> tuple[int, ...]:
         """Row of each sequence's last token: the rows whose logits choose the next tokens."""
         return tuple(end - 1 for end in self.seq_starts[1:])
+
+
+def _end_to_end(
+    sequences: Sequence[Sequence[int]], first_positions: Sequence[int] | None
+) -> tuple[list[int], list[int], tuple[int, ...]]:
+    """Ids and positions of all tokens, and where each sequence begins. As Batch.from_sequences."""
+    if not sequences:
+        raise ValueError("a batch needs at least one sequence, got none")
+    firsts = [0] * len(sequences) if first_positions is None else list(first_positions)
+    if len(firsts) != len(sequences):
+        raise ValueError(f"{len(sequences)} sequences but {len(firsts)} first positions")
+    ids: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    for s, (sequence, first) in enumerate(zip(sequences, firsts, strict=True)):
+        if len(sequence) == 0:
+            raise ValueError(f"sequence {s} is empty: a prompt needs at least one token")
+        bad = [i for i in sequence if not isinstance(i, int) or isinstance(i, bool) or i < 0]
+        if bad:
+            raise ValueError(f"sequence {s} holds {bad[0]!r}; token ids are whole numbers ≥ 0")
+        if first < 0:
+            raise ValueError(f"sequence {s} starts at position {first}; positions are ≥ 0")
+        ids.extend(sequence)
+        positions.extend(range(first, first + len(sequence)))
+        starts.append(len(ids))
+    return ids, positions, tuple(starts)

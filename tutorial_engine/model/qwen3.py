@@ -37,8 +37,8 @@ class Qwen3Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
-        self.q_size = config.num_attention_heads * config.head_dim
-        self.kv_size = config.num_key_value_heads * config.head_dim
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_size, self.kv_size = (n * self.head_dim for n in (self.num_heads, self.num_kv_heads))
         self.qkv_proj = Linear(
             config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
         )
@@ -50,12 +50,10 @@ class Qwen3Attention(nn.Module):
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
     ) -> Tensor:
         """hidden [T, hidden] → [T, hidden]."""
-        q, k, v = self.qkv_proj(hidden).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        q = self.q_norm(q.unflatten(-1, (-1, self.head_dim)))  # [T, H, D]
-        k = self.k_norm(k.unflatten(-1, (-1, self.head_dim)))  # [T, H_kv, D]
-        v = v.unflatten(-1, (-1, self.head_dim))  # [T, H_kv, D]
-        qk = apply_rope(torch.cat((q, k), dim=1), *angles)  # both at once: [T, H + H_kv, D]
-        q, k = qk.split((q.shape[1], k.shape[1]), dim=1)
+        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 H_kv, D]
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)  # turned both at once
+        q, k = apply_rope(qk, *angles).split((self.num_heads, self.num_kv_heads), dim=1)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 

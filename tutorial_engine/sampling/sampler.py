@@ -191,8 +191,7 @@ def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToke
     if logits.ndim != 2 or logits.shape[0] != len(samplers) or logits.shape[1] == 0:
         shape = list(logits.shape)
         raise ValueError(f"{len(samplers)} samplers take logits [{len(samplers)}, V], got {shape}")
-    best, ids = logits.max(-1)
-    largest, token_ids = torch.stack([best.float(), ids.float()]).tolist()  # one transfer
+    largest, token_ids = (x.tolist() for x in logits.max(-1))
     results: list[SampledToken | Exception] = []
     for row, sampler in enumerate(samplers):
         try:
@@ -200,7 +199,7 @@ def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToke
                 raise _no_scores(largest[row])
             if sampler.takes_best:
                 sampler.num_sampled += 1
-                results.append(SampledToken(int(token_ids[row])))
+                results.append(SampledToken(token_ids[row]))
             else:
                 results.append(_checked(sampler.sample(logits[row]), sampler, logits.shape[1]))
         except Exception as fault:

@@ -3,6 +3,7 @@
 Beside what a head looks at stands what the model predicts, so that the two can be compared.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.model.attention import NaiveAttention
+from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.explorer import Explorer, button, number, text
@@ -41,8 +42,15 @@ class Look(NamedTuple):
 
 
 @torch.inference_mode()
-def look_inside(model: Qwen3ForCausalLM, ids: list[int]) -> Look:
-    """Run one sequence of n ids; keep every head's attention and every token's prediction."""
+def look_inside(
+    model: Qwen3ForCausalLM,
+    ids: Sequence[int],
+    backend: Callable[..., AttentionBackend] = NaiveAttention,
+) -> Look:
+    """Run one sequence of n ids; keep every head's attention and every token's prediction.
+
+    The backend is called with `observe=`, as NaiveAttention is.
+    """
     config, n = model.config, len(ids)
     kept = torch.zeros(config.num_hidden_layers, config.num_attention_heads, n, n)
 
@@ -50,11 +58,11 @@ def look_inside(model: Qwen3ForCausalLM, ids: list[int]) -> Look:
         kept[layer] = weights
 
     batch = Batch.from_sequences([ids], device=model.device)
-    logits = model.compute_logits(model(batch, NaiveAttention(observe=keep)))
+    logits = model.compute_logits(model(batch, backend(observe=keep)))
     return Look(kept, logits.softmax(-1).cpu())
 
 
-def attention_weights(model: Qwen3ForCausalLM, ids: list[int]) -> Tensor:
+def attention_weights(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:
     """Attention of every layer and head over one sequence of n ids, [layers, heads, n, n]."""
     return look_inside(model, ids).weights
 
@@ -159,7 +167,8 @@ class AttentionExplorer(Explorer):
         scene.hint = "hover over the map or a bar to read its share"
         layer, head = self.value("layer"), self.value("head")
         scene.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
-        scene.note("step", 10, 40, f"query {step} of {self.num_steps - 1}", 12)
+        place = "the last; " * (step == self.num_steps - 1) + "counted from 0"
+        scene.note("step", 10, 40, f"query {step} ({place})", 12)
         weights = self._now()
         best = weights[step].index(max(weights[step]))
         self._map(scene, step, best, weights)

@@ -225,7 +225,7 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
         if row == 0:
             ax.set_title(f"pos. {positions[column]}", fontsize=9, loc="center")
         if column == 0:
-            words = f"pair {pairs[row]}\n{frequency:.4g} rad\na position"
+            words = f"pair {pairs[row]}\n{frequency:.4g} rad\nper position"
             ax.set_ylabel(words, fontsize=9, rotation=0, ha="right", va="center")
     fast, slow = float(inv_freq[0]), float(inv_freq[-1])
     one, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))

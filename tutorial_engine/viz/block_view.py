@@ -6,7 +6,6 @@ Knows what is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutorial_engine.trace.events import BlockCopied, Trace
 from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner, without_hashes
@@ -25,9 +24,9 @@ from tutorial_engine.viz.parts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
+from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
 from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
-from tutorial_engine.viz.simple_blocks import SimpleBlockView
-from tutorial_engine.viz.style import PAPER, RULE
+from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 16  # what can still be read
@@ -37,9 +36,8 @@ LINES = ((4, 27.0), (4, 23.0), (8, 23.0), (8, 20.0))  # tokens in a line, its he
 TALLEST, GAP = 640.0, 14.0  # of all logical blocks; between two requests
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
-TOUCHED = "#fdf1cf"
+TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
-STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
 
@@ -144,44 +142,34 @@ class BlockView:
 
     def scene(self, step: int) -> Sheet:
         """What the step left: tables on the left, the pool on the right."""
-        sheet = _StepSheet(self, step)
-        sheet.head()
-        for name, top in self.tops.items():
-            sheet.request(name, top)
-        for block in range(self.run.num_blocks):
-            sheet.block(block)
-        for i, event in enumerate(sheet.now.copies):
-            sheet.copy(i, event)
-        for i, line in enumerate(free_lines(sheet.now.free)):
-            sheet.text(f"free.{i}", POOL, self.queue + 15 * i, line, 11)
-        sheet.key()
-        return sheet
+        return _Step(self, step, 30).drawn()
 
 
-class _StepSheet(Sheet):
-    """The picture of one step of a view."""
+class _Step(StepSheet):
+    """The picture of one step with hashes, holders and the queue of free blocks."""
 
-    def __init__(self, view: BlockView, step: int) -> None:
-        super().__init__(WIDTH, view.floor + 38, (MARGIN, view.floor + 30))
-        self.hint = "hover over a token, a table entry or a block to read its numbers"
-        self.view, self.run, self.looks = view, view.run, view.looks
-        self.step, self.now = step, view.run.steps[step]
-        self.owners = view.run.owners(step)
+    view: BlockView
 
-    def head(self) -> None:
-        """Which step it is, what came to pass, and what the columns are."""
-        run, view = self.run, self.view
-        caching = "on" if run.prefix_caching else "off"
-        self.heading(view.title, f"step {self.step} of 0–{run.last} · prefix caching {caching}")
-        for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
-            self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
-        pool = f"pool: {run.num_blocks} physical blocks of {run.block_size}"
-        for x, words in ((LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)):
-            self.note(f"column.{x:.0f}", x, view.top, words)
-        if run.prefix_caching:
+    @property
+    def aside(self) -> str:
+        """Beside the number of the step."""
+        return f" · prefix caching {'on' if self.run.prefix_caching else 'off'}"
+
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """Where each column begins, and what it is."""
+        pool = f"pool: {self.run.num_blocks} physical blocks of {self.run.block_size}"
+        return (LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)
+
+    def rest(self) -> None:
+        """What a hash looks like, arrows of copies, and the queue of free blocks."""
+        if self.run.prefix_caching:
             chain = "71b9 ← 98ac: hash ← hash of the block before"
-            chain = chain if view.pool.columns < 8 else "71b9: hash of all tokens so far"
-            self.note("chain", WIDTH - MARGIN, view.top, chain, **RIGHT)
+            chain = chain if self.view.pool.columns < 8 else "71b9: hash of all tokens so far"
+            self.note("chain", WIDTH - MARGIN, self.view.top, chain, **RIGHT)
+        for i, event in enumerate(self.now.copies):
+            self.copy(i, event)
+        for i, line in enumerate(free_lines(self.now.free)):
+            self.text(f"free.{i}", POOL, self.view.queue + 15 * i, line, 11)
 
     def _said(self, tip: str) -> str:
         """What hovering says, on the one line that there is for it."""
@@ -194,7 +182,7 @@ class _StepSheet(Sheet):
         one, room = self.looks[name], LEFT - 18
         size = 17.0 if text_width(name, 17, bold=True) <= room else 11.0
         words = cut_to(name, room, size, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.colour, **BOLD)
+        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.ink, **BOLD)
         lines, table = self.view.lines, self.now.tables.get(name, ())
         blocks = lines.places(LEFT, top, LOGICAL)
         entries = lines.places(TABLE, top, POOL - TABLE - 12)
@@ -252,7 +240,8 @@ class _StepSheet(Sheet):
         x, y, w, h = self.view.pool.box(block)
         card, fill = (x - 5, y - 1, w + 10, h), TOUCHED if touched else PAPER
         tip = self._said(self.run.about_block(self.step, block))
-        self.rect(f"block.{block}", card, fill, tip, rx=4)
+        edge: Style = {"stroke": QUIET, **DASHES} if touched else {}
+        self.rect(f"block.{block}", card, fill, tip, rx=4, **edge)
         self.text(f"number.{block}", x, y + 13, str(block), 12, **BOLD, **DEAF)
         many = f"ref {len(own)}" if own else "next" if self.now.free[0] == block else ""
         if many:
@@ -294,7 +283,7 @@ class _StepSheet(Sheet):
             if at + wide > x + room:
                 self.text(f"who.{block}.{i}", at, base, "…", 11, **style)
                 break
-            ink = self.looks[owner.name].colour
+            ink = self.looks[owner.name].ink
             self.text(f"who.{block}.{i}", at, base, words, 11, fill=ink, **style)
             at += wide + 4
 
@@ -343,7 +332,7 @@ class _StepSheet(Sheet):
         if len(looks) > 1:
             dark = [one.dark for one in looks[:2]]
             marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
-        touched: dict[str, Any] = {"fill": TOUCHED, "rx": 2, "stroke": RULE}
+        touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
         self.legend(MARGIN, self.view.floor + 6, marks)

@@ -139,7 +139,7 @@ class LayerSheet(Sheet):
             "a token reads the others.",
             f"Query heads: {heads}",
             f"K/V heads: {groups}",
-            f"Numbers a head: {config.head_dim}",
+            f"Numbers per head: {config.head_dim}",
         )
         self.sentences("attention.words", NOTES, q - 12, words)
 

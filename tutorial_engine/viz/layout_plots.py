@@ -1,6 +1,6 @@
-"""Introduced in notebook 04. The layout laboratory in pictures: memory strips, and the race.
+"""Introduced in notebook 04. The layout laboratory in a picture: memory strips.
 
-Places and counters come from the layouts' own strides; the race is what was measured.
+Places and counters come from the layouts' own strides.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tutorial_engine.lab.layouts import AXES, KVLayout, LayoutTimes, Touched, runs
-from tutorial_engine.viz.charts import label_bars, no_axis, panels, rows_of_bars
+from tutorial_engine.lab.layouts import AXES, KVLayout, runs
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,
@@ -26,7 +25,7 @@ from tutorial_engine.viz.parts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import COLOURS, Box, Look, text_width, tint
-from tutorial_engine.viz.style import PAPER, QUIET, RED, RULE, SERIES, finish, house_style
+from tutorial_engine.viz.style import PAPER, QUIET, RED
 from tutorial_engine.viz.words import counted
 
 LEFT, LINE, TALL = 46.0, 44.0, 20.0  # where strips begin, from line to line, the height of a box
@@ -68,7 +67,7 @@ def layouts_picture(
     tall = 38 + LINE * -(-total // line)
     low = 62 + tall * len(layouts)
     scene = Sheet(WIDTH, low + 16, tip_at=(10, low + 6))
-    defined = "a piece is memory without a gap, a cache line is 64 bytes"
+    defined = "a piece is memory without a gap"
     scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     x = scene.legend(10, 46, marks, 14, 8)
@@ -82,12 +81,13 @@ def layouts_picture(
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        told.append(f"{order}, writing touches {_words(write)} and reading {_words(read)}")
+        pieces = [counted(one.runs, "piece") for one in (write, read)]
+        told.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
         x = 22 + text_width(order, 12, bold=True)
-        words = f"writing touches {_words(write)}, reading {_words(read)}"
+        words = f"writing touches {pieces[0]}, reading {pieces[1]}"
         scene.note(f"{order}.counts", x, y, words, 12)
         strip.draw_numbers()
         strip.draw_touched(layer, token, n)
@@ -118,11 +118,6 @@ def _shape(layouts: Mapping[str, KVLayout], layer: int, token: int) -> tuple[int
             f"{layer}, token {token}"
         )
     return shape
-
-
-def _words(count: Touched) -> str:
-    pieces, lines = counted(count.runs, "piece"), counted(count.lines, "cache line")
-    return f"{pieces} on {lines}"
 
 
 def _read_mark(scene: Sheet, name: str, box: Box, up: float = 6) -> None:
@@ -165,7 +160,7 @@ class _Strip:
             self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
         for i, box in self.parts(lambda i: elements[i].layer):
             self.say(f"layer{i}", box, f"layer {elements[i].layer}", TALL + 12, 10, **FAINT)
-        for i in range(0, len(elements), self.line):
+        for i in range(0, len(elements), self.line) if len(elements) > self.line else ():
             y = self.grid.box(i)[1] + 14
             scene.note(f"{self.order}.at{i}", LEFT - 6, y, str(i * size), 10, **RIGHT)
 
@@ -191,38 +186,3 @@ class _Strip:
         """The elements that a view covers, as places in memory."""
         size, found = self.layout.kv.itemsize, runs(self.layout.kv, part)
         return {i for start, count in found for i in range(start // size, (start + count) // size)}
-
-
-@house_style()
-def layout_race(times: Mapping[str, LayoutTimes]) -> Picture:
-    """Measured seconds of each order: writing one token, and one step's attention in all layers.
-
-    ValueError for no order, and for a time that is not above 0.
-    """
-    if not times or min(map(min, times.values())) <= 0:
-        raise ValueError(f"give order -> LayoutTimes with times above 0, got {dict(times)}")
-    shown = {
-        "writing one token": [1e6 * t.write for t in times.values()],
-        "attention, all layers": [1e6 * t.attend for t in times.values()],
-    }
-    figure, axes = panels(9, 0.4 * len(times) + 1.3, columns=2, sharey=True)
-    told = []
-    for ax, (title, values) in zip(axes, shown.items(), strict=True):
-        best = min(values)
-        for y, value in enumerate(values):
-            colour = SERIES[y % 6]
-            bar = ax.barh(y, value, 0.5, facecolor=tint(colour, 0.6), edgecolor=colour)
-            slower = "" if value == best else f", {value / best:.3g} times"
-            label_bars(ax, bar, [_us(value) + slower])
-        rows_of_bars(ax, list(times), 1.45 * max(values))
-        no_axis(ax, "bottom")
-        ax.axvline(best, color=RULE, linewidth=1, zorder=0)
-        ax.set_title(f"{title}, measured here", fontsize=10.5)
-        parts = [f"{name} {_us(value)}" for name, value in zip(times, values, strict=True)]
-        told.append(f"{title}: {', '.join(parts)}")
-    return finish(figure, f"Measured on this machine, {'; '.join(told)}.")
-
-
-def _us(value: float) -> str:
-    """Microseconds as people say them, three digits: 8.42 µs, 1.28 ms."""
-    return f"{value / 1000:.3g} ms" if value >= 999.5 else f"{value:.3g} µs"

@@ -45,7 +45,6 @@ from tutorial_engine.viz.pool_view import USED, draw_key, draw_pool, looks_of, s
 from tutorial_engine.viz.request_look import cut_to, nice_step, tint
 from tutorial_engine.viz.style import (
     BLUE,
-    DASHES,
     INK,
     PAPER,
     PLAIN,
@@ -260,48 +259,30 @@ def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Pictur
 
 # -- the block size -------------------------------------------------------------------------------
 
-Curve = tuple[str, Callable[[DialPoint], float]]  # what it is called, and its number of a point
-PANELS: dict[str, tuple[Curve, ...]] = {
-    "ms until all are answered": (("ms", lambda p: p.milliseconds),),
-    "tokens": (
-        ("run", lambda p: p.tokens_run),
-        ("found in the cache", lambda p: p.tokens_found),
-    ),
-    "slots reserved, no token: waste": (
-        ("mean", lambda p: p.mean_waste),
-        ("peak", lambda p: p.peak_waste),
-    ),
-    "table entries kept": (
-        ("all requests", lambda p: p.total_entries),
-        ("one request", lambda p: p.most_entries),
-    ),
-    "KiB gathered for attention, in all": (("KiB", lambda p: p.bytes_gathered / 1024),),
-    "requests": (
-        ("running at once, most", lambda p: p.most_running),
-        ("preemptions", lambda p: p.preemptions),
-    ),
+PANELS: dict[str, Callable[[DialPoint], float]] = {
+    "look here first: ms in all": lambda p: p.milliseconds,
+    "why: tokens run": lambda p: p.tokens_run,
+    "why: slots wasted (mean)": lambda p: p.mean_waste,
 }
 
 
 @house_style()
 def dial(points: Sequence[DialPoint]) -> Picture:
-    """What the block size does to time, tokens run, waste, tables, gathering and concurrency.
+    """What the block size does to time, and two reasons for it: tokens run, and slots wasted.
 
     Pages are a line; cells and rows, its two ends, stand beside it. ValueError for fewer than two
     points, and for a position that comes twice.
     """
     places = _places([p.position for p in points])
-    figure, axes = panels(10, 5.4, rows=2, columns=3)
-    for ax, (title, curves) in zip(axes, PANELS.items(), strict=True):
-        _panel(ax, points, places, curves)
+    figure, axes = panels(10, 3.3, columns=3)
+    for i, (ax, (title, number)) in enumerate(zip(axes, PANELS.items(), strict=True)):
+        _panel(ax, points, places, number, SERIES[i])
         ax.set_title(title, fontsize=10.5)
-    for ax in axes[3:]:
-        ax.set_xlabel("block size")
+        ax.set_xlabel("block size (■ cells, ● pages, ◆ rows)")
     blocks = [p for p in points if isinstance(p.position, int)]
     of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
     told = [
-        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}, "
-        f"{p.total_entries} table entries, {p.bytes_gathered / 1024:,.0f} KiB gathered"
+        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
         for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
         if p is not None
     ]
@@ -324,30 +305,28 @@ def _places(positions: Sequence[int | str]) -> list[float]:
 
 
 def _panel(
-    ax: Axes, points: Sequence[DialPoint], places: Sequence[float], curves: Sequence[Curve]
+    ax: Axes,
+    points: Sequence[DialPoint],
+    places: Sequence[float],
+    number: Callable[[DialPoint], float],
+    colour: str,
 ) -> None:
-    """One or two curves over the dial: pages joined, cells a square and rows a diamond."""
+    """One number over the dial: pages joined, cells a square and rows a diamond."""
     order = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
-    most = max(of(p) for _, of in curves for p in points) or 1
-    for i, (name, of) in enumerate(curves):
-        pages = [(x, of(p)) for x, p in order if isinstance(p.position, int)]
-        look: dict[str, Any] = {"color": SERIES[i], "linestyle": DASHES[i], "label": name}
-        ax.plot([x for x, _ in pages], [y for _, y in pages], "o", markersize=5.5, **look)
-        for x, p in order:
-            if isinstance(p.position, str):
-                mark, fill = ("s" if p.position == CELLS else "D"), ("full", "none")[i]
-                ax.plot([x], [of(p)], mark, fillstyle=fill, color=SERIES[i], markersize=7.5)
+    most = max(map(number, points)) or 1
+    pages = [(x, number(p)) for x, p in order if isinstance(p.position, int)]
+    ax.plot([x for x, _ in pages], [y for _, y in pages], "-o", markersize=5.5, color=colour)
     for x, p in order:
         if isinstance(p.position, str):
+            mark = "s" if p.position == CELLS else "D"
+            ax.plot([x], [number(p)], mark, color=colour, markersize=7.5)
             beside = x + (0.55 if p.position == CELLS else -0.55)
             ax.axvline(beside, color=QUIET, linewidth=0.8, linestyle=":")
     ax.set_xticks([x for x, _ in order], [str(p.position) for _, p in order], fontsize=9)
-    ax.set_ylim(-0.04 * most, (1.14 if len(curves) == 1 else 1.5) * most)  # room for a legend
+    ax.set_ylim(-0.04 * most, 1.14 * most)
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=most >= 5))
     ax.yaxis.set_major_formatter(ROUND)
     lines_across(ax)
-    if len(curves) > 1:
-        ax.legend(loc="upper center", fontsize=9.5)
 
 
 # -- the context shift ----------------------------------------------------------------------------

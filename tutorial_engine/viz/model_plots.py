@@ -159,7 +159,7 @@ def qkv_picture(
     far = float(torch.cat(results).abs().max())
     y, wide = 180.0, 660 / dim
     for name, matrix, values, count in zip("qkv", weights, results, heads, strict=True):
-        made = f"{name} = W_{name} · x: {counted(count, 'head')} of {dim} numbers"
+        made = f"{name} = x @ W_{name}.T: {counted(count, 'head')} of {dim} numbers"
         sheet.text(
             f"{name}.title", 150, y, f"{made}; W_{name} has {len(matrix)} rows", 12.5, **BOLD
         )
@@ -384,6 +384,8 @@ def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, 
     """Bars, and their numbers in a column at the right; a control far below the first has an ✗."""
     first = found[names[0]][0] / found[names[0]][1]
     rows_of_bars(ax, names, 1.42)
+    ax.set_ylim(top=-1.1)  # room for what the dotted line is
+    ax.text(first - 0.01, -0.62, f"dotted: {names[0]}", ha="right", color=QUIET, fontsize=9)
     for place, name in enumerate(names):
         if name not in found:  # the title of the controls
             ax.axhline(place - 0.5, color=RULE, linewidth=1)
@@ -398,6 +400,7 @@ def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, 
     ax.axvline(first, color=INK, linewidth=1, linestyle=":", zorder=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     ax.spines[["left"]].set_visible(False)
+    ax.spines["bottom"].set_bounds(0, 1)
 
 
 def _not_harmless(found: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -419,7 +422,7 @@ def _told(title: str, rows: Sequence[Ablation]) -> str:
         return ", ".join([said, *(f"{_result(v, total)} ({name})" for name, v, _ in tested)]) + "."
     if tested:
         name, least, _ = min(tested, key=lambda row: row[1])
-        said += f", least {_result(least, total)} ({name})"
+        said += f", least of the heads under test {_result(least, total)} ({name})"
     failed = _not_harmless({name: (value, total) for name, value, total in rows})
     who = listed(name.removeprefix(CONTROL) for name in failed) or "none"
     said += f"; controls that are not harmless (✗): {who}"

@@ -3,7 +3,7 @@
 An engine has max_num_seqs places, and a request that runs holds one: with a cache of rows, its row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -21,24 +21,31 @@ from tutorial_engine.viz.request_look import (
     look,
     nice_step,
     text_width,
+    tint,
 )
-from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.timeline import limits
 from tutorial_engine.viz.trace_rows import Rows, rows
 from tutorial_engine.viz.words import counted, listed, ms, share
 
 WIDE, LEFT, RIGHT_EDGE = 1000.0, 62.0, 988.0
+CROSSED = "#e4e7ea"  # below the crosses of what is wasted
 TALL, WIDEST = 28.0, 60.0  # a place; the most that a step takes
 MOST = 64  # places of all runs together
 IDLE, WASTED = "idle", "wasted"  # nobody waits; somebody does
+YELLOW, INDIGO = "#F0E442", "#332288"
+LOOKS = (  # eight requests side by side; two more colours that survive colour blindness
+    *map(look, range(6)),
+    Look("#8f8600", tint(YELLOW, 0.3), tint(YELLOW, 0.85), "plain"),
+    Look(INDIGO, tint(INDIGO, 0.2), tint(INDIGO, 0.5), "plain"),
+)
 WORDS = {
     "prefill": "prefill",
     "decode": "decode",
     "recompute": "again, after preemption",
-    "END": "the request’s last step",
-    WASTED: "wasted: idle, although somebody waits",
-    "stalls": "wasted: held, but runs nothing",
+    "END": "the request ends",
+    WASTED: "wasted: nobody has it, although somebody waits",
+    "stalls": "wasted: its request runs nothing",
     IDLE: "idle: nobody waits",
 }
 
@@ -114,11 +121,14 @@ def _ends(step: Step, name: str) -> bool:
 
 
 def places(
-    runs: Mapping[str, Trace], title: str = "Who has each place in each step, and which are idle"
+    runs: Mapping[str, Trace],
+    title: str = "Who has each place in each step, and which are idle",
+    only: Collection[str] = (),
 ) -> Picture:
-    """A panel per run: steps from left to right, a line per place; END where a request finishes.
+    """A panel per run: steps from left to right, a line per place; a bar where a request ends.
 
-    Step s of place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
+    The requests in `only` are coloured and the others grey; without it all are coloured. Step s of
+    place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
     `idle.i.p.s`. ValueError for no run, for more places than can be seen, and as `read_places`.
     """
     if not runs:
@@ -130,52 +140,48 @@ def places(
     pitch = min(WIDEST, (RIGHT_EDGE - LEFT) / max(len(each.run.steps) for each in found.values()))
     scene = Sheet(WIDE, 0)
     scene.heading(title, size=16)
-    scene.note("settings", 10, 42, limits(next(iter(found.values())).run, policy=False), 11.5)
+    told = limits(next(iter(found.values())).run, policy=False)
+    scene.note("settings", 10, 42, f"a line is a place, a box is a step · {told}", 11.5)
     top = legend_lines(scene, 10, 66, _marks(scene, list(found.values())), 34) + 16
     for i, (name, each) in enumerate(found.items()):
         _head(scene, i, name, each, top)
-        _panel(scene, i, each, top + 22, pitch)
+        _panel(scene, i, each, top + 22, pitch, only)
         top += 22 + TALL * len(each.grid) + 34
     scene.height = top - 6
-    return scene.picture(_caption(found), zoom=1.1)
+    return scene.picture(_turns(found, only) if only else _caption(found), zoom=1.1)
 
 
 def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
     """What boxes mean, of those that occur."""
     return {
-        words: partial(_mark, scene, kind, GREY)
+        words: partial(_mark, scene, kind, LOOKS[0] if kind == "stalls" else GREY)
         for kind, words in WORDS.items()
         if kind == "END" or any(each.count(kind) for each in found)
     }
 
 
-def _mark(
-    scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = "", who: str = ""
-) -> None:
-    """A box of that kind; `who` ends, where nothing else says so."""
-    x, y, w, h = box
+def _mark(scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = "") -> None:
+    """A box of that kind. Whatever is wasted is crossed."""
+    edge: Style = {"stroke": one.colour, "stroke_width": 0.8, "rx": min(2.0, box[2] / 5)}
     if kind in (IDLE, WASTED):
-        scene.rect(name, box, HATCHED if kind == IDLE else "#e4e7ea", tip, stroke=RULE)
-        if kind == WASTED:
-            lines = hatch_path(box, "x")
-            style: Style = {"stroke": QUIET, "stroke_width": 1.0, "fill": "none"}
-            scene.add(f"{name}.hatch", "path", d=lines, **style, **DEAF)
-        return
-    edge: Style = {"stroke": one.colour, "stroke_width": 0.8, "rx": min(2.0, w / 5)}
-    if kind == "END":
-        scene.rect(name, box, INK, tip, **edge)
-        fits = [words for words in (f"{who} END", "END") if text_width(words, TEXT, True) + 2 <= w]
-        if fits:
-            scene.inside(f"{name}.word", box, fits[0].strip(), TEXT, fill=PAPER, **BOLD)
-        elif h >= TALL - 3 and w >= 0.72 * TEXT:
-            base, low = x + w / 2 + 0.36 * TEXT, y + (h + text_width("END", TEXT)) / 2
-            turn: Style = {"transform": f"rotate(-90 {base:.1f} {low:.1f})", "fill": PAPER}
-            scene.text(f"{name}.word", base, low, "END", TEXT, **turn, **DEAF)
-        return
-    if kind in ("stalls", "recompute"):
+        edge = {"stroke": RULE}
+    elif kind in ("stalls", "recompute"):
         edge["stroke_dasharray"] = "3 2"
-    fill = {"decode": one.dark, "stalls": PAPER}.get(kind, one.light)
-    scene.rect(name, box, fill, tip, **edge)
+    fills = {IDLE: PAPER, WASTED: CROSSED, "decode": one.dark, "END": one.dark}
+    scene.rect(name, box, fills.get(kind, one.light), tip, **edge)
+    if kind in (WASTED, "stalls"):
+        colour = QUIET if kind == WASTED else one.colour
+        style: Style = {"stroke": colour, "stroke_width": 1.0, "fill": "none"}
+        scene.add(f"{name}.hatch", "path", d=hatch_path(box, "x"), **style, **DEAF)
+    if kind == "END":
+        _end(scene, name, box)
+
+
+def _end(scene: Sheet, name: str, box: Box) -> None:
+    """The thick right edge of a request's last step."""
+    x, y, w, h = box
+    thick = min(5.0, w / 2)
+    scene.rect(f"{name}.end", (x + w - thick, y, thick, h), INK, **DEAF)
 
 
 def _head(scene: Sheet, i: int, name: str, each: Places, top: float) -> None:
@@ -192,7 +198,9 @@ def _wasted(each: Places) -> str:
     return f"{each.wasted} of {each.total}{part}"
 
 
-def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None:
+def _panel(
+    scene: Sheet, i: int, each: Places, top: float, pitch: float, only: Collection[str]
+) -> None:
     """The lines of one run, its steps numbered below."""
     gap = min(1.5, pitch / 10)
     for p, line in enumerate(each.grid):
@@ -206,18 +214,22 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
             if isinstance(one, str):
                 tip = f"place {p}, steps {first} to {last}: {WORDS[one]}"
                 _mark(scene, one, GREY, f"idle.{i}.{p}.{first}", box, tip)
+                _word(scene, f"what.{i}.{p}.{first}", one, box)
                 continue
+            ends = False
             for s, held in members:
                 if isinstance(held, str):
                     continue
-                kind = "END" if held.is_last else held.kind
                 tip = f"step {s}, place {p}: {held.request_id}, {held.kind}"
                 tip += ", ends" * held.is_last
                 own = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
-                item = f"box.{i}.{p}.{s}"
-                who = cut_to(held.request_id, 20, TEXT, True) if len(members) == 1 else ""
-                _mark(scene, kind, look(held.request), item, own, tip, who)
-            _name(scene, f"{i}.{p}.{first}", one.request_id, box, members, pitch)
+                grey = only and held.request_id not in only
+                looks = GREY if grey else LOOKS[held.request % len(LOOKS)]
+                _mark(scene, held.kind, looks, f"box.{i}.{p}.{s}", own, tip)
+                if ends := held.is_last:
+                    _end(scene, f"box.{i}.{p}.{s}", own)
+            room = (x, y + 1.5, wide - min(5.0, pitch / 2) * ends, TALL - 3)
+            _word(scene, f"who.{i}.{p}.{first}", one.request_id, room)
     _steps(scene, i, len(each.run.steps), top + TALL * len(each.grid), pitch)
 
 
@@ -225,30 +237,12 @@ def _same(what: Held | str) -> str | int:
     return what if isinstance(what, str) else what.request
 
 
-def _name(
-    scene: Sheet,
-    name: str,
-    request_id: str,
-    box: Box,
-    members: Sequence[tuple[int, Held | str]],
-    pitch: float,
-) -> None:
-    """Whose it is: in every box where there is room, else once in the middle of the stretch."""
-    x, y, w, h = box
-    room = pitch - 5
-    words = cut_to(request_id, room, 12, True)
-    ends = isinstance(members[-1][1], Held) and members[-1][1].is_last
-    if text_width(words, 12, True) <= room and words != "…" and pitch >= 18:
-        for s, held in members:
-            if isinstance(held, Held) and not held.is_last:
-                own = (LEFT + pitch * s, y, pitch, h)
-                scene.inside(f"who.{name}.{s}", own, words, 12, **BOLD)
-        return
-    room = w - pitch * ends - 2
-    words = cut_to(request_id, room, 12, True)
-    if words != "…":
+def _word(scene: Sheet, name: str, words: str, box: Box) -> None:
+    """Whose a stretch of steps is, or what it is, once in its middle where there is room."""
+    shown = cut_to(words, box[2] - 2, 12, True)
+    if shown == words or (shown != "…" and name.startswith("who")):
         halo: Style = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
-        scene.inside(f"who.{name}", (x, y, room, h), words, 12, **BOLD, **halo)
+        scene.inside(name, box, shown, 12, **BOLD, **halo, fill=QUIET if words == IDLE else INK)
 
 
 def _steps(scene: Sheet, i: int, count: int, y: float, pitch: float) -> None:
@@ -268,3 +262,16 @@ def _caption(found: Mapping[str, Places]) -> str:
         "Places that run nothing although somebody waits or holds them, counted over all steps: "
         f"{', '.join(wasted)}; idle because nobody waits: {listed(idle)}."
     )
+
+
+def _turns(found: Mapping[str, Places], only: Collection[str]) -> str:
+    """In which steps those run who are coloured."""
+    parts = []
+    for name, each in found.items():
+        told = []
+        for who in only:
+            cells = (pair for line in each.grid for pair in enumerate(line))
+            held = [s for s, one in cells if isinstance(one, Held) and one.request_id == who]
+            told.append(f"{who} in {f'steps {min(held)} to {max(held)}' if held else 'no step'}")
+        parts.append(f"“{name}” runs {listed(told)}")
+    return f"{'; '.join(parts)}."

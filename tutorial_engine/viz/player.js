@@ -61,7 +61,7 @@ function show(wanted) {
       part.tip.over.setAttribute("visibility", tip ? "visible" : "hidden");
     }
   }
-  stage.setAttribute("viewBox", card ? card.box : at(film.boxes, step));
+  stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, step));
   caption.textContent = film.captions[step];
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${film.step_name} ${step} of ${last}`);

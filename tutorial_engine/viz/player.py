@@ -6,7 +6,7 @@ The page's script only sets attributes. Knows scenes and captions; knows no engi
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +26,14 @@ class Frame(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s."""
+    """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s.
+
+    `phone`: the part that can be read where there is less room; None: the same.
+    """
 
     box: tuple[float, float, float, float]
     speed: float = 1.0
+    phone: tuple[float, float, float, float] | None = None
 
 
 def player(
@@ -39,18 +43,21 @@ def player(
     step_name: str = "step",
     start: int = 0,
     card: Card | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> str:
     """The HTML of a page that shows these frames. ValueError for none, or a start outside.
 
     The address may end in `#t=17`; ← → Home End and the space bar work; nothing is requested from
     anywhere. With `?card` it is a small moving picture of what `card` says, to be put into another
-    page: it runs while it is seen, unless the reader wants less motion.
+    page: it runs while it is seen, unless the reader wants less motion. `links`: words -> address,
+    of pages that lie beside it.
     """
     if not 0 <= start < len(frames):
         raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
     film = film_of(frames) | {"step_name": step_name, "start": start}
     if card:
-        film["card"] = {"box": " ".join(map(plain, card.box)), "speed": card.speed}
+        boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
+        film["card"] = {"boxes": boxes, "speed": card.speed}
     script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
@@ -61,9 +68,15 @@ def player(
         box=escape(film["boxes"][0][1]),
         width=max(frame.scene.width for frame in frames),
         caption=escape(frames[start].caption),
+        links=_links(links or {}),
         film=_safe_json(film),
         script=script,
     )
+
+
+def _links(links: Mapping[str, str]) -> str:
+    parts = (f'<a href="{escape(goal)}">{escape(words)}</a>' for words, goal in links.items())
+    return f'<nav class="keys">{" · ".join(parts)}</nav>\n' if links else ""
 
 
 def save_player(frames: Sequence[Frame], path: str | Path, title: str, **more: Any) -> Path:
@@ -97,14 +110,21 @@ def still(film: dict[str, Any], step: int) -> list[Item]:
     """The items that a player shows at a step, from below to the top: what its script does."""
     found = []
     for own in film["items"]:
-        look = {name: _at(track, step) for name, track in own["tracks"].items()}
-        if look.pop("display", None) == "none":
+        look = look_at(own, step)
+        if look is None:
             continue
-        words = look.pop("words", None)
+        words = look.pop("words", "")
         tip = _at(own["tip"]["words"], step) if "tip" in own else None
-        known = {name: value for name, value in look.items() if value is not None}
-        found.append(Item(own["tag"], known, words or "", tip or ""))
+        found.append(Item(own["tag"], look, words, tip or ""))
     return found
+
+
+def look_at(own: dict[str, Any], step: int) -> dict[str, str] | None:
+    """The attributes of a film's item at a step, its text as "words"; None where it is not seen."""
+    look = {name: _at(track, step) for name, track in own["tracks"].items()}
+    if look.pop("display", None) == "none":
+        return None
+    return {name: value for name, value in look.items() if value is not None}
 
 
 def _element(key: Any, shown: Sequence[Item | None]) -> dict[str, Any]:
@@ -229,7 +249,7 @@ _PAGE = """<!doctype html>
 <option value="1.5" selected>normal</option><option value="4">fast</option></select></label>
 </div>
 <p class="keys">Keys: ← → one step, Home and End, space plays and pauses.</p>
-</main>
+{links}</main>
 <script type="application/json" id="film">{film}</script>
 <script>
 {script}</script>

@@ -29,6 +29,12 @@ class Look(NamedTuple):
     dark: str  # decode
     hatch: str
 
+    @property
+    def ink(self) -> str:
+        """Its colour for letters: dark enough to be read on white."""
+        numbers = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
+        return "#" + "".join(f"{round(0.6 * n):02x}" for n in numbers)
+
 
 def look(index: int) -> Look:
     """The look of the index-th request of a run; no two of the first 36 are the same."""

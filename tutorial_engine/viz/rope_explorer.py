@@ -121,7 +121,7 @@ class RopeExplorer(Explorer):
         (m, n), (x, y, r) = at, circle
         speed = float(self.rotary.inv_freq[pair])
         tip = (
-            f"pair {pair} turns {speed:.5f} rad a position: query hand {m * speed:.3f} rad, "
+            f"pair {pair} turns {speed:.5f} rad per position: query hand {m * speed:.3f} rad, "
             f"key hand {n * speed:.3f} rad, apart {(m - n) * speed:.3f} rad"
         )
         scene.add(f"{name}.face", "circle", tip=tip, cx=x, cy=y, r=r, **look)
@@ -136,7 +136,7 @@ class RopeExplorer(Explorer):
         pair = self.value("pair")
         speed = float(self.rotary.inv_freq[pair])
         x, y, r = 130.0, 172.0, 105.0
-        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4g} rad a position", 12.5)
+        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4g} rad per position", 12.5)
         self._clock(scene, "big", pair, (m, n), (x, y, r), fill="#f7f9fa", stroke=RULE)
         apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns
         angles = (n * speed + apart * i / 24 for i in range(25))

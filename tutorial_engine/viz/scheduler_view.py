@@ -276,7 +276,7 @@ class _StepSheet(Sheet):
         base, new = row * run.max_len, event.slots if event else ()
         slots = (*self.now.planned.requests[who].slots, *new)
         used, thin = len(slots), Style(stroke_width=0.8, rx=0)
-        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.colour, **BOLD)
+        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.ink, **BOLD)
         for i, slot in enumerate(slots):
             tip = f"slot {slot}: K and V of token {i} of {who}, “{run.label(who, i)}”"
             state = "solid" if slot in new else "cached"

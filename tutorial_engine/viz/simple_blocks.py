@@ -6,6 +6,7 @@ blocks. Knows what is laid out where; what there is to say comes from block_fact
 
 import textwrap
 from collections.abc import Sequence
+from typing import Protocol
 
 from tutorial_engine.viz.block_facts import BlockRun, Owner
 from tutorial_engine.viz.parts import (
@@ -88,39 +89,90 @@ class SimpleBlockView:
 
     def scene(self, step: int) -> Sheet:
         """What the step left: tables on the left, the pool on the right, lines between them."""
-        sheet = _Step(self, step)
-        sheet.head()
-        for name, top in self.tops.items():
-            sheet.request(name, top)
-        for block in range(self.run.num_blocks):
-            sheet.block(block)
-        sheet.key()
-        return sheet
+        return _Step(self, step, 28).drawn()
 
 
-class _Step(Sheet):
-    """The picture of one step of a view."""
+class View(Protocol):
+    """A view of a run on pages: its words, and the places that all its steps share."""
 
-    def __init__(self, view: SimpleBlockView, step: int) -> None:
-        super().__init__(WIDTH, view.floor + 34, (MARGIN, view.floor + 28))
+    run: BlockRun
+    title: str
+    looks: dict[str, Look]
+    facts: dict[int, list[str]]
+    tops: dict[str, float]  # of each request
+    top: float
+    floor: float
+
+
+class StepSheet(Sheet):
+    """One step of a view; `low` pixels below its floor there is room for a tip.
+
+    A subclass draws requests, blocks, what else there is, and a key.
+    """
+
+    view: View
+
+    @property
+    def aside(self) -> str:
+        """Beside the number of the step: nothing."""
+        return ""
+
+    def __init__(self, view: View, step: int, low: float) -> None:
+        super().__init__(WIDTH, view.floor + low + 8, (MARGIN, view.floor + low))
         self.hint = "hover over a token, a table entry or a block to read its numbers"
         self.view, self.run, self.looks = view, view.run, view.looks
         self.step, self.now = step, view.run.steps[step]
         self.owners = view.run.owners(step)
 
-    def head(self) -> None:
-        """Which step it is, what came to pass, and what the columns are."""
-        view, run = self.view, self.run
-        self.heading(view.title, f"step {self.step} of 0–{run.last}")
+    def drawn(self) -> Sheet:
+        """The whole picture: which step it is and what came to pass, then all its parts."""
+        view = self.view
+        self.heading(view.title, f"step {self.step} of 0–{self.run.last}{self.aside}")
         for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
             self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
-        pool = f"the pool: {run.num_blocks} physical blocks of {run.block_size} slots"
-        for x, words in (
+        for x, words in self.columns():
+            self.note(f"column.{x:.0f}", x, view.top, words, 12)
+        for name, top in view.tops.items():
+            self.request(name, top)
+        for block in range(self.run.num_blocks):
+            self.block(block)
+        self.rest()
+        self.key()
+        return self
+
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """Where each column begins, and what it is."""
+        raise NotImplementedError
+
+    def request(self, name: str, top: float) -> None:
+        """A request, from that height on."""
+        raise NotImplementedError
+
+    def block(self, block: int) -> None:
+        """A physical block."""
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """What is drawn over requests and blocks: nothing."""
+
+    def key(self) -> None:
+        """What fills and outlines mean."""
+        raise NotImplementedError
+
+
+class _Step(StepSheet):
+    """The simple picture of one step."""
+
+    view: SimpleBlockView
+
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """Where each column begins, and what it is."""
+        pool = f"the pool: {self.run.num_blocks} physical blocks of {self.run.block_size} slots"
+        return (
             (LEFT, "logical blocks, in reading order"),
             (TABLE, "block table"),
-            (view.pool.x + 26, pool),
-        ):
-            self.note(f"column.{x:.0f}", x, view.top, words, 12)
+            (self.view.pool.x + 26, pool),
+        )
 
     # -- left: a request
 
@@ -128,7 +180,7 @@ class _Step(Sheet):
         """A request's letter, its tokens block by block, and its table with a line from each."""
         one, table = self.looks[name], self.now.tables.get(name, ())
         words = cut_to(name, LEFT - 18, 15, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.colour, **BOLD)
+        self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.ink, **BOLD)
         if not table:
             self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
         for index, block in enumerate(table):
@@ -186,7 +238,7 @@ class _Step(Sheet):
         at = x + 26 + room + 6
         for i, owner in enumerate(own):
             words = cut_to(owner.name, x + wide - at - 4, LETTERS, bold=True)
-            ink = self.looks[owner.name].colour
+            ink = self.looks[owner.name].ink
             self.text(f"who.{block}.{i}", at, y + base, words, LETTERS, fill=ink, **BOLD, **DEAF)
             at += text_width(words, LETTERS, bold=True) + 6
         if not own:

@@ -219,7 +219,7 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
             f"acc / l: the answer so far, {len(run.whole)} numbers",
             shades,
         ),
-        ("to the end", "max |Δ|"),
+        ("still off by", "at most"),
     )
     for x, (words, below) in zip(COLUMNS, heads, strict=True):
         sheet.text(f"head.{x:.0f}", x, TOP - 32, words, 12, **BOLD)

@@ -99,7 +99,7 @@ ranks_picture(report)
 # %%
 from tutorial_engine.learn.elsewhere import box
 
-print(box("ranks"))
+box("ranks")
 
 # %% [markdown]
 # **How much smaller is the cache of a rank?** It holds the K/V heads of this rank only, so two ranks have room
