@@ -31,7 +31,7 @@ from workloads import (
 
 from tutorial_engine.engine.delivery import Inbox
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.request import Request, RequestOutput, StepOutput
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Batch

@@ -1288,7 +1288,7 @@ def our_cache():
 
 
 paths = our_paths(model) | {
-    mine.label: runner_path(lambda n: mine.runner()),
+    "your engine": runner_path(lambda n: mine.runner()),
     "transformers, no cache": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
     "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
     "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
