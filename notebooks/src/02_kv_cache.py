@@ -475,8 +475,8 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# The storage knows slots and nothing else. `_by_slot[layer]` is K and V of a layer, with the slots as the first
-# axis. `write` puts each new key into its slot. `read` gives a view of a row, as yours does.
+# The storage knows slots and nothing else. `_by_slot[layer]` is K and V of a layer, with the slots as
+# the first axis. `write` puts each new key into its slot. `read` gives a view of a row, as yours does.
 
 # %%
 from tutorial_engine.cache import KVStorage
@@ -1288,7 +1288,7 @@ def our_cache():
 
 
 paths = our_paths(model) | {
-    "your engine": runner_path(lambda n: mine.runner()),
+    mine.label: runner_path(lambda n: mine.runner()),
     "transformers, no cache": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
     "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
     "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),

@@ -356,9 +356,15 @@ class OwnEngine(PartsHolder):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that this notebook is about; of the two caches the one that runs."""
-        idle = {*CACHES} - {self.cache_part}
-        return tuple(name for name in PARTS if name not in idle) if self.cached else IN_01
+        """The parts that this notebook is about; of the two caches, the one that runs."""
+        unused = {*CACHES} - {self.cache_part}
+        return tuple(name for name in PARTS if name not in unused) if self.cached else IN_01
+
+    @property
+    def label(self) -> str:
+        """The name of a row of the ledger over these parts: how many of them are the learner's."""
+        own = sum(name in self.parts.own for name in self.names)
+        return f"your engine ({own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
         """As PartsHolder.use. A cache takes the place of the other one."""
@@ -378,12 +384,6 @@ class OwnEngine(PartsHolder):
         cache = make_cache(self.parts, self.cache_part, config, num_tokens)
         with self.parts.blamed(self.cache_part):
             return bytes_copied(cache, config, num_tokens)
-
-    @property
-    def label(self) -> str:
-        """The name of a row of the ledger over these parts: how many of them are the learner's."""
-        own = sum(name in self.parts.own for name in self.names)
-        return f"your engine ({own} of {len(self.names)} parts yours)"
 
     def runner(self, window: int | None = None) -> OwnRunner:
         """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
