@@ -240,6 +240,7 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         context = browser.new_context(viewport=phone, has_touch=True, is_mobile=True)
         page = context.new_page()
         page.goto(f"{file.as_uri()}#4")
+        page.wait_for_timeout(300)  # an emulated phone finds its scale after the first frame
         touch = context.new_cdp_session(page)
 
         def swipe(*way: tuple[int, int]) -> None:

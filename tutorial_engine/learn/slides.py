@@ -113,7 +113,7 @@ addEventListener("touchend", (event) => {
   const end = event.changedTouches[0], x = end.clientX - touch.clientX;
   const y = Math.abs(end.clientY - touch.clientY);
   if (Math.abs(x) > 40 && Math.abs(x) > y) go(at - Math.sign(x));
-  else if (Math.abs(x) < 10 && y < 10) go(at + (end.clientX < innerWidth / 3 ? -1 : 1));
+  else if (Math.abs(x) < 10 && y < 10) go(at + (3 * end.clientX < innerWidth ? -1 : 1));
 });
 addEventListener("hashchange", () => go(parseInt(location.hash.slice(1)) - 1));
 document.body.classList.add("deck");
