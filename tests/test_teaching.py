@@ -240,6 +240,7 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         context = browser.new_context(viewport=phone, has_touch=True, is_mobile=True)
         page = context.new_page()
         page.goto(f"{file.as_uri()}#4")
+        page.wait_for_timeout(300)  # an emulated phone finds its scale after the first frame
         touch = context.new_cdp_session(page)
 
         def swipe(*way: tuple[int, int]) -> None:
@@ -268,18 +269,23 @@ def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to()
     printed = [new.new_output("stream", name="stdout", text="seen: 3\n")]
     cells = [
         new.new_markdown_cell('## 1 · A\n\n**Objective:** ask "a. b?" Said.\n\nSo:\n\na = b · c'),
-        new.new_markdown_cell("A note.\n\n**Why so?** Because.\n\nThe next cell shows it."),
+        new.new_markdown_cell(
+            "A note with *b* and no formula.\n\n**Why so?** Because.\n\nThe next cell shows it."
+        ),
         new.new_code_cell("print()", outputs=printed),
         new.new_code_cell("print()", outputs=printed),
+        new.new_markdown_cell("Said only. Here *d* is e, where\n\n**e = 1**."),
         new.new_markdown_cell("### Exercise 1: f (5 minutes)\n\n<details>no</details>"),
         new.new_markdown_cell("Write `f`."),
         task,
     ]
     book = new.new_notebook(cells=cells)
-    first, led, exercise = slides.merged(slides.slides(book, book))
+    first, led, formula, exercise = slides.merged(slides.slides(book, book))
     assert "Objective: ask &quot;a. b?&quot;</p>" in first.body
-    assert "<li>So: a = b · c</li>" in first.body and "A note." in first.notes
+    assert "<li>So: a = b · c</li>" in first.body and "A note with" in first.notes
     assert ">Why so?</h2>" in led.body and "seen: 3" in led.body and "Because" in led.notes
+    assert "is e, where <strong>e = 1</strong>" in formula.body and "Said" in formula.notes
+    assert "Said" not in formula.body
     assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
 
 

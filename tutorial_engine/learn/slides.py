@@ -113,7 +113,7 @@ addEventListener("touchend", (event) => {
   const end = event.changedTouches[0], x = end.clientX - touch.clientX;
   const y = Math.abs(end.clientY - touch.clientY);
   if (Math.abs(x) > 40 && Math.abs(x) > y) go(at - Math.sign(x));
-  else if (Math.abs(x) < 10 && y < 10) go(at + (end.clientX < innerWidth / 3 ? -1 : 1));
+  else if (Math.abs(x) < 10 && y < 10) go(at + (3 * end.clientX < innerWidth ? -1 : 1));
 });
 addEventListener("hashchange", () => go(parseInt(location.hash.slice(1)) - 1));
 document.body.classList.add("deck");
@@ -139,7 +139,7 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
             for part in filter(None, HEADING.split(text)):
                 title, _, text = part.partition("\n")
                 if not title.startswith("#"):
-                    yield Slide(markdown2html(part), joins=True) if task else _said(part)
+                    yield Slide(markdown2html(part), joins=True) if task else _said(part, section)
                     continue
                 marks, _, title = title.partition(" ")
                 task = title.startswith("Exercise")
@@ -154,9 +154,14 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
         task, told = False, ""
 
 
-def _said(part: str) -> Slide:
-    """What is only to be said."""
-    return Slide("", markdown2html(part))
+def _said(part: str, section: str = "") -> Slide:
+    """What is only to be said, unless it defines a term by a formula."""
+    defined = [one for one in keys(part) if TERM.search(one) and FORMULA.search(one)]
+    return Slide(_small(section) + _listed(keys(part)) if defined else "", markdown2html(part))
+
+
+def _listed(sentences: list[str]) -> str:
+    return markdown2html("\n".join(f"- {one}" for one in sentences)) if sentences else ""
 
 
 def _led(text: str) -> tuple[str, str]:
@@ -188,8 +193,7 @@ def _titled(title: str, text: str, section: str) -> Slide:
     more = ""
     if objective:
         shown = f"Objective: {objective[1]}"
-        listed = "\n".join(f"- {one}" for one in keys(text[objective.end() :]))
-        more = markdown2html(listed) if listed else ""
+        more = _listed(keys(text[objective.end() :]))
     body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}{more}"
     return Slide(body, markdown2html(text) if text != shown else "")
 
@@ -197,7 +201,9 @@ def _titled(title: str, text: str, section: str) -> Slide:
 def keys(text: str) -> list[str]:
     """The sentences that define a term or have a formula, the first few. Lists have none."""
     found = list[str]()
-    text = re.sub(r":\n\n(?=\w)", ": ", text)  # a formula belongs to the words before it
+    text = re.sub(
+        r"(:| where)\n\n(?=[\w*])", r"\1 ", text
+    )  # a formula belongs to the words before it
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if not re.match(r"[|\-<`]", paragraph):
             found += SENTENCE.split(" ".join(paragraph.split()))
