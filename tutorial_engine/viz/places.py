@@ -173,7 +173,7 @@ def _mark(scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = ""
     fills = {IDLE: PAPER, WASTED: CROSSED, "decode": one.dark, "END": one.dark}
     scene.rect(name, box, fills.get(kind, one.light), tip, **edge)
     if kind in (WASTED, "stalls"):
-        colour = QUIET if kind == WASTED else one.colour
+        colour = QUIET if kind == WASTED else one.ink
         style: Style = {"stroke": colour, "stroke_width": 1.0, "fill": "none"}
         scene.add(f"{name}.hatch", "path", d=hatch_path(box, "x"), **style, **DEAF)
     if kind == "END":

@@ -228,16 +228,17 @@ def throughput_latency(
     told = []
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = [point[1] for point in points], [point[2] for point in points]
-        ax.plot(xs, ys, label=name, linewidth=2, markersize=7, **line_look(i))
+        ax.plot(xs, ys, label=name, linewidth=2, markersize=7, clip_on=False, **line_look(i))
         side = -1 if i % 2 else 1  # neighbours have their labels on different sides
         for words, x, y in points:
             at: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
-            ax.annotate(str(words), (x, y), (7 * side, -8 * side), textcoords="offset points", **at)
+            up = 8 if y < 0.1 * max(times) else -8 * side  # above the axis in any case
+            ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
         first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
         told.append(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
-    ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(-0.08 * max(times), 1.15 * max(times) or 1))
+    ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(0, 1.15 * max(times) or 1))
     ax.yaxis.set_major_formatter(ROUND)
     ax.set_ylabel(f"{latency}, ms")
     ax.set_xlabel("tokens per second, all requests together")
