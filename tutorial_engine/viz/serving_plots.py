@@ -232,7 +232,7 @@ def throughput_latency(
         side = -1 if i % 2 else 1  # neighbours have their labels on different sides
         for words, x, y in points:
             at: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
-            up = 8 if y < 0.1 * max(times) else -8 * side  # above the axis in any case
+            up = 8 if y < 0.05 * max(times) else -8 * side  # above the axis in any case
             ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
         first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
         told.append(
