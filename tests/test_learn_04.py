@@ -469,8 +469,8 @@ TAKE_WRONG: list[tuple[Any, str]] = [
     (take_keeping_hash, "the freed-block bug"),
     (take_forgetting_all, "or nothing is ever found"),
     (take_half, "block 3 is empty: None"),
-    (take_hashed_only, "KeyError: None; block 5 has no hash"),
-    (take_and_forget_names, "hash_of[1] has changed"),
+    (take_hashed_only, "KeyError: None; block 5 has no name"),
+    (take_and_forget_names, "names[1] has changed"),
     (lambda *_: "3", "got '3'"),
     (take_silently, "does it end with `return`?"),
 ]
@@ -735,7 +735,7 @@ def test_visible_is_the_rule_of_the_cell_table() -> None:
 def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
     model: Qwen3ForCausalLM,
 ) -> None:
-    """F is the only request that gets other tokens than alone, and the only one in the lines."""
+    """D is the only request that gets other tokens than alone, and the only one in the lines."""
     scene = scenes(PROMPTS)["small_pool"]
     got = serve(model, pages(model, scene.num_blocks, StaleBlocks), *scene[:3]).tokens
     want = serve(model, None, *scene[:3]).tokens
