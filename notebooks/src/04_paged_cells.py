@@ -176,9 +176,8 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# Users often read the second line as "no more than this many requests can run". But it assumes that every
-# request is as long as it may be. Your three requests were shorter, and all of them ran at once on this
-# pool. The line is a promise for the worst case.
+# The second line does not say "no more than this many requests can run". It is a promise for the worst case, in which
+# every request is as long as it may be. Your three requests were shorter, and all ran at once on this pool.
 
 # %% [markdown]
 # ## 3 · The block table
@@ -266,10 +265,10 @@ if chosen := predictions.reveal("border", taken[1].step):
 block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen else None
 
 # %% [markdown]
-# A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So memory
-# is not taken up front: a prompt takes the blocks for its tokens when it is admitted, and from then on one
-# block at a time comes at the last moment. While a prompt runs in chunks, its table has blocks that are not
-# written yet. Later only the last block can be partly empty. It is then called *open*.
+# A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So a prompt takes the
+# blocks for its tokens when it is admitted, and from then on one block at a time comes at the last moment. While a
+# prompt runs in chunks, its table has blocks that are not written yet. Later only the last block can be partly empty.
+# It is then called *open*.
 #
 # The explorer below runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and
 # watch the tables grow. Then change the block size.
@@ -361,8 +360,8 @@ if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
 users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
-# The model is the same, the memory is the same, and each user gets the same text. But three times as many
-# users are served at once, nobody waits, and the last answer comes after a third of the steps. On
+# Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
+# answer comes after a third of the steps. On
 # the virtual clock a step pays for each of its tokens, so in milliseconds the gain is smaller. A decode step of
 # a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
@@ -788,8 +787,8 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
     print("of A's three blocks C finds", len(blocks.find(later)))
 
 # %% [markdown]
-# The *tail* of A, block 2, goes first. C still finds the blocks 0 and 1, and computes the rest anew. If the
-# head had gone first, C would have found nothing, because a chain of names is searched from its start.
+# The *tail* of A, block 2, goes first, so C still finds the blocks 0 and 1. If the head had gone first, C would have
+# found nothing, because a chain of names is searched from its start.
 #
 # ### Exercise 5: write eviction (10 minutes)
 #
@@ -1177,9 +1176,8 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 
 # %% [markdown]
 # E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
-# those that run, so it gives way itself. Then it is admitted again. Nearly all the work is repeated, and no request
-# finishes earlier: in every second step the users wait for a chunk that is thrown away. With the whole prompt as
-# the condition, E simply waits until they are done.
+# those that run, so it gives way itself. Then it is admitted again. In every second step the users wait for a chunk
+# that is thrown away. With the whole prompt as the condition, E simply waits until they are done.
 #
 # These runs had no prefix cache. With one, E finds its own old blocks again, as B did in section 11, until others
 # take them. The same two rules with the prefix cache on:
@@ -1282,7 +1280,7 @@ on_cells.use(visible, check_visible)
 run = on_cells.serve(PROMPTS, two, num_cells=28)
 
 # %% [markdown]
-# Here each request has two answers, so two sequences own the cells of each prompt. There are only 28 cells: those that
+# Here each request has two answers, so two sequences own the cells of a prompt. There are only 28 cells. Those that
 # are given back get tokens of others, and the order in memory is no longer that of the text. In the explorer you
 # change cells by hand, and the real model runs on them. Its operations have the names of
 # llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing. `seq_rm` takes an owner away, and a
@@ -1354,8 +1352,7 @@ shift_picture(
 # %% [markdown]
 # In a deeper layer, keys and values were made from hidden states that had *seen* the dropped tokens. Turning
 # a key changes its position and not what it remembers. How much does that matter? Here is the text that
-# follows, once with the shift and once from a fresh run. In the second case the whole first sentence is
-# forgotten.
+# follows, once with the shift and once from a fresh run.
 
 # %%
 from tutorial_engine.lab.shift import shifted_text
@@ -1368,8 +1365,8 @@ for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts part")
 
 # %% [markdown]
-# In the second text "kite" comes back, though it stood only in the forgotten sentence. Does it come from there? Both
-# ways now get the same words, up to " yellow":
+# In the second text "kite" comes back, though only the forgotten sentence had it. Does it come from there? Both ways
+# now get the same words, up to " yellow":
 
 # %%
 from tutorial_engine.lab.shift import next_probabilities
@@ -1475,8 +1472,7 @@ for p in points:
 # blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells waste nothing, but
 # have no prefix cache here. Rows have room for four requests only.
 #
-# Small blocks have a price: more *table entries*, and more to *gather*. A context is gathered only if its blocks
-# are not neighbours. Blocks of 16 hold most of these contexts in one or two pieces.
+# Small blocks have a price: more *table entries*, and more to *gather*, because fewer contexts are one piece.
 
 # %% [markdown]
 # **Why 16?** vLLM's default is 16 tokens in a block, and here pages of 8 and less are faster. But these
@@ -1497,7 +1493,7 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 # (section 6), a second reason against very small blocks.
 #
 # **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
-# block size are most tokens found and fewest slots wasted? From which size on does a request have to give way?
+# block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
@@ -1592,9 +1588,9 @@ else:
 # %% [markdown]
 # ## What you can do now
 #
-# You can turn bytes into blocks, and positions into slots. You can read K and V where they lie. You can say
-# what is shared, copied, evicted and computed again, and why a prefix is not found. You can read a table of
-# cells, and choose a block size. This is an inference engine, and large parts of it are yours. The appendix
+# You can give memory out in blocks, and read K and V where they lie. You can say what is shared, copied, evicted and
+# computed again, and why a prefix is not found. You can read a table of cells, and choose a block size. This is an
+# inference engine, and large parts of it are yours. The appendix
 # `A1_two_ranks` runs one model on two processes, and names the pieces in vLLM, SGLang and llama.cpp.
 
 # %%

@@ -233,9 +233,9 @@ def wrong_texts(
     """The requests of `stale_log` that get other tokens than alone: name, prompt, both texts."""
     scene = scenes(prompts)["small_pool"]
     got = serve(model, pages(model, scene.num_blocks, blocks), *scene[:3]).tokens
-    alone = serve(model, None, *scene[:3]).tokens
+    alone, decode = serve(model, None, *scene[:3]).tokens, tokenizer.decode
     return [
-        (name, *map(tokenizer.decode, (scene.prompts[name], got[name][0], want[0])))
+        (name, decode(scene.prompts[name]), decode(got[name][0]), decode(want[0]))
         for name, want in alone.items()
         if got[name] != want
     ]
