@@ -115,6 +115,7 @@ def test_tokens_and_layers_are_named_besides_their_colour() -> None:
     for token in range(N):
         assert f"K{token}" in texts and f"V{token}" in texts
     assert all(texts.count(f"layer {layer}") > 2 for layer in range(L))
+    assert texts.count("head 0 | head 1") == 2 * L  # where the heads come first, K and V
     assert "written: token 2" in texts and "read: layer 1" in texts
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from learners import PROMPT_IDS as PROMPTS
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
@@ -22,6 +23,7 @@ from tutorial_engine.learn.block_checks import (
     log_text,
     right_stale,
     stale_log,
+    wrong_texts,
 )
 from tutorial_engine.learn.bugs_04 import (
     BUGS_04,
@@ -733,7 +735,7 @@ def test_visible_is_the_rule_of_the_cell_table() -> None:
 
 
 def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
-    model: Qwen3ForCausalLM,
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     """D is the only request that gets other tokens than alone, and the only one in the lines."""
     scene = scenes(PROMPTS)["small_pool"]
@@ -745,6 +747,10 @@ def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
     ours = stale_log(model, BlockManager, PROMPTS)
     assert stale(ours) == [] and any(line.what == "finds" for line in ours)
     assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
+    told = wrong_texts(model, tokenizer, StaleBlocks, PROMPTS)
+    assert {name for name, *_ in told} == {line.who for line in stale(log)}
+    assert all(wrong != alone for *_, wrong, alone in told)
+    assert wrong_texts(model, tokenizer, BlockManager, PROMPTS) == []
 
 
 # -- the bug zoo ------------------------------------------------------------------------------

@@ -742,12 +742,6 @@ print()
 show_source(BlockManager._copy_on_write, last="self._release")
 
 # %%
-alone = []
-for i in range(2):
-    engine = make_engine()
-    engine.add_request(PROMPTS[0], two.sample(i), "A")
-    alone.append(engine.run()[0].outputs[0].token_ids)
-print("as two requests alone:", [one.token_ids for one in answers.outputs] == alone)
 box("fork")
 
 # %% [markdown]
@@ -1405,25 +1399,19 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# The next cell counts the pieces in a cache of 8 layers and 512 tokens, and measures one decode step: the write
-# of its token, and its attention in all layers.
-
-# %%
-kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
-three = layouts(kv)
-for name, layout in three.items():
-    read, write = layout.touched_by_read(3, 512), layout.touched_by_write(511)
-    print(f"{name:22} one layer is read in {read.runs:4} pieces, a token written in {write.runs:3}")
+# The next cell measures one decode step in a cache of 8 layers and 512 tokens: the write of its token, and its
+# attention in all layers.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab.layouts import time_layout
 
-for name, layout in three.items():  # measured here
+kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
+for name, layout in layouts(kv).items():  # measured here
     write, attend = time_layout(layout, num_heads=16)
     print(f"{name:22} write {1e6 * write:4.1f} µs, attention {1e3 * attend:5.2f} ms")
 
 # %% [markdown]
-# The times differ far less than the counts: a piece of one token is long enough for a processor to read it well.
+# The times differ far less than the numbers of pieces: a piece of one token is long enough for a processor to read it well.
 # But a forward goes layer by layer, and by layer each attention gets one tensor of its own. Every engine that we
 # name here keeps the data so, and one table for all layers. In ours, rows have the heads first, so that the keys of
 # one head are one piece for its matrix product. Pages and cells have the tokens first, so that a gather copies one

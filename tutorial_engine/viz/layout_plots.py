@@ -67,7 +67,9 @@ def layouts_picture(
     tall = 38 + LINE * -(-total // line)
     low = 62 + tall * len(layouts)
     scene = Sheet(WIDTH, low + 16, tip_at=(10, low + 6))
-    defined = "a piece is memory without a gap; a white line parts two heads"
+    defined = "a piece is memory without a gap"
+    if shape[3] > 1 == shape[4]:
+        defined += "; a white line parts two heads"
     scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     x = scene.legend(10, 46, marks, 14, 8)
