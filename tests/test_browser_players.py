@@ -14,7 +14,7 @@ from tutorial_engine.learn.figures import FIGURES, MOVES, MOVING
 from tutorial_engine.learn.players import show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.moving import moving
-from tutorial_engine.viz.player import film_of, still
+from tutorial_engine.viz.player import film_of, save_player, still
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
@@ -149,3 +149,27 @@ def test_the_moving_picture_shows_each_step_of_its_player(
         wanted = still(film, step if motion == "no-preference" else middle)
         assert page.evaluate(told, 1000 * step + 500) == [one.text for one in wanted if one.text]
     page.close()
+
+
+def test_on_a_phone_each_step_shows_what_it_wrote_and_the_buttons(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+) -> None:
+    frames = show_of("cache").make(model, tokenizer).frames
+    file = save_player(frames, tmp_path / "cache.html", "The cache")
+    context = browser.new_context(has_touch=True, is_mobile=True)
+    page = context.new_page()
+    written = page.locator("#stage rect[stroke-width='2.6']:not([display])")
+    for wide, high in ((390, 780), (844, 390)):
+        page.set_viewport_size({"width": wide, "height": high})
+        page.goto(f"{file.as_uri()}#t=0")
+        assert page.get_by_text("swipe it").is_visible() == (wide < high)
+        assert not page.get_by_text("Keys:").is_visible()
+        for step in range(1, len(frames)):
+            page.locator("#on").tap()
+            boxes = [box for one in written.all() if (box := one.bounding_box())]
+            assert len(boxes) > 3, "one for each request, and the legend's"
+            inside = [box["x"] >= 0 and box["x"] + box["width"] <= wide for box in boxes]
+            assert sum(inside) >= len(boxes) - 1, f"step {step}: all but the legend's"
+            bar = page.locator("#on").bounding_box()
+            assert bar and bar["y"] + bar["height"] <= high
+    context.close()

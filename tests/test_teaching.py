@@ -23,6 +23,7 @@ from tutorial_engine.learn.handout import leaks, solutions
 from tutorial_engine.learn.score import Score, best, main, score
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.syllabus import LESSONS, Lesson
+from tutorial_engine.viz.tokens import escape
 
 PAGES = ROOT / "docs" / "teaching"
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code)
@@ -47,12 +48,26 @@ def test_a_page_names_sections_that_are_there_and_its_minutes_add_up(
     named = re.findall(r"\*\*(.+?)\*\*", page.replace("\n", " "))
     assert len(named) > 10 and set(named) <= set(there), set(named) - set(there)
     for limit, plan in re.findall(r"^### (\d+) minutes\n\n((?:[-\w ].*\n)+)", page, re.M):
+        assert sum(map(int, re.findall(r"^- (\d+) min: ", plan, re.M))) == int(limit)
         items = re.findall(r"^- (\d+) min: \*\*(.+?)\*\*", plan, re.M)
-        assert sum(int(minutes) for minutes, _ in items) == int(limit)
         assert all(int(minutes) >= there[name].minutes for minutes, name in items)
         places = [list(there).index(name) for _, name in items]
         assert places == sorted(places), "in the order of the notebook"
     assert re.findall(r"^### (\d+) minutes", page, re.M) == ["15", "45", "90"]
+
+
+@every_lesson
+def test_a_page_has_the_numbers_of_its_slides(teaching: Any, lesson: Lesson) -> None:
+    page = (PAGES / f"{lesson.code}.md").read_text(encoding="utf-8")
+    assert teaching.numbered(page, lesson) == page, "python tools/teaching.py writes it anew"
+    deck = slides.slides_of(lesson.notebook)
+    named = re.findall(r"\*\*(.+?)\*\* \(slides? (\d+)(?:–(\d+))?\)", page)
+    assert len(named) == page.count("**") / 2 > 10
+    for name, first, last in named:
+        begin, end = int(first), int(last or first)
+        assert f"<h2>{escape(name)}" in deck[begin - 1].body
+        inside = "".join(slide.body for slide in deck[begin:end])
+        assert not re.search(r"<h2>\d+ ·", inside), f"{name} runs into the next section"
 
 
 def test_links_to_players_lead_to_steps_that_are_there() -> None:
@@ -94,9 +109,13 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     assert {"Makefile", "pyproject.toml", "tutorial_engine/model/qwen3.py"} <= names
     assert {target(lesson.notebook, solved=False) for lesson in LESSONS} <= set(files)
     assert not [name for name in names if re.match("notebooks/(src|solutions)|tests", name)]
-    handout.pack(files[:3], tmp_path / "made" / "students.zip")
+    handout.pack(files, tmp_path / "made" / "students.zip", handout.README)
     with zipfile.ZipFile(tmp_path / "made" / "students.zip") as box:
-        assert box.namelist() == [f"tutorial_engine/{file.relative_to(ROOT)}" for file in files[:3]]
+        there = {name.removeprefix("tutorial_engine/") for name in box.namelist()}
+        first = box.read("tutorial_engine/README.md").decode()
+    assert there == names | {"README.md"} and "unzip students.zip" in first
+    paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
+    assert paths <= there and {f"notebooks/{one.notebook}.ipynb" for one in LESSONS} <= paths
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
     with pytest.raises(ValueError, match="has solution 1"):
         handout.students_files()
@@ -137,9 +156,19 @@ def test_a_score_is_read_from_what_the_saved_notebooks_say(
     nbformat.write(new.new_notebook(cells=cells[2:]), tmp_path / "01_attention_rope.ipynb")
     assert score(mine) == Score("my_01.ipynb", 1, 3, 1, 2, 4)
     assert best(tmp_path) == [score(mine)], "the better copy counts"
-    main([str(mine), "--csv", str(tmp_path / "score.csv")])
+    table = tmp_path / "score.csv"
+    main([str(mine), "--csv", str(table)])
     assert re.search(r"^all +1 of 3 +1 of 2 \(of 4\)$", capsys.readouterr().out, re.M)
-    assert (tmp_path / "score.csv").read_text().splitlines()[1] == "my_01.ipynb,1,3,1,2,4"
+    assert table.read_text().splitlines()[1] == "my_01.ipynb,1,3,1,2,4"
+    for name in ("anna", "ben"):  # a folder for each student: a row says whose it is
+        (tmp_path / name).mkdir()
+        nbformat.write(new.new_notebook(cells=cells), tmp_path / name / "01.ipynb")
+    for content in ("no JSON", "[]", '{"nbformat": 4}', '{"cells": [1], "nbformat": 4}'):
+        (tmp_path / "ben" / "carl_02.ipynb").write_text(content)
+        main([str(tmp_path / "anna"), str(tmp_path / "ben"), "--csv", str(table)])
+        assert "carl_02.ipynb: not a notebook of this course, left out" in capsys.readouterr().err
+        rows = [row.partition(",")[0] for row in table.read_text().splitlines()[1:]]
+        assert rows == [str(tmp_path / name / "01.ipynb") for name in ("anna", "ben")]
 
 
 @every_lesson
@@ -188,8 +217,76 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
         for key in "nz":
             page.keyboard.press(key)
         assert page.evaluate("document.body.className") == "deck told large"
+        page.goto(f"{file.as_uri()}#2")
+        with page.expect_popup() as opened:
+            page.keyboard.press("p")
+        desk, notes = opened.value, page.locator("section:visible .notes")
+        for number in (2, 3):  # the notes follow, and their window turns the slides
+            assert desk.locator("p").first.inner_text().startswith(f"{number} / {count}")
+            assert notes.inner_text() in desk.locator("body").inner_text()
+            desk.keyboard.press("ArrowRight")
+        desk.close()
+        page.keyboard.press("ArrowLeft")
         assert {url.partition("#")[0].rpartition("/")[0] for url in asked} == {tmp_path.as_uri()}
         assert not said
+
+
+@pytest.mark.browser
+def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
+    file = tmp_path / "deck.html"
+    file.write_text(slides.deck(LESSONS[1].notebook), encoding="utf-8")
+    with chromium() as browser:
+        phone = {"width": 390, "height": 780}
+        context = browser.new_context(viewport=phone, has_touch=True, is_mobile=True)
+        page = context.new_page()
+        page.goto(f"{file.as_uri()}#4")
+        page.wait_for_timeout(300)  # an emulated phone finds its scale after the first frame
+        touch = context.new_cdp_session(page)
+
+        def swipe(*way: tuple[int, int]) -> None:
+            """Begin at the first point, end at the last one."""
+            for kind, (x, y) in zip(("Start", "Move"), way, strict=True):
+                at = {"type": f"touch{kind}", "touchPoints": [{"x": x, "y": y}]}
+                touch.send("Input.dispatchTouchEvent", at)
+            touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+        nav = page.locator("nav")
+        page.touchscreen.tap(300, 300)
+        assert nav.inner_text() == f"5 / {page.locator('section').count()} · tap or swipe"
+        page.touchscreen.tap(50, 300)
+        swipe((300, 300), (200, 310))
+        swipe((300, 300), (200, 310))
+        assert nav.inner_text().startswith("6 / ")
+        swipe((200, 300), (300, 310))
+        swipe((200, 300), (210, 500))  # that scrolls
+        assert nav.inner_text().startswith("5 / ")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to() -> None:
+    new = nbformat.v4
+    task = new.new_code_cell("def f(): ...", metadata={"tags": ["exercise"]})
+    printed = [new.new_output("stream", name="stdout", text="seen: 3\n")]
+    cells = [
+        new.new_markdown_cell('## 1 · A\n\n**Objective:** ask "a. b?" Said.\n\nSo:\n\na = b · c'),
+        new.new_markdown_cell(
+            "A note with *b* and no formula.\n\n**Why so?** Because.\n\nThe next cell shows it."
+        ),
+        new.new_code_cell("print()", outputs=printed),
+        new.new_code_cell("print()", outputs=printed),
+        new.new_markdown_cell("Said only. Here *d* is e, where\n\n**e = 1**."),
+        new.new_markdown_cell("### Exercise 1: f (5 minutes)\n\n<details>no</details>"),
+        new.new_markdown_cell("Write `f`."),
+        task,
+    ]
+    book = new.new_notebook(cells=cells)
+    first, led, formula, exercise = slides.merged(slides.slides(book, book))
+    assert "Objective: ask &quot;a. b?&quot;</p>" in first.body
+    assert "<li>So: a = b · c</li>" in first.body and "A note with" in first.notes
+    assert ">Why so?</h2>" in led.body and "seen: 3" in led.body and "Because" in led.notes
+    assert "is e, where <strong>e = 1</strong>" in formula.body and "Said" in formula.notes
+    assert "Said" not in formula.body
+    assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
 
 
 # -- take-away ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def fails(x: float) -> Any:
         (lambda x: torch.tensor([0, 1, 16]), [0, 1, 16], [0, 1, 16], "✔ your <lambda>: "),
         (lambda x: tuple(torch.tensor(i) for i in (0, 1)), [0, 1], [0, 1], "✔ your <lambda>: "),
         (lambda x: range(2), [0, 1], [0, 1], "✔ your <lambda>: "),
+        (lambda x: (float(i) for i in range(2)), [0, 1], [0, 1], "✔ your <lambda>: [0, 1]"),
         (lambda x: np.int64(x), 3, 3, "✔ your <lambda>: "),
         (lambda x: x * (1 + 1e-7), 3, 3 * (1 + 1e-7), "✔ your <lambda>: "),
         (lambda x: [0, 1], [0, 1, 16], [0, 1, 16], "✘ your <lambda> gives "),

@@ -1,8 +1,9 @@
-"""Puts the table "What is in the notebook" into each page of docs/teaching.
+"""Puts the table "What is in the notebook" and the numbers of slides into docs/teaching.
 
     python tools/teaching.py
 
-Sections, exercises with their minutes, and questions are read from the notebooks' sources.
+Sections, exercises with their minutes, and questions are read from the notebooks' sources; the
+slides are those of the decks that `make slides` writes from the built notebooks.
 """
 
 import re
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tutorial_engine.learn.build import QUESTION, make_notebook, sources
+from tutorial_engine.learn.slides import titles
 from tutorial_engine.syllabus import LESSONS, Lesson
 
 PAGES = Path(__file__).parent.parent / "docs" / "teaching"
 TABLE = re.compile(r"(?<=<!-- tools/teaching.py -->\n).*?(?=<!-- end -->)", re.S)
+NAMED = re.compile(r"\*\*(.+?)\*\*(?:[ \n]\(slides? [\d–]+\))?")
 EXERCISE = re.compile(r"(Exercise \d+: .*) \((\d+) minutes\)")
 
 
@@ -27,11 +30,11 @@ class Section(NamedTuple):
 
 
 def sections(lesson: Lesson) -> list[Section]:
-    """All headings below the title, in order, with the questions that are asked below each."""
+    """All headings, in order, with the questions that are asked below each."""
     found: list[Section] = []
     for cell in make_notebook(sources()[lesson.notebook], solved=False).cells:
         if cell.cell_type == "markdown":
-            for marks, title in re.findall(r"^(##+) (.*)$", cell.source, re.M):
+            for marks, title in re.findall(r"^(#+) (.*)$", cell.source, re.M):
                 exercise = EXERCISE.fullmatch(title)
                 name, minutes = (exercise[1], int(exercise[2])) if exercise else (title, 0)
                 found.append(Section(name, minutes, len(marks), []))
@@ -48,6 +51,8 @@ def table(lesson: Lesson) -> str:
     exercises: list[str] = []
     rows: list[tuple[str, list[str], int]] = []
     for one in sections(lesson):
+        if one.level == 1:
+            continue
         if one.level == 2:
             rows.append((one.name, [], 0))
         name, exercises, asked = rows[-1]
@@ -59,11 +64,40 @@ def table(lesson: Lesson) -> str:
     return "\n".join(lines) + "\n"
 
 
+def numbered(page: str, lesson: Lesson) -> str:
+    """The page, with the slides behind each name of a section.
+
+    A section ends where the next one begins; in a plan also at an exercise that it names itself.
+    """
+    heads, count = titles(lesson.notebook)
+    levels = {one.name: one.level for one in sections(lesson)}
+    starts = [(EXERCISE.sub(r"\1", title), number) for title, number in heads]
+    starts = [(name, number) for name, number in starts if name in levels]
+
+    def slides(name: str, named: set[str]) -> str:
+        at = [one for one, _ in starts].index(name)
+        ends = (
+            number
+            for other, number in starts[at + 1 :]
+            if levels[other] <= levels[name] or other in named
+        )
+        first, last = starts[at][1], next(ends, count + 1) - 1
+        return f"slides {first}–{last}" if last > first else f"slide {first}"
+
+    def mended(part: str) -> str:
+        named = {match[1] for match in NAMED.finditer(part)}
+        return NAMED.sub(lambda match: f"**{match[1]}** ({slides(match[1], named)})", part)
+
+    parts = re.split(r"(\n\n|\n(?=\|))", page)  # a list is one plan; a table has lines
+    return "".join(map(mended, parts))
+
+
 def main() -> None:
-    """Write the tables anew."""
+    """Write the tables and the numbers anew."""
     for lesson in LESSONS:
-        page = PAGES / f"{lesson.code}.md"
-        page.write_text(TABLE.sub(table(lesson), page.read_text(encoding="utf-8")), "utf-8")
+        path = PAGES / f"{lesson.code}.md"
+        page = TABLE.sub(table(lesson), path.read_text(encoding="utf-8"))
+        path.write_text(numbered(page, lesson), encoding="utf-8")
 
 
 if __name__ == "__main__":

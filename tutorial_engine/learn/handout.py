@@ -20,8 +20,9 @@ from tutorial_engine.learn.build import NOTEBOOKS, SOLUTION, sources, target
 ROOT = NOTEBOOKS.parent
 OUT = ROOT / "handout"
 # what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
-FILES = ("Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
+FILES = ("Makefile", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
 FOLDERS = ("tutorial_engine", "figures", "docs")
+README = ROOT / "docs" / "teaching" / "students.md"  # of the archive
 MOST = 0.7  # of a solution's lines: hints and the package's own code share a few with it
 
 
@@ -72,18 +73,20 @@ def students_files() -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def pack(files: list[Path], archive: Path) -> None:
-    """Put the files into a zip, named as in the repository."""
+def pack(files: list[Path], archive: Path, readme: Path | None = None) -> None:
+    """Put the files into a zip, named as in the repository; `readme` becomes its README.md."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as box:
         for path in files:
             box.write(path, Path("tutorial_engine") / path.relative_to(ROOT))
+        if readme is not None:
+            box.write(readme, "tutorial_engine/README.md")
     print(f"wrote {archive.parent.name}/{archive.name}: {len(files)} files")
 
 
 def main() -> None:
     """Write both archives."""
-    pack(students_files(), OUT / "students.zip")
+    pack(students_files(), OUT / "students.zip", README)
     pack([target(name, solved=True) for name in sources()], OUT / "solutions.zip")
 
 

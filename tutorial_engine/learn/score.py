@@ -7,7 +7,8 @@ is kept, and nothing leaves this machine. Knows cells and their outputs; runs no
 import argparse
 import csv
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from nbformat import NotebookNode
 
 from tutorial_engine.learn.build import NOTEBOOKS, QUESTION
 from tutorial_engine.syllabus import LESSONS
+
+# what reading any other file raises
+FOREIGN = (OSError, ValueError, TypeError, AttributeError, LookupError, nbformat.ValidationError)
 
 
 class Score(NamedTuple):
@@ -30,8 +34,15 @@ class Score(NamedTuple):
 
 
 def score(path: Path) -> Score:
-    """Read a saved notebook. OSError or nbformat's error for a file that is none."""
-    cells = nbformat.read(path, as_version=4).cells
+    """Read a saved notebook. ValueError, with the file's name, for what is none of ours."""
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+        return _score(path.name, cells)
+    except FOREIGN as problem:
+        raise ValueError(f"{path}: not a notebook of this course") from problem
+
+
+def _score(name: str, cells: Sequence[NotebookNode]) -> Score:
     exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
     verdicts = [_said(cells[i + 1]) for i in exercises]
     found = [(kind, cell) for cell in cells for kind, _ in QUESTION.findall(cell.source)]
@@ -40,7 +51,7 @@ def score(path: Path) -> Score:
     wrong = sum("✘ You predicted: " in line for line in said)
     done = sum(text.startswith("✔") for text in verdicts)
     asked = sum(kind == "ask" for kind, _ in found)
-    return Score(path.name, done, len(exercises), right, right + wrong, asked)
+    return Score(name, done, len(exercises), right, right + wrong, asked)
 
 
 def _said(cell: NotebookNode) -> str:
@@ -50,12 +61,34 @@ def _said(cell: NotebookNode) -> str:
     return ""
 
 
+def scores_of(paths: Iterable[Path]) -> list[Score]:
+    """Of these notebooks, and of all below a folder; a file that is none is named and left out.
+
+    Where two files have the same name, as in a folder for each student, the score has the path.
+    """
+    files = list[Path]()
+    for path in paths:
+        below = [
+            one for one in sorted(path.rglob("*.ipynb")) if ".ipynb_checkpoints" not in one.parts
+        ]
+        files += below if path.is_dir() else [path]
+    names, scores = Counter(file.name for file in files), list[Score]()
+    for file in files:
+        try:
+            found = score(file)
+        except ValueError as problem:
+            print(f"{problem}, left out", file=sys.stderr)
+        else:
+            scores.append(found._replace(notebook=str(file)) if names[file.name] > 1 else found)
+    return scores
+
+
 def best(folder: Path = NOTEBOOKS) -> list[Score]:
     """The best score of each lesson: copies of a notebook (`my_01.ipynb`) count beside it."""
     found = []
     for lesson in LESSONS:
         home = (folder / lesson.notebook).parent
-        scores = [score(path) for path in sorted(home.glob(f"*{lesson.code}*.ipynb"))]
+        scores = scores_of(sorted(home.glob(f"*{lesson.code}*.ipynb")))
         found += [max(scores, key=lambda one: (one.done, one.right, one.made))] if scores else []
     return found
 
@@ -75,16 +108,20 @@ def table(scores: Sequence[Score]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of these files, or of the notebooks here; --csv writes it to a file, too."""
     parser = argparse.ArgumentParser(description="Score of saved notebooks; nothing is sent.")
-    parser.add_argument("files", nargs="*", type=Path, help="notebooks (none: those of this clone)")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="notebooks, or folders of them (none: this clone's)"
+    )
     parser.add_argument("--csv", type=Path, help="write the numbers to this file")
     options = parser.parse_args(arguments)
-    scores = [score(path) for path in options.files] or best()
+    scores = scores_of(options.files) if options.files else best()
     if not scores:
-        sys.exit(f"there is no notebook in {NOTEBOOKS}")
+        sys.exit(f"there is no notebook in {', '.join(map(str, options.files)) or NOTEBOOKS}")
     print(table(scores))
     if options.csv is not None:
         with options.csv.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([Score._fields, *scores])
+        if not options.files:
+            print(f"wrote {options.csv}; to hand it in, give the file your family name")
 
 
 if __name__ == "__main__":

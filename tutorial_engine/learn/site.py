@@ -239,6 +239,7 @@ def gather(folder: Path) -> None:
         for cell in notebook.cells[1:]:
             if cell.cell_type == "markdown":  # a page has one title; a sitting is a section
                 cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.M)
+                cell.source = with_players(cell.source, lesson)
         _write(folder / f"{page_of(lesson)}.ipynb", nbformat.writes(notebook) + "\n")
     _write(folder / "alts.json", json.dumps(alts, ensure_ascii=False, indent=0, sort_keys=True))
     documents = {README: "README.md", CHANGELOG: "CHANGELOG.md"}
@@ -268,6 +269,21 @@ def gather(folder: Path) -> None:
     made["model_card.md"] = filled((SITE / "model_card.md").read_text(encoding="utf-8"), facts())
     for name, page in made.items():
         _write(folder / name, page)
+
+
+def with_players(text: str, lesson: Lesson) -> str:
+    """A lesson's text, with the players of a section linked below its heading."""
+
+    def add(match: re.Match[str]) -> str:
+        heading = NUMBER.sub(r"\1", match[1])
+        links = [
+            f'<a href="../players/{show.file}">{escape(show.title)}</a>'
+            for show in players.SHOWS
+            if show.lesson == lesson.notebook and show.heading == heading
+        ]
+        return match[0] + (f"\n\nIn the player: {', '.join(links)}.\n" if links else "")
+
+    return re.sub(r"^#{1,3} (.+)$", add, text, flags=re.M)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,9 +1,11 @@
 """Introduced in notebook 01. Slides for a class: `python -m tutorial_engine.learn.slides`.
 
-Of each built notebook one page in slides/ that loads nothing from anywhere: objectives, questions
-and their answers, pictures, open exercises. The prose becomes the speaker's notes.
+Of each built notebook one page in slides/ that loads nothing from anywhere: objectives, definitions
+and formulas, questions and their answers, pictures, open exercises. The rest of the prose becomes
+the speaker's notes, which open in a window of their own.
 """
 
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,16 @@ from tutorial_engine.viz.tokens import escape
 OUT = NOTEBOOKS.parent / "slides"
 DETAILS = re.compile(r"<details>.*?</details>", re.S)
 HEADING = re.compile(r"^(?=#{1,4} )", re.M)
-OBJECTIVE = re.compile(r"\*\*Objective:\*\*\s*(.*?[.?])(?=\s|$)", re.S)
+OBJECTIVE = re.compile(
+    r"\*\*Objective:\*\*\s*((?:\"[^\"]*\"|[^\"])*?(?:[.?]|(?<=[.?]\")))(?=\s|$)", re.S
+)
+LEAD = re.compile(r"^\*\*([A-Z][^*]*[.?])\*\*\s", re.M)  # a paragraph with a title of its own
+SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z*`])")
+TERM = re.compile(r"(?<![*\w])\*\*?[A-Za-z]")  # a word in italics or bold: it is defined here
+FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
+TITLE = re.compile(r"<h2>(.*?)</h2>")
+MOST_KEYS = 4  # sentences beside an objective
+MOST_LINES = 14  # of a printed output on a slide
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -32,12 +43,13 @@ section { box-sizing: border-box; min-height: 100vh; padding: 4vh 6vw 7vh; break
 h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
 .small { font-size: .8em; color: #444; margin: 0 0 .3em; }
 img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left; }
-pre { font-size: .66em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
+pre { font-size: .78em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
   border-top: 1px solid #999; margin-top: 1em; }
 .large img { max-height: none; }
 .deck section { display: none; } .deck section.here { display: flex; border: 0; }
 .deck .notes { display: none; } .deck.told .notes { display: block; }
+.deck { touch-action: pan-y pinch-zoom; }
 nav { position: fixed; right: 1em; bottom: .5em; font-size: 14px; color: #444; background: #fff; }
 @media print { .deck section { display: flex; } nav { display: none; } }
 </style></head><body>
@@ -52,17 +64,56 @@ function go(to) {
   all[at].classList.remove("here");
   at = Math.max(0, Math.min(all.length - 1, to || 0));
   all[at].classList.add("here");
-  nav.textContent = `${at + 1} / ${all.length} · ← → · N: notes · Z: larger picture`;
+  nav.textContent = `${at + 1} / ${all.length} · ` + (matchMedia("(pointer: coarse)").matches
+    ? "tap or swipe" : "← → · P: notes in a window · N: notes here · Z: larger picture");
   history.replaceState(null, "", `#${at + 1}`);
   scrollTo(0, 0);
+  tell();
 }
+let desk = null, began = 0;
+function tell() {  // the speaker's window: number, time, notes, what comes next
+  if (!desk || desk.closed) return;
+  const named = (one) => one?.querySelector("h1, h2, img")?.cloneNode(true);
+  const [now, next] = [named(all[at]), named(all[at + 1])];
+  const line = (words, one) => Object.assign(document.createElement("p"), {
+    textContent: `${words} ${one ? one.textContent || one.alt : ""}` });
+  const notes = all[at].querySelector(".notes")?.cloneNode(true) || line("(no notes)");
+  notes.className = "";
+  const clock = Math.floor((Date.now() - began) / 60000);
+  desk.document.body.replaceChildren(
+    line(`${at + 1} / ${all.length} · minute ${clock} ·`, now), notes, line("Next:", next));
+}
+function present() {
+  desk = open("", "notes", "width=640,height=720");
+  if (!desk) return;
+  began = began || Date.now();
+  desk.document.title = "Notes: " + document.title;
+  desk.document.body.style.cssText = "font: 20px/1.45 system-ui, sans-serif; margin: 1em";
+  desk.onkeydown = pressed;
+  tell();
+}
+setInterval(tell, 20000);
 const keys = { ArrowRight: () => at + 1, PageDown: () => at + 1, " ": () => at + 1,
   ArrowLeft: () => at - 1, PageUp: () => at - 1, Home: () => 0, End: () => all.length - 1 };
-addEventListener("keydown", (event) => {
+function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const key = event.key.toLowerCase();
   if (event.key in keys) { event.preventDefault(); go(keys[event.key]()); }
-  else if (event.key.toLowerCase() === "n") document.body.classList.toggle("told");
-  else if (event.key.toLowerCase() === "z") document.body.classList.toggle("large");
+  else if (key === "n") document.body.classList.toggle("told");
+  else if (key === "z") document.body.classList.toggle("large");
+  else if (key === "p") present();
+}
+addEventListener("keydown", pressed);
+let touch = null;
+addEventListener("touchstart", (event) => {
+  touch = event.touches.length === 1 ? event.touches[0] : null;  // two fingers zoom
+});
+addEventListener("touchend", (event) => {
+  if (!touch || event.target.closest("a")) return;
+  const end = event.changedTouches[0], x = end.clientX - touch.clientX;
+  const y = Math.abs(end.clientY - touch.clientY);
+  if (Math.abs(x) > 40 && Math.abs(x) > y) go(at - Math.sign(x));
+  else if (Math.abs(x) < 10 && y < 10) go(at + (3 * end.clientX < innerWidth ? -1 : 1));
 });
 addEventListener("hashchange", () => go(parseInt(location.hash.slice(1)) - 1));
 document.body.classList.add("deck");
@@ -81,30 +132,82 @@ class Slide(NamedTuple):
 
 def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
     """The slides of a lesson, from its two built copies. Exercises are those of the learner's."""
-    section = ""
+    section, task, told = "", False, ""
     for mine, theirs in zip(learners.cells, solved.cells, strict=True):
         if mine.cell_type == "markdown":
-            for part in filter(None, HEADING.split(DETAILS.sub("", mine.source).strip())):
+            told, text = _led(DETAILS.sub("", mine.source).strip())
+            for part in filter(None, HEADING.split(text)):
                 title, _, text = part.partition("\n")
                 if not title.startswith("#"):
-                    yield Slide("", markdown2html(part))
+                    yield Slide(markdown2html(part), joins=True) if task else _said(part, section)
                     continue
                 marks, _, title = title.partition(" ")
+                task = title.startswith("Exercise")
                 yield _titled(title, text.strip(), section if len(marks) > 2 else "")
                 section = title if len(marks) < 3 else section
-        elif "exercise" in mine.metadata.get("tags", []):
+            continue
+        if "exercise" in mine.metadata.get("tags", []):
             yield Slide(f"<pre>{escape(mine.source)}</pre>", joins=True)
         else:
+            yield from _led_to(told, mine, theirs, section)
             yield from _shown(mine, theirs, section)
+        task, told = False, ""
+
+
+def _said(part: str, section: str = "") -> Slide:
+    """What is only to be said, unless it defines a term by a formula."""
+    defined = [one for one in keys(part) if TERM.search(one) and FORMULA.search(one)]
+    return Slide(_small(section) + _listed(keys(part)) if defined else "", markdown2html(part))
+
+
+def _listed(sentences: list[str]) -> str:
+    return markdown2html("\n".join(f"- {one}" for one in sentences)) if sentences else ""
+
+
+def _led(text: str) -> tuple[str, str]:
+    """(the last paragraphs under a title of their own, what stands before them)."""
+    found = list(LEAD.finditer(text))
+    at = found[-1].start() if found else len(text)
+    return (text[at:], text[:at]) if "\n#" not in text[at:] else ("", text)
+
+
+def _led_to(told: str, mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[Slide]:
+    """What a cell printed, with the paragraph that leads to it; else the paragraph is a note."""
+    printed = "".join(o.text for o in theirs.outputs if o.output_type == "stream").rstrip()
+    if not told:
+        return
+    if not printed or QUESTION.search(mine.source) or printed.count("\n") >= MOST_LINES:
+        yield _said(told)
+        return
+    lead = LEAD.match(told)
+    assert lead is not None, "_led cuts before a title"
+    last = told[lead.end() :].split("\n\n")[-1]
+    body = f"{_small(section)}<h2>{escape(lead[1])}</h2>{markdown2html(last)}"
+    yield Slide(f"{body}<pre>{escape(printed)}</pre>", markdown2html(told))
 
 
 def _titled(title: str, text: str, section: str) -> Slide:
-    """A heading with the objective, an exercise's text, or the first paragraph."""
+    """A heading with the objective and its definitions, an exercise's text, or the beginning."""
     objective = OBJECTIVE.search(text)
-    first = f"Objective: {objective[1]}" if objective else text.split("\n\n")[0]
-    shown = text if title.startswith("Exercise") else first
-    body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}"
+    shown = text if title.startswith("Exercise") else text.split("\n\n")[0]
+    more = ""
+    if objective:
+        shown = f"Objective: {objective[1]}"
+        more = _listed(keys(text[objective.end() :]))
+    body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}{more}"
     return Slide(body, markdown2html(text) if text != shown else "")
+
+
+def keys(text: str) -> list[str]:
+    """The sentences that define a term or have a formula, the first few. Lists have none."""
+    found = list[str]()
+    text = re.sub(
+        r"(:| where)\n\n(?=[\w*])", r"\1 ", text
+    )  # a formula belongs to the words before it
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        if not re.match(r"[|\-<`]", paragraph):
+            found += SENTENCE.split(" ".join(paragraph.split()))
+    return [one for one in found if TERM.search(one) or FORMULA.search(one)][:MOST_KEYS]
 
 
 def _shown(mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[Slide]:
@@ -141,12 +244,28 @@ def merged(found: Iterator[Slide]) -> list[Slide]:
     return kept
 
 
+def slides_of(name: str) -> list[Slide]:
+    """The slides of a lesson. FileNotFoundError where it was not built."""
+    both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]
+    return merged(slides(*both))
+
+
+def titles(name: str) -> tuple[list[tuple[str, int]], int]:
+    """(the titles of a lesson's deck and their slides, counted from 1; how many slides it has)."""
+    found = slides_of(name)
+    heads = [
+        (html.unescape(title), number)
+        for number, slide in enumerate(found, 1)
+        for title in TITLE.findall(slide.body)
+    ]
+    return heads, len(found)
+
+
 def deck(name: str) -> str:
     """The slides of a lesson as one page. FileNotFoundError where it was not built."""
-    both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]
     page = Environment(autoescape=False).from_string(PAGE)
-    title = both[0].cells[0].source.partition("\n")[0].lstrip("# ")
-    return page.render(title=escape(title), slides=merged(slides(*both)))
+    title = nbformat.read(target(name, False), as_version=4).cells[0].source.partition("\n")[0]
+    return page.render(title=escape(title.lstrip("# ")), slides=slides_of(name))
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 const film = JSON.parse(document.getElementById("film").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
-const [stage, caption, slider, told, play, speed] =
-  ["stage", "caption", "slider", "told", "play", "speed"].map(byId);
+const [stage, view, caption, slider, told, play, speed] =
+  ["stage", "view", "caption", "slider", "told", "play", "speed"].map(byId);
 const last = film.captions.length - 1;
 const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
 let step = -1, timer = null, rest = 0;
@@ -68,8 +68,25 @@ function show(wanted) {
   told.textContent = `${film.step_name} ${step} of ${last}`;
 }
 
+// On a phone the picture is wider than its window: bring most of what this step changed into view.
+function follow() {
+  const room = view.clientWidth;
+  if (card || stage.clientWidth <= room) return;
+  const left = stage.getBoundingClientRect().left;
+  const changed = step === 0 ? [] : parts
+    .filter(({ tracks }) => tracks.some(([, track]) => track.some(([since]) => since === step)))
+    .map(({ element }) => element.getBoundingClientRect())
+    .filter((box) => box.width > 0 && box.width < room)
+    .map((box) => [box.left - left, box.right - left]);
+  const seen = (from) => changed.filter(([a, b]) => a >= from && b <= from + room).length;
+  let best = step === 0 ? 0 : view.scrollLeft;
+  for (const [a] of changed) if (seen(a - 8) > seen(best)) best = a - 8;
+  view.scrollTo({ left: best, behavior: "auto" });
+}
+
 function go(wanted) {
   show(wanted);
+  follow();
   if (!card) history.replaceState(null, "", `#t=${step}`);
 }
 
@@ -115,11 +132,12 @@ play.addEventListener("click", toggle);
 slider.addEventListener("input", () => { run(false); go(Number(slider.value)); });
 speed.addEventListener("change", () => { if (timer !== null) run(true); });
 const fromAddress = () => Number((/^#t=(\d+)$/.exec(location.hash) || [0, film.start])[1]);
-addEventListener("hashchange", () => show(fromAddress()));
+addEventListener("hashchange", () => { show(fromAddress()); follow(); });
 slider.max = last;
 show(fromAddress());
+follow();
 if (card) {
   document.body.className = "card";
-  byId("view").removeAttribute("tabindex");  // there is nothing to scroll
+  view.removeAttribute("tabindex");  // there is nothing to scroll
   new IntersectionObserver(([seen]) => run(seen.isIntersecting && wanted)).observe(stage);
 }

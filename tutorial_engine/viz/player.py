@@ -208,13 +208,17 @@ body{{margin:1rem auto;max-width:1040px;padding:0 1rem;background:{PAPER};color:
 font:16px/1.45 system-ui,sans-serif}}
 h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 #stage{{width:100%;height:auto;display:block}}
-@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}}}
+.hint{{display:none}}
+@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}.hint{{display:block}}}}
+@media (pointer:coarse){{p.keys:not(.hint){{display:none}}}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
 .card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
-.bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.4rem 0}}
+.bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
+position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
+@media (max-width:720px){{#slider{{flex-basis:4rem}}}}
 #told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 #caption{{min-height:3em;max-width:60em}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
@@ -236,6 +240,8 @@ _PAGE = """<!doctype html>
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption" font-family="{font}">{defs}</svg>
 </div>
+<p class="keys hint">The picture is wider than this screen: swipe it,
+or turn the phone sideways.</p>
 <p id="caption" aria-live="polite">{caption}</p>
 <div class="bar">
 <button id="first" aria-label="first step">|◀</button>
