@@ -1030,7 +1030,7 @@ timeline(scarce.trace.trace()) if chosen else None
 # A victim loses its blocks and keeps its tokens, the new ones included. Back from the front of the queue, it runs
 # them like one long prompt, as you read in notebook 03: *preemption by recompute*. But B's old blocks were free and
 # not yet taken, so the prefix cache found the full ones. C's had been taken. (In the timeline, *recompute* also counts
-# C's newest token, which had not run before.)
+# the newest token of each, which had not run before.)
 
 # %%
 from tutorial_engine.engine.scheduler import Scheduler
