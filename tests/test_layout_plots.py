@@ -115,6 +115,8 @@ def test_tokens_and_layers_are_named_besides_their_colour() -> None:
     for token in range(N):
         assert f"K{token}" in texts and f"V{token}" in texts
     assert all(texts.count(f"layer {layer}") > 2 for layer in range(L))
+    heads = [text for text in texts if text and text.endswith(": head 0 | head 1")]
+    assert len(heads) == 2 * L  # of K and V, in the order that puts heads first
     assert "written: token 2" in texts and "read: layer 1" in texts
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from learners import PROMPT_IDS as PROMPTS
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
@@ -22,6 +23,7 @@ from tutorial_engine.learn.block_checks import (
     log_text,
     right_stale,
     stale_log,
+    wrong_texts,
 )
 from tutorial_engine.learn.bugs_04 import (
     BUGS_04,
@@ -469,8 +471,8 @@ TAKE_WRONG: list[tuple[Any, str]] = [
     (take_keeping_hash, "the freed-block bug"),
     (take_forgetting_all, "or nothing is ever found"),
     (take_half, "block 3 is empty: None"),
-    (take_hashed_only, "KeyError: None; block 5 has no hash"),
-    (take_and_forget_names, "hash_of[1] has changed"),
+    (take_hashed_only, "KeyError: None; block 5 has no name"),
+    (take_and_forget_names, "names[1] has changed"),
     (lambda *_: "3", "got '3'"),
     (take_silently, "does it end with `return`?"),
 ]
@@ -733,9 +735,9 @@ def test_visible_is_the_rule_of_the_cell_table() -> None:
 
 
 def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
-    model: Qwen3ForCausalLM,
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
-    """F is the only request that gets other tokens than alone, and the only one in the lines."""
+    """D is the only request that gets other tokens than alone, and the only one in the lines."""
     scene = scenes(PROMPTS)["small_pool"]
     got = serve(model, pages(model, scene.num_blocks, StaleBlocks), *scene[:3]).tokens
     want = serve(model, None, *scene[:3]).tokens
@@ -745,6 +747,10 @@ def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
     ours = stale_log(model, BlockManager, PROMPTS)
     assert stale(ours) == [] and any(line.what == "finds" for line in ours)
     assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
+    told = wrong_texts(model, tokenizer, StaleBlocks, PROMPTS)
+    assert {name for name, *_ in told} == {line.who for line in stale(log)}
+    assert all(wrong != alone for *_, wrong, alone in told)
+    assert wrong_texts(model, tokenizer, BlockManager, PROMPTS) == []
 
 
 # -- the bug zoo ------------------------------------------------------------------------------

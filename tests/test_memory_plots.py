@@ -275,7 +275,7 @@ def test_the_dial_tells_its_ends_and_its_middle_and_names_every_position() -> No
 
 def test_caption_has_the_verdict_of_each_model_and_no_rounding_noise() -> None:
     assert drawn("shift").caption == (
-        "Logits after a context shift after forgetting 10 tokens against those of a fresh run: "
+        "Forgetting 10 tokens: logits with a context shift against a fresh run: "
         "random: equal; trained: off by up to 0.25 where the largest is 1. K and V (trained) "
         "differ from layer 1 on (tolerance 1e-05)."
     )

@@ -7,8 +7,8 @@
 # | sitting | about | time |
 # |---|---|---|
 # | sections 1 to 6 | block tables, attention in place | 1¼ hours |
-# | sections 7 to 12 | sharing, eviction, full memory | 1¼ hours |
-# | sections 13 to 19 | cells, block size, your whole engine | 1¼ hours |
+# | sections 7 to 12 | sharing, eviction, full memory | 2 hours |
+# | sections 13 to 19 | cells, block size, your whole engine | 1 hour |
 #
 # You should have done notebook 03, or know what admission, a step and a token budget are.
 
@@ -86,7 +86,7 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 
 # %% [markdown]
 # Nobody else may use the *reserved* slots. On a GPU, the memory for K and V decides how many requests can run
-# at once, so every slot that is reserved and empty costs users. Kwon et al. measured in 2023 that
+# at once, so every slot that is reserved and empty costs users. Kwon et al. ("PagedAttention", SOSP 2023) measured that
 # between a fifth and two fifths of this memory held tokens in the engines of that time. The remedy in
 # their paper is what you build now.
 
@@ -125,7 +125,7 @@ server.use(num_blocks, check_num_blocks)
 # `server` is the engine that you know from notebook 03, now on pages. It is made of parts, and a part that
 # you wrote and that is right runs in it from now on. `serve` lets it serve all prompts at once. Here your
 # function decides how large the pool is, and every token is compared with those that the request gets
-# when it is alone. Without it the pool would have 12 blocks.
+# when it is alone. If you give no `memory_bytes`, the pool has 12 blocks.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
@@ -162,7 +162,7 @@ predictions.ask(
 
 
 # %%
-def pages(num_blocks=12, block_size=4, **options):
+def make_pages(num_blocks=12, block_size=4, **options):
     """A pool of blocks, with a recorder."""
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
     return PagedKVCache.from_config(model.config, **sizes, **options, trace=Recorder())
@@ -171,14 +171,13 @@ def pages(num_blocks=12, block_size=4, **options):
 # %%
 from tutorial_engine.lab.pool_log import pool_log
 
-small = pages()
+small = make_pages()
 if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# Users often read the second line as "no more than this many requests can run". But it assumes that every
-# request is as long as it may be. Your three requests were shorter, and all of them ran at once on this
-# pool. The line is a promise for the worst case.
+# The second line does not say "no more than this many requests can run". It is a promise for the worst case, in which
+# every request is as long as it may be. Your three requests were shorter, and all ran at once on this pool.
 
 # %% [markdown]
 # ## 3 · The block table
@@ -223,8 +222,8 @@ print("[layers, blocks, K/V heads, block size, head_dim] =", list(k_pages.shape)
 print("a view, no copy:", k_pages.data_ptr() == small.storage.k.data_ptr())
 
 # %% [markdown]
-# This is the package's map. The package keeps the slots of a request, and adds those of a new block when the
-# request takes one:
+# This is the package's map. It is called with the *new* blocks of a table. Their slots are appended to those that
+# the package keeps for this request:
 
 # %%
 show_source(PagedKVCache._slots_of)
@@ -237,7 +236,7 @@ show_source(PagedKVCache._slots_of)
 # The three requests run on 12 blocks of 4 tokens. These are 48 slots, a quarter of what the rows had.
 
 # %%
-on_pages = make_engine(pages())
+on_pages = make_engine(make_pages())
 print("same tokens as on rows:", serve_three(on_pages) == right)
 on_pages.memory.check_integrity()
 blocks = on_pages.memory.blocks
@@ -266,23 +265,26 @@ if chosen := predictions.reveal("border", taken[1].step):
 block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen else None
 
 # %% [markdown]
-# A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So memory
-# is not taken up front: a prompt takes the blocks for its tokens when it is admitted, and from then on one
-# block at a time comes at the last moment. While a prompt runs in chunks, its table has blocks that are not
-# written yet. Later only the last block can be partly empty. It is then called *open*.
+# A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So a prompt takes the
+# blocks for its tokens when it is admitted, and from then on one block at a time comes at the last moment. While a
+# prompt runs in chunks, its table has blocks that are not written yet. Later only the last block can be partly empty.
+# It is then called *open*.
 #
-# The explorer below runs the same engine, but the requests come one after the other. Step through it, and
+# The explorer below runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and
 # watch the tables grow. Then change the block size.
 
 # %% tags=["figure-block-explorer"]
-from tutorial_engine.viz.block_explorer import BlockExplorer
+from tutorial_engine.viz.block_explorer import ALL_AT_ONCE, BlockExplorer
 
-pages_explorer = BlockExplorer(model, tokenizer, PROMPTS, simple=True)
-pages_explorer.set(step=3)
+pages_explorer = BlockExplorer(
+    model, tokenizer, PROMPTS, num_blocks=12, arrivals=ALL_AT_ONCE, simple=True
+)
+pages_explorer.set(step=4)
 pages_explorer
 
 # %% [markdown]
-# **Try it.** In the explorer each request gets 6 new tokens. Use it to answer the next question.
+# The lines of different requests cross, because each takes the next free block when it needs one. **Try it.** Use the
+# explorer to answer the next question.
 
 # %%
 predictions.ask(
@@ -295,7 +297,7 @@ predictions.ask(
 # %%
 def blocks_of_c(size):
     """How many blocks C takes in all, if a block has so many tokens."""
-    engine = make_engine(pages(16, size))
+    engine = make_engine(make_pages(16, size))
     serve_three(engine, [SamplingParams(max_tokens=6, ignore_eos=True)] * 3)
     events = engine.trace.events
     return sum(isinstance(e, BlockTaken) and e.request_id == "C" for e in events)
@@ -350,7 +352,7 @@ predictions.ask(
 # %% tags=["figure-users"]
 from tutorial_engine.viz.memory_plots import users_at_once
 
-(tokens_rows, few), (tokens_pages, many) = serve_users(None, 4), serve_users(pages(64), 12)
+(tokens_rows, few), (tokens_pages, many) = serve_users(None, 4), serve_users(make_pages(64), 12)
 most = [max(len(s.running) for s in PoolHistory.of(run).snapshots) for run in (few, many)]
 if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
     print("same tokens for all twelve:", tokens_rows == tokens_pages)
@@ -358,8 +360,8 @@ if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
 users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
-# The model is the same, the memory is the same, and each user gets the same text. But three times as many
-# users are served at once, nobody waits, and the last answer comes after a third of the steps. On
+# Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
+# answer comes after a third of the steps. On
 # the virtual clock a step pays for each of its tokens, so in milliseconds the gain is smaller. A decode step of
 # a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
@@ -371,28 +373,37 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # There is a price that we have not looked at. The attention of notebook 01 wants all keys of a request in
 # one tensor. If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is
 # enough. If they are not, our engine *gathers* them before the attention of each layer: it copies the whole
-# context together into one tensor. The storage counts the bytes.
-
-# %%
-predictions.ask(
-    "gathered",
-    "The whole pool of section 4 has 96 KiB. The three requests took 6 steps. How much did attention copy "
-    "together in these steps?",
-    ["nothing", "less than the pool", "1 to 3 times the pool", "more than 3 times the pool"],
-)
+# context together into one tensor. These are the contexts that attention read in section 4, step by step:
 
 # %%
 from tutorial_engine.trace.events import Scheduled
 
+tables, contexts = {}, {}
+for e in events:
+    if isinstance(e, BlockTaken):
+        tables.setdefault(e.request_id, []).append(e.block)
+    if isinstance(e, Scheduled):
+        contexts.setdefault(e.request_id, []).append(e.first_position + len(e.slots))
+for name in "ABC":
+    print(f"{name} takes the blocks {tables[name]}; its contexts have {contexts[name]} tokens")
+
+# %%
+predictions.ask(
+    "gathered",
+    "Up to 12 tokens, A has the neighbours 0, 1 and 2. How many of all these "
+    f"{sum(map(sum, contexts.values()))} tokens are copied together?",
+    ["none", "24", "69", "all of them"],
+)
+
+# %%
 storage = on_pages.memory.storage
-times = storage.bytes_gathered / storage.num_bytes
-if predictions.reveal("gathered", (times > 0) + (times >= 1) + (times > 3)):
-    print(f"{storage.bytes_gathered / 1024:.0f} KiB were copied, the pool has", end=" ")
-    print(f"{storage.num_bytes / 1024:.0f} KiB")
-    per_token = storage.spec.bytes_per_token
-    read = [e.first_position + len(e.slots) for e in events if isinstance(e, Scheduled)]
-    copied = storage.bytes_gathered // per_token
-    print(f"a token has {per_token // 1024} KiB; attention read {sum(read)} and copied {copied}")
+copied = storage.bytes_gathered // storage.spec.bytes_per_token
+if predictions.reveal("gathered", str(copied)):
+    for name, table in tables.items():
+        near = [table[i] - table[0] == i for i in range(len(table))]  # one piece up to here?
+        apart = [n for n in contexts[name] if not all(near[: -(-n // 4)])]
+        print(f"{name} copies its contexts of {apart} tokens")
+    print(f"{storage.bytes_gathered // 1024} KiB; the pool has {storage.num_bytes // 1024}")
 
 # %% [markdown]
 # A scattered context is copied again in every decode step, for one new token. But paging does not mean copying.
@@ -415,8 +426,8 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # be open, and the table may already have blocks for tokens that run later (a prompt in chunks). So stop after
 # `kv_len` tokens: behind them there may be anything. A score is q · k / √D, as in notebook 01.
 #
-# <details><summary>Hint</summary>Go through the first <code>math.ceil(kv_len / block_size)</code> blocks of the
-# table. Block i holds positions i · block_size to (i + 1) · block_size − 1, so
+# <details><summary>Hint</summary>With <code>block_size = k_pool.shape[1]</code>, go through the first
+# <code>-(-kv_len // block_size)</code> blocks of the table (this division rounds up). Block i holds positions i · block_size to (i + 1) · block_size − 1, so
 # <code>n = min(block_size, kv_len - i * block_size)</code> of its slots count. Begin with
 # <code>m = -torch.inf</code>, <code>l = 0</code>, <code>acc = 0</code>. For each of these blocks compute
 # <code>scores = k_pool[block, :n] @ q / len(q) ** 0.5</code>, the new m, the factor, and then update l and
@@ -468,7 +479,7 @@ from tutorial_engine.engine.runner import ModelRunner
 
 ways = {"gather": None, "block by block": NaivePagedAttention, "many blocks": PagedAttention}
 for name, backend in ways.items():
-    memory = pages()
+    memory = make_pages()
     runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
     same = serve_three(make_engine(memory, runner)) == right
     print(f"{name:15} same tokens: {same}, {memory.storage.bytes_gathered / 1024:.0f} KiB copied")
@@ -485,7 +496,7 @@ import time
 
 def decode_seconds(backend, num_tokens=960, block_size=16):
     """The least time of one decode step over so many tokens in scattered blocks, of 5."""
-    memory = pages(80, block_size, prefix_caching=False)
+    memory = make_pages(80, block_size, prefix_caching=False)
     for block in random.Random(0).sample(range(80), 80):  # the free queue in another order
         memory.blocks.free_queue.move_to_end(block)
     runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
@@ -506,12 +517,12 @@ for name, backend in ways.items():  # measured here
 
 # %% [markdown]
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
-# starting them costs more than the copy that was saved. Therefore our engine gathers unless it is told
-# otherwise.
+# starting them costs more than the copy that was saved. The version for many blocks starts far fewer, but to merge
+# the sums it still starts more than one copy and one attention need. So our engine gathers unless it is told otherwise.
 #
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block
-# table itself, loads a block, keeps m, l and acc in registers, and writes nothing but the output. Nothing is
-# started in between. FlashAttention is the same running softmax for keys in one piece.
+# table itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but
+# the output. FlashAttention is the same running softmax for keys in one piece.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -541,7 +552,7 @@ for name, backend in ways.items():  # measured here
 # ---
 #
 # **The first sitting ends here.** You can turn bytes into blocks, and positions into slots. Your attention
-# reads K and V where they lie. The second sitting takes about 1¼ hours.
+# reads K and V where they lie. The second sitting takes about 2 hours.
 #
 # ---
 
@@ -557,7 +568,8 @@ for name, backend in ways.items():  # measured here
 # **Objective:** compute a beginning once for all requests that have it.
 #
 # Many requests begin alike: with the same instructions, the same document, the same conversation so far.
-# The **prefix cache** finds such beginnings. Each full block gets a name, which is a hash of its tokens *and
+# The **prefix cache** finds such beginnings. A *hash* is a short number computed from data: the same data always give
+# the same one, and other data practically never do. Each full block gets a *name*, the hash of its tokens *and
 # of the name of the block before it*. So a name stands for all tokens from the start. A new request whose
 # first blocks have known names takes these blocks into its table, and does not run their tokens again.
 
@@ -587,7 +599,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-shared"]
-sharing_two = make_engine(pages())
+sharing_two = make_engine(make_pages())
 for name, ids in (("A", ids_a), ("B", ids_b)):
     sharing_two.add_request(ids, params[0], name)
     sharing_two.step()
@@ -610,7 +622,7 @@ predictions.ask(
 )
 
 # %%
-again = make_engine(pages(num_blocks=8, block_size=16))
+again = make_engine(make_pages(num_blocks=8, block_size=16))
 for name in "AB":
     again.add_request((ids_a * 3)[:48], SamplingParams(max_tokens=4), name)
     again.run()  # A is over when B comes
@@ -669,12 +681,12 @@ run = server.serve(both, SamplingParams(max_tokens=8), times=[0.0, 0.05], num_bl
 print("tokens found in the prefix cache:", found_by(run))
 
 # %% [markdown]
-# The hash is SHA-256. Whoever could make two texts with the same name would get his text continued from
-# another user's K and V, so a quick hash like Python's own will not do. The names of a chain can also begin with a **salt**, a text of
-# your choice. Then only requests with the same salt share blocks, for example those of one user.
+# If two different texts had the same name, one user would read another user's K and V. The hash SHA-256 makes this
+# practically impossible. The names of a chain can also begin with a **salt**, a text of your choice. Then only
+# requests with the same salt share blocks, for example those of one user.
 #
-# `admit` makes the table of a new request. It *pins* what was found before it takes new blocks: the found ones
-# may be free, and otherwise the engine could overwrite a block that it has just found.
+# `admit` makes the table of a new request. Found blocks that are free leave the queue too, so they count as taken. And
+# they leave it *before* new blocks are taken: otherwise the engine could overwrite a block that it has just found.
 
 # %%
 from tutorial_engine.learn.elsewhere import box
@@ -703,7 +715,7 @@ predictions.ask(
 from tutorial_engine.trace.events import BlockCopied
 
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
-forked = make_engine(pages())
+forked = make_engine(make_pages())
 forked.add_request(PROMPTS[0], two, "A")
 (answers,) = forked.run()
 copied = [event for event in forked.trace.events if isinstance(event, BlockCopied)]
@@ -717,25 +729,19 @@ block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 # %% [markdown]
 # Full blocks are only read, so both may hold them. The open block is different: the two requests
 # would write different tokens into the same slot. Whoever writes first gets a copy of it. The other one is
-# then the only holder, and goes on in the original. (Our engine draws one token for each
-# request that runs. So A.1 runs the last prompt token once more, and writes its K and V. If the prompt ends
-# exactly at a border, this token lies in a full block, which is then copied.) `start` and `end` are the positions
-# that will be written, `changed` the first entry of the table that is new:
+# then the only holder, and goes on in the original. A block is its *own* if one table holds it and it has no name. If
+# not, `_copy_on_write` claims a new block, copies the tokens that are there already, and lets go of the old one.
+#
+# <details><summary>What if the prompt ends exactly at a border?</summary>Our engine draws one token for each request that
+# runs. So A.1 runs the last prompt token once more, and writes its K and V. This token then lies in a full block, which
+# is copied.</details>
 
 # %%
-show_source(BlockManager.extend, first="first, num_new", last="self._copy_on_write")
-print()
 show_source(BlockManager._is_own)
 print()
-show_source(BlockManager._copy_on_write)
+show_source(BlockManager._copy_on_write, last="self._release")
 
 # %%
-alone = []
-for i in range(2):
-    engine = make_engine()
-    engine.add_request(PROMPTS[0], two.sample(i), "A")
-    alone.append(engine.run()[0].outputs[0].token_ids)
-print("as two requests alone:", [one.token_ids for one in answers.outputs] == alone)
 box("fork")
 
 # %% [markdown]
@@ -775,8 +781,8 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
     print("of A's three blocks C finds", len(blocks.find(later)))
 
 # %% [markdown]
-# The *tail* of A, block 2, goes first. C still finds the blocks 0 and 1, and computes the rest anew. If the
-# head had gone first, C would have found nothing, because a chain of names is searched from its start.
+# The *tail* of A, block 2, goes first, so C still finds the blocks 0 and 1. If the head had gone first, C would have
+# found nothing, because a chain of names is searched from its start.
 #
 # ### Exercise 5: write eviction (10 minutes)
 #
@@ -806,20 +812,20 @@ server.use(free, check_free)
 # %% [markdown]
 # ### Exercise 6: take a block (5 minutes)
 #
-# `take` hands out the next block. The block gets new content, so it must not be found under its old hash.
+# `take` hands out the next block. The block gets new content, so it must not be found under its old name.
 #
-# <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
-# <code>cached</code>, and set <code>hash_of[block]</code> to None.</details>
+# <details><summary>Hint</summary>The first block of the queue is next. If it has a name, take the name out of
+# <code>cached</code>, and set <code>names[block]</code> to None.</details>
 
 
 # %% tags=["exercise"]
-def take(free_queue, hash_of, cached):
-    """The next block. hash_of: {block: its hash or None}; cached: {hash: block that is found}."""
+def take(free_queue, names, cached):
+    """The next block. names: {block: its name or None}; cached: {name: block that is found}."""
     ### BEGIN SOLUTION
     block = free_queue.pop(0)
-    if hash_of[block] is not None:
-        del cached[hash_of[block]]
-        hash_of[block] = None
+    if names[block] is not None:
+        del cached[names[block]]
+        names[block] = None
     return block
     ### END SOLUTION
 
@@ -835,8 +841,8 @@ run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens
 # too small.
 #
 # Somebody else's block manager, `StaleBlocks`, has a bug: now and then it gives one user a text that was computed
-# for another one. Here is its log of four requests, one after the other. A block is *named* when it is full, by
-# the first four characters of its hash, and *found* by this name.
+# for another one. Here is its log of four requests. Each is over, and has given its blocks back, before the next one
+# comes. A block is *named* when it is full (the log has four characters of the name), and *found* by this name.
 
 # %%
 from tutorial_engine.learn.block_checks import log_text, stale_log
@@ -877,7 +883,16 @@ from tutorial_engine.learn.checks_04 import check_stale
 check_stale(stale, log)
 
 # %% [markdown]
-# And this is the bug. First the package's method, then the other one, which clears the name in the block and
+# What does its user get? Here is the text with the bug, and the text that this request gets alone:
+
+# %%
+from tutorial_engine.learn.block_checks import wrong_texts
+
+for name, prompt, wrong, alone in wrong_texts(model, tokenizer, StaleBlocks, prompts):
+    print(f"{name}: {prompt!r}\n   with the bug: {wrong!r}\n   alone:        {alone!r}")
+
+# %% [markdown]
+# This is the bug. First the package's method, then the other one, which clears the name in the block and
 # leaves it in the dictionary `cached`. Your `take` does both.
 
 # %%
@@ -886,9 +901,16 @@ print()
 show_source(StaleBlocks.forget)
 
 # %% [markdown]
-# How would a test have found this bug? Below, five bugs are planted one after the other. There are four
-# tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt; and
-# requests one after the other in a pool so small that blocks are used again.
+# How would a test have found this bug? Five bugs are planted one after the other:
+#
+# - a taken block keeps its hash: the bug above;
+# - hashes without the parent's: a name stands for the tokens of one block only;
+# - found before it is written: a block has its name as soon as it is taken;
+# - a shared block is written: there is no copy on write;
+# - blocks are freed head first: the beginning of a prompt is evicted first.
+#
+# There are four tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt;
+# and requests one after the other in a pool so small that blocks are used again.
 
 # %%
 predictions.ask(
@@ -907,11 +929,12 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 
 # %% [markdown]
 # The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were found
-# in the prefix cache in the last test: to find fewer than “no bug” wastes work, and to find more means that blocks
-# were found which do not hold what their name says. No bug shows when a request is alone. Some need
-# company, one needs samples, and one needs blocks that are used again. Freeing the head first gives right
-# tokens everywhere: only the column "found" tells, because nothing is found any more. So a cache is tested
-# with all of these, and `check_integrity` runs after each step.
+# in the prefix cache in the last test: finding fewer than “no bug” wastes work. `integrity` is the first complaint of
+# `check_integrity`, which runs after each step and compares tables, counts, queue and names with one another.
+#
+# No bug shows when a request is alone. Some need company, one needs samples, and one needs blocks that are used
+# again. Freeing the head first gives right tokens everywhere: only `found` tells. So a cache is tested with all of
+# these.
 
 # %% [markdown]
 # ## 10 · Why is my hit rate zero?
@@ -980,42 +1003,38 @@ box("same_step")
 
 # %%
 more = [SamplingParams(max_tokens=16, ignore_eos=True)] * 3
-plenty, scarce = make_engine(), make_engine(pages())
+plenty, scarce = make_engine(), make_engine(make_pages())
 right_16, got_16 = serve_three(plenty, more), serve_three(scarce, more)
 
 # %%
 predictions.ask(
     "preempt",
-    "All three are admitted, with 3, 2 and 1 blocks. Later one of them needs a block, and none is free. What "
-    "does the engine do?",
-    [
-        "it ends the last request with an error",
-        "everybody waits until one request is done",
-        "the last one gives its blocks back and is computed again later",
-    ],
+    "C, which was admitted last, gives way first. Later B has computed 21 tokens, and gives way, too. It is "
+    "admitted again in the next step. How many of these 21 tokens run again?",
+    ["none", "1", "21"],
 )
 
 # %% tags=["figure-preempted"]
-from tutorial_engine.trace.events import Preempted
+from tutorial_engine.lab.when_full import LLAMA_2_7B, when_full
 from tutorial_engine.viz.timeline import timeline
 
-victims = [(e.step, e.request_id) for e in scarce.trace.events if isinstance(e, Preempted)]
-if chosen := predictions.reveal("preempt", 2 if victims else 1):
-    print("preempted (step, request):", victims)
+lost = when_full(scarce.trace.trace())
+again = [one.num_tokens - one.num_found for one in lost]
+if chosen := predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1]))):
+    for one, number in zip(lost, again, strict=True):
+        print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, runs {number} again")
     print("same tokens as with plenty of memory:", got_16 == right_16)
 timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
-# The victim is the request that was admitted *last*. It loses its blocks and keeps its tokens, the new ones
-# included. It goes to the front of the queue. When there is room again, it runs its prompt and its new
-# tokens like one long prompt. This is *preemption by recompute*. The loop in the scheduler is short: while
-# there is no room for a request, the last of those that run gives way. It may be the request itself.
+# A victim loses its blocks and keeps its tokens, the new ones included. Back from the front of the queue, it runs
+# them like one long prompt, as you read in notebook 03: *preemption by recompute*. But B's old blocks were free and
+# not yet taken, so the prefix cache found the full ones. C's had been taken. (In the timeline, *recompute* also counts
+# the newest token of each, which had not run before.)
 
 # %%
 from tutorial_engine.engine.scheduler import Scheduler
 
-show_source(Scheduler.schedule_running, first="ask = ")
-print()
 show_source(Scheduler.preempt)
 
 # %% [markdown]
@@ -1026,8 +1045,8 @@ run = server.serve(PROMPTS, more)
 
 # %% [markdown]
 # **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
-# A and B begin alike. Make the pool smaller until somebody gives way. Then try blocks of 1, and see who shares
-# what.
+# A and B begin alike. Make the pool smaller until somebody gives way. Then set 24 blocks of 1: how many tokens do A
+# and B share now, and why not 4 as before? Set the block size back to 4 for the next question.
 
 # %% tags=["figure-full-explorer"]
 shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
@@ -1045,6 +1064,9 @@ predictions.ask(
 
 
 # %%
+from tutorial_engine.trace.events import Preempted
+
+
 def preemptions(num_blocks):
     """How often somebody gives way in the explorer's run."""
     run = BlockExplorer(model, tokenizer, shared_start, num_blocks=num_blocks).run
@@ -1054,41 +1076,45 @@ def preemptions(num_blocks):
 gave_way = {n: preemptions(n) for n in range(4, 12)}
 if predictions.reveal("gives-way", max(n for n, times in gave_way.items() if times)):
     print("blocks → preemptions:", gave_way)
-
-# %% [markdown]
-# All requests get the same tokens, so a lack of memory costs time and never changes an answer. How much time?
+    ones = BlockExplorer(model, tokenizer, shared_start, block_size=1, num_blocks=24).run
+    print("B finds, with 24 blocks of 1:", found_by(ones)["B"], "tokens")
 
 # %%
-again = scarce.runner.num_tokens - plenty.runner.num_tokens
-print(f"{plenty.runner.num_tokens} tokens run with plenty of memory, {again} more with 12 blocks")
+more_run = scarce.runner.num_tokens - plenty.runner.num_tokens
+print(
+    f"{plenty.runner.num_tokens} tokens run with plenty of memory, {more_run} more with 12 blocks"
+)
 print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
-print("found in the prefix cache when admitted:", found_by(scarce))
 
 # %% [markdown]
-# B found its own old blocks again, because nobody had taken them. An engine could also copy the blocks of the
-# victim to the main memory of the machine, and back later. This is called *swapping*. First, what was lost in
-# our run. Then both prices for a large model; the assumptions stand above them.
+# With blocks of 1 every common token is found. And a lack of memory costs time. An engine could also copy the blocks
+# of the victim to the main memory of the machine, and back later. This is called *swapping*. Here are both prices for
+# a large model; the assumptions stand above them.
 
 # %%
-from tutorial_engine.lab.when_full import LLAMA_2_7B, when_full
-
-for lost in when_full(scarce.trace.trace()):
-    print(
-        f"{lost.request_id} had computed {lost.num_tokens} tokens, and found {lost.num_found} again"
-    )
 print(LLAMA_2_7B)
-for size, recompute, swap in LLAMA_2_7B.rows((1, 4, 16, 64)):
+for size, recompute, swap in LLAMA_2_7B.rows((1, 4, 16, 32, 64)):
+    less = "swap" if swap < recompute else "recompute"
     print(
-        f"blocks of {size:2}: recompute {1e6 * recompute:4.0f} µs a token, swap {1e6 * swap:5.0f}"
+        f"blocks of {size:2}: recompute {1e6 * recompute:4.0f} µs a token, swap {1e6 * swap:5.0f}: {less}"
     )
 box("swap")
 
 # %% [markdown]
-# Each block is many separate pieces of memory, K and V of every layer, and starting a copy costs time. So
-# small blocks are slow to swap, and large ones are not. A request that could never fit is refused when it is
-# added, with the numbers:
+# Each block is many separate pieces of memory, K and V of every layer, and starting a copy costs time. So with small
+# blocks recompute is cheaper, and with large ones swapping.
+#
+# As long as each request fits into the pool alone, a lack of memory changes no token. If it does not fit, its
+# answer ends early, or the request is refused when it is added:
 
 # %%
+for num_blocks in (12, 5, 4):
+    engine = make_engine(make_pages(num_blocks))
+    engine.add_request(prompts[0], more[0], "A")
+    answer = engine.run()[0].outputs[0]
+    print(
+        f"{num_blocks:2} blocks: {len(answer.token_ids):2} of 16 new tokens, {answer.finish_reason}"
+    )
 try:
     scarce.add_request([65] * 48, request_id="D")
 except ValueError as error:
@@ -1119,7 +1145,7 @@ show_source(EagerPages.tokens_to_admit)
 # %%
 predictions.ask(
     "thrash",
-    "The pool has 100 blocks of 4, a chunk up to 256 tokens, and there is no prefix cache. Four users get 32 tokens "
+    "The pool has 100 blocks of 4, a chunk has at most 256 tokens, and there is no prefix cache. Four users get 32 tokens "
     "each, and E brings 387 tokens, which fit only when they are done. How many times as many tokens run if room "
     "for the first chunk is enough?",
     ["as many", "up to twice as many", "2 to 4 times as many", "more than 4 times as many"],
@@ -1144,9 +1170,8 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 
 # %% [markdown]
 # E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
-# those that run, so it gives way itself. Then it is admitted again. Nearly all the work is repeated, and no request
-# finishes earlier: in every second step the users wait for a chunk that is thrown away. With the whole prompt as
-# the condition, E simply waits until they are done.
+# those that run, so it gives way itself. Then it is admitted again. In every second step the users wait for a chunk
+# that is thrown away. With the whole prompt as the condition, E simply waits until they are done.
 #
 # These runs had no prefix cache. With one, E finds its own old blocks again, as B did in section 11, until others
 # take them. The same two rules with the prefix cache on:
@@ -1169,7 +1194,7 @@ box("admission")
 # ---
 #
 # **The second sitting ends here.** Your eviction serves requests in a pool that is too small. You know what is
-# shared, copied, evicted and computed again, and when. The third sitting takes about 1¼ hours.
+# shared, copied, evicted and computed again, and when. The third sitting takes about 1 hour.
 #
 # ---
 
@@ -1185,7 +1210,7 @@ box("admission")
 # **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
 # cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 14 explains. `head` is where the search for a free cell begins: behind
-# the token that was placed last, or at a freed cell if that is earlier.
+# the token that was placed last, or at a freed cell if that is earlier. If this cell is used, the search goes on.
 
 
 # %%
@@ -1246,10 +1271,12 @@ on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
 
 # %%
-run = on_cells.serve(PROMPTS, params)
+run = on_cells.serve(PROMPTS, two, num_cells=28)
 
 # %% [markdown]
-# In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
+# Here each request has two answers, so two sequences own the cells of a prompt. There are only 28 cells. Those that
+# are given back get tokens of others, and the order in memory is no longer that of the text. In the explorer you
+# change cells by hand, and the real model runs on them. Its operations have the names of
 # llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing. `seq_rm` takes an owner away, and a
 # cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
 # operation did to the table.
@@ -1288,12 +1315,12 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 # A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm`
 # frees their cells, and `seq_add` moves the positions of the others down. A key was turned by its old
 # position (RoPE, notebook 01), so each key is turned back by the difference. This is its *shift*. Nothing is
-# computed again, which is why it is fast.
+# computed again, which is why it is fast. `angles` belong to the shifts, and this is done in each layer:
 
 # %%
 from tutorial_engine.cache import CellKVCache
 
-show_source(CellKVCache.apply_shifts, first="shifts = ")
+show_source(CellKVCache.apply_shifts, first="for k in", last="keys[cells]")
 
 # %%
 predictions.ask(
@@ -1319,8 +1346,7 @@ shift_picture(
 # %% [markdown]
 # In a deeper layer, keys and values were made from hidden states that had *seen* the dropped tokens. Turning
 # a key changes its position and not what it remembers. How much does that matter? Here is the text that
-# follows, once with the shift and once from a fresh run. In the second case the whole first sentence is
-# forgotten.
+# follows, once with the shift and once from a fresh run.
 
 # %%
 from tutorial_engine.lab.shift import shifted_text
@@ -1333,8 +1359,8 @@ for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts part")
 
 # %% [markdown]
-# In the second text "kite" comes back, though it stood only in the forgotten sentence. Does the shifted cache
-# remember it? That can be tested: both ways get the same words, up to " yellow".
+# In the second text "kite" comes back, though only the forgotten sentence had it. Does it come from there? Both ways
+# now get the same words, up to " yellow":
 
 # %%
 from tutorial_engine.lab.shift import next_probabilities
@@ -1347,8 +1373,8 @@ print(
 )
 
 # %% [markdown]
-# It does not: a run that never saw the kite finds it as likely. Yet the two ways chose different words before. So a
-# context shift is no error, and it is not a fresh run either: in both examples the texts part.
+# For this word nothing can be seen: a run that never saw the kite finds it as likely. But K and V do differ, and in
+# both examples the texts part. So what comes through need not be the forgotten word.
 
 # %%
 box("context_shift")
@@ -1361,8 +1387,9 @@ box("kv_unified")
 #
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
-# The cell table has one entry for each token, for all layers. But K and V lie layer by layer. Why not
-# everything of one token side by side? The picture shows the same numbers in three orders.
+# The cell table has one entry for each token, for all layers. But K and V lie layer by layer. Why not everything of
+# one token side by side? The picture shows the same numbers in three orders. A *piece* is memory without a gap, and
+# each token has two numbers, one for each head.
 
 # %% tags=["figure-layouts"]
 from tutorial_engine.lab.layouts import layouts
@@ -1372,27 +1399,23 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# The next cell counts the pieces in a cache of 8 layers and 512 tokens, and measures one decode step: the write
-# of its token, and its attention in all layers.
-
-# %%
-kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
-three = layouts(kv)
-for name, layout in three.items():
-    read, write = layout.touched_by_read(3, 512), layout.touched_by_write(511)
-    print(f"{name:22} one layer is read in {read.runs:4} pieces, a token written in {write.runs:3}")
+# The next cell measures one decode step in a cache of 8 layers and 512 tokens: the write of its token, and its
+# attention in all layers.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab.layouts import time_layout
 
-for name, layout in three.items():  # measured here
+kv = torch.randn(8, 2, 512, 8, 64, generator=torch.Generator().manual_seed(0))
+for name, layout in layouts(kv).items():  # measured here
     write, attend = time_layout(layout, num_heads=16)
     print(f"{name:22} write {1e6 * write:4.1f} µs, attention {1e3 * attend:5.2f} ms")
 
 # %% [markdown]
-# The times differ far less than the counts: a piece of one token is long enough for a processor to read it well.
+# The times differ far less than the numbers of pieces: a piece of one token is long enough for a processor to read it well.
 # But a forward goes layer by layer, and by layer each attention gets one tensor of its own. Every engine that we
-# name here keeps the data so, and one table, by token or by block, for all layers.
+# name here keeps the data so, and one table for all layers. In ours, rows have the heads first, so that the keys of
+# one head are one piece for its matrix product. Pages and cells have the tokens first, so that a gather copies one
+# piece for each token.
 
 # %% [markdown]
 # ## 16 · Which block size?
@@ -1437,8 +1460,7 @@ for p in points:
 # blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells waste nothing, but
 # have no prefix cache here. Rows have room for four requests only.
 #
-# Small blocks have a price: more *table entries*, and more to *gather*. A context is gathered only if its blocks
-# are not neighbours. Blocks of 16 hold most of these contexts in one or two pieces.
+# Small blocks have a price: more *table entries*, and more to *gather*, because fewer contexts are one piece.
 
 # %% [markdown]
 # **Why 16?** vLLM's default is 16 tokens in a block, and here pages of 8 and less are faster. But these
@@ -1454,15 +1476,19 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only a few percent of the slots are
-# wasted. Larger blocks save little more, and waste much more. So 16 is a good place between. Reading in place
-# hardly depends on the size on a CPU. A kernel on a GPU wants blocks that are large enough to be read in one
-# go, which is a second reason against very small ones.
+# wasted. Larger blocks save little more, and waste much more. So 16 is a good place between. Copying through the
+# table (gathering) hardly depends on the size here. Reading in place does: each block is one turn of the loop
+# (section 6), a second reason against very small blocks.
+#
+# **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
+# block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
 
-dials = DialExplorer(model, tokenizer, users, 12, num_slots=256, max_len=64)
-for position in ("cells", 16, "rows", 4):
+alike = [f"{PROMPTS[0]} {text}" for text in users]
+dials = DialExplorer(model, tokenizer, alike, 12, num_slots=256, max_len=64)
+for position in ("cells", "rows", 4):
     dials.set(block_size=position)  # runs the engine there
 dials.set(step=10)
 dials
@@ -1508,7 +1534,7 @@ print(ledger_table([rows[path] for path in ("no cache", "transformers", "yours")
 #
 # The next cells read your notebooks 01 to 03 from their saved files. What is right there becomes a part of
 # the server. If a cell says that the package's part runs, save that notebook with your answers in it, and
-# run the cell again.
+# run the cell again. Some parts stay behind, such as your cache of notebook 02: pages have taken their place.
 
 # %%
 from tutorial_engine.learn.earlier import bring
@@ -1523,6 +1549,7 @@ print(bring(server, "03_scheduler.ipynb"))
 
 # %%
 run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
+print(sum(isinstance(e, Preempted) for e in run.trace.events), "times a request gave way")
 
 # %% [markdown]
 # ## 19 · A real model
@@ -1549,9 +1576,9 @@ else:
 # %% [markdown]
 # ## What you can do now
 #
-# You can turn bytes into blocks, and positions into slots. You can read K and V where they lie. You can say
-# what is shared, copied, evicted and computed again, and why a prefix is not found. You can read a table of
-# cells, and choose a block size. This is an inference engine, and large parts of it are yours. The appendix
+# You can give memory out in blocks, and read K and V where they lie. You can say what is shared, copied, evicted and
+# computed again, and why a prefix is not found. You can read a table of cells, and choose a block size. This is an
+# inference engine, and large parts of it are yours. The appendix
 # `A1_two_ranks` runs one model on two processes, and names the pieces in vLLM, SGLang and llama.cpp.
 
 # %%

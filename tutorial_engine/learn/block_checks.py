@@ -7,6 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
+from tokenizers import Tokenizer
+
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import BLOCK_SIZE, StaleBlocks, pages, scenes, serve
 from tutorial_engine.learn.own_memory import free as right_free
@@ -25,7 +27,7 @@ def check_free(free: Callable[..., object]) -> Verdict:
 
 
 def check_take(take: Callable[..., object]) -> Verdict:
-    """Check take(free_queue, hash_of, cached) → block, in the same two ways."""
+    """Check take(free_queue, names, cached) → block, in the same two ways."""
     return _checked("take", take, _take_by_hand, partial(_beside_ours, right_free, take))
 
 
@@ -95,8 +97,8 @@ def _free_by_hand(free: Callable[..., object]) -> Verdict | None:
 
 
 def _take_by_hand(take: Callable[..., object]) -> Verdict | None:
-    queue, hash_of, cached = [3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}
-    got = take(queue, hash_of, cached)
+    queue, names, cached = [3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}
+    got = take(queue, names, cached)
     bad = not_done("take", got, take)
     if bad is not None:
         return bad
@@ -111,21 +113,21 @@ def _take_by_hand(take: Callable[..., object]) -> Verdict | None:
     if "three" in cached:
         return Verdict(
             False,
-            "take: block 3 is taken, and its old hash still leads to it: whoever looks for that "
+            "take: block 3 is taken, and its old name still leads to it: whoever looks for that "
             "prefix will read another request's tokens (the freed-block bug)",
         )
     if cached != {"one": 1}:
         return Verdict(
             False, f"take: cached became {cached}; only block 3 is taken, or nothing is ever found"
         )
-    if hash_of.get(3) is not None:
-        return Verdict(False, "take: hash_of[3] still has the old hash; block 3 is empty: None")
-    if hash_of.get(1) != "one":
-        return Verdict(False, "take: hash_of[1] has changed; only block 3 is taken")
+    if names.get(3) is not None:
+        return Verdict(False, "take: names[3] still has the old name; block 3 is empty: None")
+    if names.get(1) != "one":
+        return Verdict(False, "take: names[1] has changed; only block 3 is taken")
     try:
         take([5], {5: None}, {})
     except KeyError as error:
-        return Verdict(False, f"take: KeyError: {error}; block 5 has no hash, nothing to forget")
+        return Verdict(False, f"take: KeyError: {error}; block 5 has no name, nothing to forget")
     return None
 
 
@@ -220,6 +222,23 @@ def stale_log(
         elif isinstance(event, BlockCached):
             log.append(Line(*at, "names", event.block, event.hash[:4]))
     return log
+
+
+def wrong_texts(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    blocks: type[BlockManager],
+    prompts: Sequence[Sequence[int]],
+) -> list[tuple[str, str, str, str]]:
+    """The requests of `stale_log` that get other tokens than alone: name, prompt, both texts."""
+    scene = scenes(prompts)["small_pool"]
+    got = serve(model, pages(model, scene.num_blocks, blocks), *scene[:3]).tokens
+    alone, decode = serve(model, None, *scene[:3]).tokens, tokenizer.decode
+    return [
+        (name, decode(scene.prompts[name]), decode(got[name][0]), decode(want[0]))
+        for name, want in alone.items()
+        if got[name] != want
+    ]
 
 
 def log_text(log: Sequence[Line]) -> str:

@@ -179,14 +179,14 @@ THREE = replace(GREEDY, n=3, temperature=1.0, seed=0)
 def scenes(prompts: Sequence[Sequence[int]]) -> dict[str, Scene]:
     """The tests but `alone`, from three prompts of at least 8, 4 and 1 tokens (else ValueError).
 
-    D goes on where A ends, F where B ends; E begins with A's second block.
+    C goes on where A ends, D where B ends; E begins with A's second block.
     """
     if len(prompts) != 3 or any(len(p) < n for p, n in zip(prompts, (8, 4, 1), strict=True)):
         raise ValueError(
             f"give three prompts of at least 8, 4 and 1 tokens, got {[len(p) for p in prompts]}"
         )
     a, b, c = (list(prompt) for prompt in prompts)
-    every = {"A": a, "B": b, "C": c, "D": a + b, "E": a[BLOCK_SIZE:], "F": b + c}
+    every = {"A": a, "B": b, "C": a + b, "D": b + c, "E": a[BLOCK_SIZE:], "F": c}
     lengths = {name: len(prompt) + MAX_TOKENS for name, prompt in every.items()}
 
     def scene(names: str, params: SamplingParams, config: EngineConfig, num_tokens: int) -> Scene:
@@ -195,9 +195,9 @@ def scenes(prompts: Sequence[Sequence[int]]) -> dict[str, Scene]:
 
     ample = 2 * sum(lengths.values())
     return {
-        "together": scene("ADBCE", GREEDY, IN_CHUNKS, ample),
+        "together": scene("ACBFE", GREEDY, IN_CHUNKS, ample),
         "samples": scene("A", THREE, TOGETHER, ample),
-        "small_pool": scene("ABDF", GREEDY, WHOLE, max(lengths.values())),
+        "small_pool": scene("ABCD", GREEDY, WHOLE, max(lengths.values())),
     }
 
 
@@ -212,7 +212,7 @@ def stress(
     request that ends with an error, or not at all, is not right.
     """
     every = scenes(prompts)
-    lone = Scene(dict(zip("ABC", prompts, strict=True)), GREEDY, WHOLE, 16)
+    lone = Scene(dict(zip("ABF", prompts, strict=True)), GREEDY, WHOLE, 16)
     greedy = {name: ids for scene in every.values() for name, ids in scene.prompts.items()}
     right = _one_by_one(model, lone._replace(prompts=greedy), on_rows=True)
     samples = _one_by_one(model, every["samples"], on_rows=True)

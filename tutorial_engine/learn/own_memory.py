@@ -54,12 +54,12 @@ def free(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> No
             free_queue.append(block)
 
 
-def take(free_queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> int:
-    """The next block, which nobody finds under its old hash any more."""
+def take(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:
+    """The next block, which nobody finds under its old name any more."""
     block = free_queue.pop(0)
-    if hash_of[block] is not None:
-        del cached[hash_of[block]]
-        hash_of[block] = None
+    if names[block] is not None:
+        del cached[names[block]]
+        names[block] = None
     return block
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tutorial_engine.lab.layouts import AXES, KVLayout, runs
+from tutorial_engine.lab.layouts import AXES, ORDERS, KVLayout, runs
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,
@@ -68,6 +68,8 @@ def layouts_picture(
     low = 62 + tall * len(layouts)
     scene = Sheet(WIDTH, low + 16, tip_at=(10, low + 6))
     defined = "a piece is memory without a gap"
+    if shape[3] > 1 == shape[4]:
+        defined += "; a white line parts two heads"
     scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     x = scene.legend(10, 46, marks, 14, 8)
@@ -131,6 +133,8 @@ class _Strip:
 
     def __init__(self, scene: Sheet, order: str, layout: KVLayout, top: float, line: int) -> None:
         self.scene, self.order, self.layout, self.line = scene, order, layout, line
+        axes = ORDERS[order]
+        self.heads_first = axes.index("head") < axes.index("token")
         wide = (WIDTH - LEFT - 12) / line
         self.grid = Grid(LEFT, top + 32, wide, LINE, line, (0, LINE - TALL))
         indices = product(*map(range, layout.kv.shape))
@@ -159,7 +163,11 @@ class _Strip:
             scene.outline(f"{self.order}.whole{i}", box, **edge)
             self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
         for i, box in self.parts(lambda i: elements[i].layer):
-            self.say(f"layer{i}", box, f"layer {elements[i].layer}", TALL + 12, 10, **FAINT)
+            words = f"layer {elements[i].layer}"
+            heads = " | ".join(f"head {head}" for head in range(self.layout.kv.shape[3]))
+            if self.heads_first and text_width(f"{words}: {heads}", 10) <= box[2]:
+                words = f"{words}: {heads}"
+            self.say(f"layer{i}", box, words, TALL + 12, 10, **FAINT)
         for i in range(0, len(elements), self.line) if len(elements) > self.line else ():
             y = self.grid.box(i)[1] + 14
             scene.note(f"{self.order}.at{i}", LEFT - 6, y, str(i * size), 10, **RIGHT)

@@ -386,7 +386,7 @@ def _bar(ax: Axes, x: float, number: float, width: float, tolerance: float) -> N
 
 def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None, tolerance: float) -> str:
     """Who is within the tolerance, who is not, and where the difference begins."""
-    what = "" if discard is None else f" after forgetting {tokens(discard)}"
+    what = "Logits" if discard is None else f"Forgetting {tokens(discard)}: logits"
     told = []
     for name, gap in gaps.items():
         same = gap.logits <= tolerance  # how far within is rounding, and differs between machines
@@ -397,7 +397,7 @@ def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None, tolerance: float
     wrong = [i for i, pair in enumerate(both) if max(pair) > tolerance]
     where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
     return (
-        f"Logits after a context shift{what} against those of a fresh run: {'; '.join(told)}. K "
+        f"{what} with a context shift against a fresh run: {'; '.join(told)}. K "
         f"and V ({name}) {where} (tolerance {shown(tolerance)})."
     )
 
