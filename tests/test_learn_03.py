@@ -16,6 +16,7 @@ from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPla
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_03 import BUGS_03
 from tutorial_engine.learn.checks_03 import (
+    check_budget,
     check_fair,
     check_metrics,
     check_num_tokens,
@@ -154,6 +155,11 @@ class Sluggish(Shortest):
         return min(super().num_tokens_to_run(request, plan), 4)
 
 
+def largest(answer: Any) -> Verdict:
+    """The check, with a long prompt beside somebody who decodes, on a step's price."""
+    return check_budget(answer, lambda budget: 10.0 + min(budget, 107))
+
+
 Check = Callable[..., Verdict]
 
 RIGHT: list[tuple[Check, Any]] = [
@@ -169,6 +175,9 @@ RIGHT: list[tuple[Check, Any]] = [
     (check_metrics, lambda a, t: tuple(torch.tensor(x) for x in metrics(a, t))),
     (check_metrics, lambda a, t: (np.array(t)[0] - a, np.diff(t).mean())),
     (check_metrics, lambda a, t: torch.tensor(metrics(a, t))),
+    (largest, lambda gap: int(gap - 10)),
+    (largest, lambda gap: (gap - 10) // 1),
+    (largest, lambda gap: np.int64(gap - 10)),
     (check_shortest, Shortest),
     (check_shortest, ShortestBySorting),
     (check_shortest, ShortestByLoop),
@@ -211,6 +220,11 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_metrics, lambda a, t: (t[0] - a, 1.0), "next: 0.0640 s"),
     (check_metrics, lambda a, t: 3, "two numbers"),
     (check_metrics, lambda a, t: metrics(a, t)[::-1], "TTFT comes first"),
+    (largest, lambda gap: int(gap), "with it the longest gap is 36 ms"),
+    (largest, lambda gap: int(gap - 11), "with 16 the longest gap is 26 ms: that is short enough"),
+    (largest, lambda gap: gap - 10, "(60.5): got 50.5; a budget is a whole number of tokens"),
+    (largest, lambda gap: int(gap - 26), "at least 1"),
+    (largest, none_method, "returns None whatever"),
     (check_shortest, Scheduler, "first come, first served"),
     (check_shortest, type("Passed", (Scheduler,), {}), "first come, first served"),
     (check_shortest, policy(lambda self: max(self.waiting, key=by_prompt)), "the longest"),
@@ -240,7 +254,7 @@ WRONG: list[tuple[Check, Any, str]] = [
         ),
         "not self.now()",
     ),
-    (check_fair, policy(lambda self: Fair.next_waiting(fixed(self))), "Use self.patience"),
+    (check_fair, policy(lambda self: Fair.next_waiting(fixed(self))), "instead of self.patience?"),
     (check_fair, policy(lambda self: late(self)[0]), "IndexError"),
     (check_fair, policy(forgets_return), "does it end with `return`?"),
 ]
@@ -254,7 +268,7 @@ def fixed(scheduler: Any) -> Any:
 
 
 POLICIES = (check_shortest, check_fair)
-CHECKS = (check_num_tokens, check_plan, check_metrics, *POLICIES)
+CHECKS = (check_num_tokens, check_plan, check_metrics, largest, *POLICIES)
 
 
 @pytest.mark.parametrize(("check", "answer"), RIGHT)

@@ -37,6 +37,13 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "lines": lambda: sweep(
         [5, 10], {"virtual": {"p50": [20, 25], "p95 $x$": [30, None]}}, "rate", "TTFT, ms"
     ),
+    "limits": lambda: sweep(
+        [0.1, 0.2, 0.3],
+        {"TTFT": {"worst": [5, 6, 9], "mean": [4, 3, 2], "free": [1, 1, 1]}},
+        "patience",
+        "ms",
+        at_most={"worst": 6, "mean": 3},
+    ),
     "curve": lambda: throughput_latency(
         {
             "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],
@@ -51,7 +58,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 @functools.cache
 def drawn(name: str) -> Picture:
-    return check_plot(PICTURES[name], pixels=1000)
+    strips = "A mark is a request, the line is p50, the diamond is p95."
+    return check_plot(PICTURES[name], 1000, strips if name in ("two", "four") else "")
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -96,6 +104,15 @@ def test_sweep_says_where_its_lines_begin_and_end() -> None:
     assert drawn("lines").caption == (
         "Rate from 5 to 10: virtual (TTFT, ms) p50 from 20 to 25, p95 $x$ 30 (at 5)."
     )
+
+
+def test_limits_are_drawn_and_said_and_where_all_are_kept() -> None:
+    said = set(plot_words(drawn("limits")))
+    assert {"worst: at most 6", "mean: at most 3", "all kept"} <= said
+    assert drawn("limits").caption.endswith("free from 1 to 1, all limits kept at 0.2.")
+    never = sweep([1, 2], {"": {"a": [5, 6], "b": [1, 1]}}, "x", "ms", at_most={"a": 4})
+    assert "all kept" not in plot_words(never)
+    assert never.caption.endswith("nowhere are all limits kept.")
 
 
 def test_throughput_meets_latency_at_points_that_say_what_they_are() -> None:

@@ -205,8 +205,11 @@ def plot_words(picture: Picture) -> list[str]:
     return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", picture.svg, re.S)]
 
 
-def check_plot(draw: Callable[[], Picture], pixels: int = 1300) -> Picture:
-    """Draw it twice: the same sound, light files; its caption in it, no tiny text, no formula."""
+def check_plot(draw: Callable[[], Picture], pixels: int = 1300, shown: str = "") -> Picture:
+    """Draw it twice: the same sound, light files; no tiny text, no formula.
+
+    Its caption is in it, or what is `shown` in its place.
+    """
     picture = draw()
     assert draw() == picture
     assert ET.fromstring(picture.svg).tag == f"{SVG}svg" and len(picture.png) <= 90_000
@@ -214,7 +217,7 @@ def check_plot(draw: Callable[[], Picture], pixels: int = 1300) -> Picture:
         assert image.format == "PNG" and image.width <= pixels
         assert len(set(image.convert("RGB").getdata())) > 3
     said = plot_words(picture)
-    caption = picture.caption.replace("--", "- -")  # what an XML comment makes of it
+    caption = (shown or picture.caption).replace("--", "- -")  # what an XML comment makes of it
     assert " ".join(caption.split()) in " ".join(" ".join(said).split())
     assert not [word for word in said if "mathdefault" in word or "\\times" in word]
     # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points

@@ -222,11 +222,49 @@ def _why_not(answers: Sequence[tuple[float, float]], arrival: float, times: Sequ
     return next(same, f"TPOT is the mean time from one token to the next: {tpot:.4f} s")
 
 
-# -- 4. and 5. policies
+# -- 4. the budget
+
+GAPS = (26.0, 40.0, 60.5)  # ms
+
+
+def check_budget(
+    function: Callable[[float], object], longest_gap: Callable[[int], float]
+) -> Verdict:
+    """Check a learner's function(max_gap_ms) → token budget in an engine.
+
+    `longest_gap(budget)` runs it and gives the longest gap in ms.
+    """
+
+    def run() -> Verdict:
+        tried = []
+        for most in GAPS:
+            answer = function(most)
+            bad = not_done("largest_budget", answer, function)
+            if bad is not None:
+                return bad
+            told, budget = f"largest_budget({most:g}): got {answer!r}", whole(answer)
+            if isinstance(answer, float) and answer.is_integer():  # 26.0 // 1
+                budget = int(answer)
+            if budget is None or budget < 1:
+                why = "a budget is a whole number of tokens, at least 1"
+                return Verdict(False, f"{told}; {why}")
+            if (gap := longest_gap(budget)) > most + 1e-6:
+                return Verdict(False, f"{told}; with it the longest gap is {gap:.0f} ms")
+            if (gap := longest_gap(budget + 1)) <= most + 1e-6:
+                why = f"with {budget + 1} the longest gap is {gap:.0f} ms: that is short enough too"
+                return Verdict(False, f"{told}; {why}")
+            tried.append(f"{budget} for {most:g} ms")
+        return Verdict(True, f"largest_budget: {', '.join(tried)}; the engine keeps each")
+
+    return guarded("largest_budget", run, function)
+
+
+# -- 5. and 6. policies
 
 JOBS = (Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5), Job("D", 40, 4, 2), Job("E", 5, 8, 3))
 ONE_PLACE = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64)
 SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
+PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
 LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobody waits for long
 # K comes a little later than L, and is shorter; both wait while short ones come
 CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
@@ -371,7 +409,7 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
 
     def judge(policy: type[Scheduler]) -> Verdict:
         orders = []
-        for patience in (0.1505, 0.3505):  # never exactly how long somebody has waited
+        for patience in PATIENCES:
             order = _admitted(_watched(policy, patience=patience), CROWD)
             want = _admitted(_watched(Fair, patience=patience), CROWD)
             orders.append(want)
@@ -385,14 +423,9 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
             )
             expected = f"expected {', '.join(want)}"
             if orders[0] == order and len(orders) > 1:
-                expected = "is the number of seconds written into it? Use self.patience"
+                expected = "did you write the number instead of self.patience?"
             return Verdict(False, f"{told}; {next(same, expected)}")
-        places = [order.index("L") + 1 for order in orders]
-        return Verdict(
-            True,
-            f"fair: L is admitted as number {places[0]} or {places[1]} of {len(CROWD)}, as the "
-            f"patience says; shortest first would admit it as number "
-            f"{_admitted(ShortestFirst, CROWD).index('L') + 1}",
-        )
+        told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
+        return Verdict(True, f"fair: with a patience of {told} s the right one is always next")
 
     return _check_policy("fair", policy, judge)

@@ -148,7 +148,10 @@ def places(
         _panel(scene, i, each, top + 22, pitch, only)
         top += 22 + TALL * len(each.grid) + 34
     scene.height = top - 6
-    return scene.picture(_turns(found, only) if only else _caption(found), zoom=1.1)
+    if only:
+        return scene.picture(_turns(found, only), zoom=1.1)
+    parts = listed([share(each.wasted / each.total) for each in found.values()])
+    return scene.picture(_caption(found), zoom=1.1, shown=f"Wasted, from the top: {parts}.")
 
 
 def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
@@ -170,7 +173,7 @@ def _mark(scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = ""
     fills = {IDLE: PAPER, WASTED: CROSSED, "decode": one.dark, "END": one.dark}
     scene.rect(name, box, fills.get(kind, one.light), tip, **edge)
     if kind in (WASTED, "stalls"):
-        colour = QUIET if kind == WASTED else one.colour
+        colour = QUIET if kind == WASTED else one.ink
         style: Style = {"stroke": colour, "stroke_width": 1.0, "fill": "none"}
         scene.add(f"{name}.hatch", "path", d=hatch_path(box, "x"), **style, **DEAF)
     if kind == "END":
@@ -241,7 +244,7 @@ def _word(scene: Sheet, name: str, words: str, box: Box) -> None:
     """Whose a stretch of steps is, or what it is, once in its middle where there is room."""
     shown = cut_to(words, box[2] - 2, 12, True)
     if shown == words or (shown != "…" and name.startswith("who")):
-        halo: Style = {"stroke": PAPER, "stroke_width": 3, "paint_order": "stroke"}
+        halo: Style = {"stroke": PAPER, "stroke_width": 5, "paint_order": "stroke"}
         scene.inside(name, box, shown, 12, **BOLD, **halo, fill=QUIET if words == IDLE else INK)
 
 

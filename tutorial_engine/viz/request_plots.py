@@ -142,7 +142,7 @@ def _beside(points: Sequence[Point], words: str) -> dict[str, Any]:
     (x0, y0), (x1, y1) = points
     if y0 == y1:
         return {"x": (x0 + x1) / 2, "y": y0 - 8, "words": words, **CENTRE}
-    lower = (min(y0, y1) + 3 * max(y0, y1)) / 4
+    lower = (min(y0, y1) + 7 * max(y0, y1)) / 8
     side = 1 if y1 > y0 else -1
     anchor = "start" if side > 0 else "end"
     return {"x": (x0 + x1) / 2 + 8 * side, "y": lower + 2, "words": words, "text_anchor": anchor}

@@ -103,9 +103,12 @@ class Scene:
         )
         return small_png(bytes(png))
 
-    def picture(self, caption: str, zoom: float = 1.4) -> Picture:
-        """The scene as a Picture with its caption written below, and without the pointer's hint."""
-        lines = textwrap.wrap(caption, int(self.width / 7.3))
+    def picture(self, caption: str, zoom: float = 1.4, shown: str = "") -> Picture:
+        """The scene as a Picture with its caption written below, and without the pointer's hint.
+
+        Where the picture has the caption's numbers as words, `shown` is written in its place.
+        """
+        lines = textwrap.wrap(shown or caption, int(self.width / 7.3))
         still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
         still.items = dict(self.items)
         for i, line in enumerate(lines):

@@ -27,7 +27,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, SERIES, finish, house_style
 from tutorial_engine.viz.tokens import cut_label
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
-from tutorial_engine.viz.words import ms
+from tutorial_engine.viz.words import listed, ms
 
 # What can be asked of a request, as (title, what it means).
 KINDS = {
@@ -73,7 +73,8 @@ def latency_distributions(
         ]
         parts.append(f"{short} {', '.join(told)}")
     titled(figure, title)
-    return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.")
+    shown = "A mark is a request, the line is p50, the diamond is p95."
+    return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.", shown)
 
 
 def _milliseconds(metrics: Sequence[RequestMetrics], kind: str) -> list[float]:
@@ -94,8 +95,8 @@ def _strips(ax: Axes, strips: Mapping[str, Sequence[float]]) -> None:
             dots = {"s": 10, "alpha": 0.35}
         ax.scatter(values, spread, color=SERIES[y % 6], marker=MARKS[y % 6], linewidths=0, **dots)
         p50, p95 = percentile(values, 50), percentile(values, 95)
-        ax.plot([p50, p50], [y - 0.27, y + 0.27], color=INK, linewidth=2.4)
-        ax.plot([p95], [y], "D", color="white", markeredgecolor=INK, markersize=7, mew=1.8)
+        ax.plot([p50, p50], [y - 0.27, y + 0.27], color=INK, linewidth=1.6)
+        ax.plot([p95], [y], "D", color="none", markeredgecolor=INK, markersize=9, mew=1.6)
         for at, name, up, side in ((p50, "p50", -0.31, "bottom"), (p95, "p95", 0.31, "top")):
             lean = "left" if at < 0.15 * most else "right" if at > 0.85 * most else "center"
             ax.text(at, y + up, f"{name} {_digits(at)}", va=side, ha=lean, fontsize=9, color=INK)
@@ -119,11 +120,13 @@ def sweep(
     xlabel: str,
     ylabel: str,
     title: str = "",
+    at_most: Mapping[str, float] | None = None,
 ) -> Picture:
     """Lines over one dial (batch size, budget, arrival rate), a panel for each way to measure.
 
     A panel is a line, or {name: line}; a line has a number per x, or None where there is none.
-    Panels keep their own scale: a virtual clock's seconds are not this machine's.
+    Panels keep their own scale: a virtual clock's seconds are not this machine's. `at_most` gives
+    limits to lines by name: each is dotted, and where all limits are kept the panel is shaded.
     """
     if not lines or not x:
         raise ValueError(
@@ -152,12 +155,36 @@ def sweep(
         lines_across(ax)
         if len(named) > 1:
             ax.legend(loc="best", fontsize=9.5)
+        kept = _limits(ax, named, at_most or {})
         ways = [f"{name} " * (len(named) > 1) + _way(pairs, x) for name, pairs in named.items()]
-        told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}")
+        told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}{kept}")
     titled(figure, title)
     first, last = f"{x[0]:g}", f"{x[-1]:g}"
     over = f"{xlabel} from {first} to {last}" if first != last else f"{xlabel} = {first}"
     return finish(figure, f"{over[0].upper()}{over[1:]}: {'; '.join(told)}.")
+
+
+def _limits(
+    ax: Axes, named: Mapping[str, Sequence[tuple[float, float]]], at_most: Mapping[str, float]
+) -> str:
+    """Draw the limits of these lines, and shade where all are kept; what the caption says of it."""
+    limits = {name: at_most[name] for name in named if name in at_most}
+    if not limits:
+        return ""
+    for name, most in limits.items():
+        colour = line_look(list(named).index(name))["color"]
+        ax.axhline(most, color=colour, linestyle=(0, (1, 2)), linewidth=1.8)
+        at: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
+        ax.annotate(f"{name}: at most {most:g}", (1, most), (0, 4), ha="right", fontsize=9.5, **at)
+    broken = {a for name, most in limits.items() for a, value in named[name] if value > most}
+    kept = sorted({a for name in limits for a, _ in named[name]} - broken)
+    if not kept:
+        return ", nowhere are all limits kept"
+    left, right = ax.get_xlim()
+    edge = 0.01 * (right - left)  # one value alone is seen as well
+    ax.axvspan(kept[0] - edge, kept[-1] + edge, color=RULE, alpha=0.6, zorder=0, linewidth=0)
+    ax.annotate("all kept", (kept[0], 0), (4, 5), textcoords="offset points", fontsize=9.5)
+    return f", all limits kept at {listed([f'{a:g}' for a in kept])}"
 
 
 def _pairs(name: str, x: Sequence[float], line: Line) -> list[tuple[float, float]]:
@@ -201,16 +228,17 @@ def throughput_latency(
     told = []
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = [point[1] for point in points], [point[2] for point in points]
-        ax.plot(xs, ys, label=name, linewidth=2, markersize=7, **line_look(i))
+        ax.plot(xs, ys, label=name, linewidth=2, markersize=7, clip_on=False, **line_look(i))
         side = -1 if i % 2 else 1  # neighbours have their labels on different sides
         for words, x, y in points:
             at: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
-            ax.annotate(str(words), (x, y), (7 * side, -8 * side), textcoords="offset points", **at)
+            up = 8 if y < 0.05 * max(times) else -8 * side  # above the axis in any case
+            ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
         first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
         told.append(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
-    ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(-0.08 * max(times), 1.15 * max(times) or 1))
+    ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(0, 1.15 * max(times) or 1))
     ax.yaxis.set_major_formatter(ROUND)
     ax.set_ylabel(f"{latency}, ms")
     ax.set_xlabel("tokens per second, all requests together")
