@@ -222,7 +222,7 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_metrics, lambda a, t: metrics(a, t)[::-1], "TTFT comes first"),
     (largest, lambda gap: int(gap), "with it the longest gap is 36 ms"),
     (largest, lambda gap: int(gap - 11), "with 16 the longest gap is 26 ms: that is short enough"),
-    (largest, lambda gap: gap - 10, "(60.5): got 50.5; a budget is a whole number of tokens"),
+    (largest, lambda gap: gap - 10, "(60.7): got 50.7; a budget is a whole number of tokens"),
     (largest, lambda gap: int(gap - 26), "at least 1"),
     (largest, none_method, "returns None whatever"),
     (check_shortest, Scheduler, "first come, first served"),

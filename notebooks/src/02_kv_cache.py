@@ -339,15 +339,15 @@ mine.use(run_new, check_run_new)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# Here are the package's own two functions. Compare only the line `hidden = model(batch, attention)` with
-# yours; you may skip the rest. In the order of the code:
+# Here are the package's functions. Compare only the line `hidden = model(batch, attention)` with
+# yours; you may skip the rest:
 #
 # - `scheduled` is a list of (request, number of tokens to run, slots). A `Request` holds the tokens of one
 #   sequence. A *slot* is a place in the cache.
-# - `run_scheduled` makes one batch of all these tokens. It returns the hidden state of each request's last token.
+# - `run_scheduled` makes one batch of these. It returns the hidden state of each request's last token.
 # - After the forward `num_computed_tokens` of each request moves on: how many of its tokens have their K and V in
 #   the cache. All layers write to the same positions, so it may move only after the last layer.
-# - `commit` tells the cache.
+# - `commit` tells the cache how many are complete.
 
 # %%
 from tutorial_engine.engine.runner import forward, run_scheduled
@@ -772,8 +772,8 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT, because the prompt has to run once in both cases. It can even add to it: the
-# memory of the cache is allocated, and the new keys and values are written. What the cache changes is TPOT:
+# The cache does not shorten TTFT, because the prompt has to run once in both cases. Writing the keys and values
+# costs very little, so a larger difference between the two times is noise. What the cache changes is TPOT:
 # without it, every later token costs about one more forward over the whole text.
 
 # %% [markdown]
@@ -873,11 +873,11 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 
 # %% [markdown]
 # Eight sequences share the weights that are read, so each token is cheaper than a token alone. By the roofline
-# the whole forward should take hardly longer than that of one sequence. Yet it does. The roof is a lower bound:
+# the forward should take hardly longer than that of one sequence. Yet it does. The roof is a lower bound:
 # a forward reaches it only if reading and arithmetic overlap perfectly. Here they do not. A product with 8 rows
-# stays below the peak, and more operations start. The line of *one* sequence with 8 new tokens separates the two:
-# it has about the same arithmetic and starts fewer operations. What it takes longer than one token is not due to
-# the operations.
+# stays below the peak, and more operations start. The line of *one* sequence with 8 new tokens separates the two.
+# It has about the same arithmetic as the eight sequences, and starts hardly more operations than one token.
+# So its extra time is the product with 8 rows. What the eight sequences take beyond it is the price of operations.
 
 # %% [markdown]
 # A prefill that is long enough is *compute-bound*: many tokens share each weight that is read. Decode of one
@@ -1239,11 +1239,11 @@ margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in fo
 
 # %% [markdown]
 # **A token that changes.** In the tiny model ties are so rare that you will hardly ever see it: all comparisons
-# so far found the same tokens. So we build ties, and use the same `linear` as above. Take four numbers: with
-# the hidden state [s, s] the row [a, b] gives s·a + s·b, and its *twin* [b, a] gives s·b + s·a. The second half
-# of our output matrix has the twins of the first half, and every hidden state has two equal sides. So each token
-# has a twin whose logit is the same sum in
-# another order. Each of 32 requests asks for its likeliest token, alone, and then in a batch with the others.
+# so far found the same tokens. So we build ties, and use the same `linear` as above. Let both halves of a hidden
+# state be the same numbers s. Cut a row of the output matrix into two halves, [a, b]. Its *twin* is the row [b, a].
+# On paper both rows have the same logit, s·a + s·b, but the sums are made in another order. Our matrix has random
+# rows and their twins, and the states are random too, so the tokens below are only names of rows. Each of 32
+# requests asks for its likeliest token, alone, and then in a batch with the others.
 
 # %% tags=["nbval-ignore-output"]
 side, rows = torch.randn(32, 512, generator=draw), torch.randn(128, 1024, generator=draw)

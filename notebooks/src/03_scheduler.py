@@ -118,9 +118,9 @@ server.use(num_tokens_to_run, check_num_tokens)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
 
 # %% [markdown]
-# Who is asked first? First come the requests that run already, in the order in which they were admitted
-# (given a place).# Then come those that wait, as long as there is budget left and a free *place*. There are `max_num_seqs`
-# places: so many requests may run at once, because the cache has so many rows.
+# A step has `max_num_seqs` *places*: at most so many requests run at once, because the cache has one row for each.
+# Who is asked first? First come the requests that have a place, in the order in which they got it (were
+# *admitted*). Then come those that wait, as long as there is budget left and a free place.
 #
 # ### Exercise 2: plan a step (10 minutes)
 #
@@ -153,19 +153,8 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
 # From here on your `plan` decides every step of `server`. The explorer and the other engines use the
-# package's scheduler, which has the same rule. Here are its version of exercise 1, and the method that plans
-# a step. In it `plan` is not your function: it notes what the step runs so far, and `plan.budget` is what is
-# left. There are two more settings. `long_prefill_token_threshold` is the longest chunk of a prompt; 0 means
-# no limit (`cap or wanted`). Without `can_chunk` (set by `enable_chunked_prefill`) only a prompt that is
-# longer than the whole budget is cut. Section 5 opens the methods that `schedule` calls, and says what
-# `preempted` means.
-
-# %%
-show_source(Scheduler.num_tokens_to_run)
-print()
-show_source(Scheduler.schedule)
-
-# %% [markdown]
+# package's scheduler, which has the same rule. Section 5 opens it.
+#
 # ## 3 · Three requests, a budget of 8
 #
 # **Objective:** follow a run step by step, first on paper and then in the explorer.
@@ -352,21 +341,33 @@ show_source(LLMEngine._step, first="scheduled = ", last="self._inbox")
 # %% [markdown]
 # ## 5 · Inside the scheduler
 #
-# **Objective:** read the loops that `schedule` calls, and know what happens when memory runs out.
+# **Objective:** read the loops that `schedule` calls, and find where it gives way when memory runs out.
 #
-# Here is the loop over the running requests. `_share` asks `num_tokens_to_run`: what a request may run in
+# Here are the method that plans a step, and its version of your exercise 1. The variable `plan` in this code
+# is an object of the class `StepPlan`. It notes what the step runs so far, and `plan.budget` is what is left.
+# There are two more settings. `long_prefill_token_threshold` is the longest chunk of a prompt; 0 means no limit
+# (`cap or wanted`). Without `can_chunk` (set by `enable_chunked_prefill`) only a prompt that is longer than the
+# whole budget is cut.
+
+# %%
+show_source(Scheduler.schedule)
+print()
+show_source(Scheduler.num_tokens_to_run)
+
+# %% [markdown]
+# Next comes the loop over the running requests. `_share` asks `num_tokens_to_run`: what a request may run in
 # this step is its *share*. `memory.allocate` asks the cache for slots for the new tokens, and returns None if
-# there is no room. `_book` adds the request to the plan, and takes its tokens from the budget. Victims are
-# taken from the end, so whoever stands behind a victim is a victim too: hence the `break`.
+# there is no room. Then the last of the running requests, the *victim*, gives up its K and V and goes back to
+# the front of the queue. This is called *preemption*. Victims are taken from the end, so whoever stands behind
+# a victim is a victim too: therefore the `break`. `_book` adds the request to the plan, and takes its tokens
+# from the budget. (`:=` assigns and tests in one line.)
 
 # %%
 show_source(Scheduler.schedule_running)
 
 # %% [markdown]
-# Look at the `while` loop. If there is no room, the *victim* gives up its K and V and goes back to the
-# front of the queue. (`:=` assigns and tests in one line.) The victim is the last of `running`, so those that
-# were admitted first go on. This is called *preemption*. It repeats until the request has its slots or is the
-# victim itself. Rows never need it, because each has room for the longest text; notebook 04 shows it at work.
+# The `while` loop repeats until the request has its slots or is the victim itself. Those that were admitted
+# first go on. Rows never need it, because each has room for the longest text; notebook 04 shows it at work.
 #
 # A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
 # brings it back without a special case: its difference is large again.
@@ -449,8 +450,8 @@ print(f"{len(live)} steps, {len(trace.events)} events")
 # %%
 predictions.ask(
     "why",
-    "C waits in step 0, and it still waits in step 3, where A and B decode. What does it lack?",
-    ["a place, both times", "budget, both times", "first budget, then a place"],
+    "C waits in step 0 and in step 3. Which limit is used up when the step is planned, so that C has to wait?",
+    ["the places, both times", "the budget, both times", "first the budget, then the places"],
 )
 
 # %%
@@ -470,8 +471,8 @@ if predictions.reveal("why", answer):
     print("\n".join(lines))
 
 # %% [markdown]
-# Compare the time at which B is finished with the time at which C is admitted. So a larger budget would not
-# have helped C after step 1, and a third place would have. The events alone are enough to rebuild the whole
+# In step 0 the budget is used up, and B stands before C in the queue. From step 2 on there is budget left, and
+# no place: C is admitted when B is finished. A third place would have admitted it in step 2. The events alone are enough to rebuild the whole
 # state of the engine after any step. The next cell compares this *replay* with the live engine. It also
 # turns the trace into entries for the viewers that performance engineers use: `save_chrome(trace,
 # "steps.json")` writes them for `chrome://tracing` and Perfetto (ui.perfetto.dev).
@@ -740,7 +741,7 @@ if answered := predictions.reveal("sixteen", sum(growth > limit for limit in (1.
     print(f"{growth:.1f} times the TPOT")
     ends = zip(virtual[16][2], virtual[1][2], strict=True)
     later = [f"r{i}" for i, (many, one) in enumerate(ends) if many > one]
-    print(f"all requests end sooner than one at a time, but for {' and '.join(later)}")
+    print(f"all requests end sooner than one at a time, except {' and '.join(later)}")
     for a, b in ((1, 2), (8, 16)):
         tokens_more, tpot_more = (100 * (virtual[b][i] / virtual[a][i] - 1) for i in (0, 1))
         print(f"from {a} to {b}: {tokens_more:.0f} % more tokens, {tpot_more:.0f} % more TPOT")
@@ -1069,10 +1070,9 @@ if predictions.reveal("starve", answer):
 #
 # Write a policy between the two. The shortest prompt is next, as before. But a request that has waited for
 # `patience` seconds goes before all others. If several have waited so long, the one that arrived first is
-# next. `self.now()` is the time on the engine's clock.
+# next. `self.now()` is the time on the engine's clock. Read the limit as `self.patience`: the check changes it.
 #
-# <details><summary>Hint</summary><code>self.now()</code> is the time on the engine's clock, and
-# <code>request.arrival</code> the time at which a request came. Make a list of those who have waited long
+# <details><summary>Hint</summary><code>request.arrival</code> is the time at which a request came. Make a list of those who have waited long
 # enough, and take the <code>min</code> by arrival. If it is empty, choose the shortest prompt.</details>
 
 
@@ -1102,9 +1102,9 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# Your policy is right. With the patience of 0.1 s that the class begins with, it misses the promise again,
-# now in the other number. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for 0.1 s, and then they are
-# served in the order of their arrival. The picture shows whose turn it is under each policy:
+# A right policy with a patience of 0.1 s, the value that the class begins with, keeps the longest wait, but it
+# misses the mean. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly
+# everybody has waited for 0.1 s, and then they are served in the order of their arrival. The picture shows whose turn it is under each policy:
 
 # %% tags=["figure-turns"]
 places({name: turns[name] for name in three}, "Whose turn it is: L is blue", only=["L"])

@@ -144,7 +144,7 @@ wide = KVCacheSpec(**sizes, dtype=torch.bfloat16)  # as Llama-2-7B
 layer_factor(wide, 10 * 2**30)
 
 # %% [markdown]
-# Each block then really costs 32 times more than was counted. The engine asks for 32 times its budget when it
+# Each block then really costs 32 times as much as was counted. The engine asks for 32 times its budget when it
 # starts, and fails there.
 
 # %% [markdown]
@@ -408,11 +408,14 @@ if predictions.reveal("gathered", str(copied)):
 # %% [markdown]
 # A scattered context is copied again in every decode step, for one new token. But paging does not mean copying.
 # *PagedAttention* is the name of an attention that reads each block where it lies.
-#
+
+# %% [markdown]
 # It needs a softmax that works block by block, called a *running* softmax. Three values are kept for a query:
 # **m**, the largest score so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v.
 # When a block brings a larger score, the old sums were made with the old m. Both are corrected by one factor,
-# exp(old m − new m). In the end the output is acc / l. Here one query reads its four blocks:
+# exp(old m − new m). In the end the output is acc / l. Why m? In fp32 exp(89) is already
+# infinite. Taking m from all scores keeps each exp at 1 or below, and it cancels in acc / l. Here one query reads its
+# four blocks:
 
 # %% tags=["figure-running-softmax"]
 from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
@@ -429,7 +432,7 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # <details><summary>Hint</summary>With <code>block_size = k_pool.shape[1]</code>, go through the first
 # <code>-(-kv_len // block_size)</code> blocks of the table (this division rounds up). Block i holds positions i · block_size to (i + 1) · block_size − 1, so
 # <code>n = min(block_size, kv_len - i * block_size)</code> of its slots count. Begin with
-# <code>m = -torch.inf</code>, <code>l = 0</code>, <code>acc = 0</code>. For each of these blocks compute
+# <code>m = torch.tensor(-torch.inf)</code>, <code>l = 0</code>, <code>acc = 0</code>. For each of these blocks compute
 # <code>scores = k_pool[block, :n] @ q / len(q) ** 0.5</code>, the new m, the factor, and then update l and
 # acc.</details>
 
@@ -727,8 +730,8 @@ if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
 block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# Full blocks are only read, so both may hold them. The open block is different: the two requests
-# would write different tokens into the same slot. Whoever writes first gets a copy of it. The other one is
+# Full blocks are only read, so both may hold them. The open block is different: the next token of one request
+# and the next token of the other would get the same slot. Whoever writes first gets a copy of it. The other one is
 # then the only holder, and goes on in the original. A block is its *own* if one table holds it and it has no name. If
 # not, `_copy_on_write` claims a new block, copies the tokens that are there already, and lets go of the old one.
 #
@@ -1482,6 +1485,9 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 #
 # **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
 # block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
+#
+# <details><summary>Answer</summary>Only full blocks are found, so blocks of 1 find the most and waste nothing. A block
+# that is larger than the common beginning is never full of common tokens, so nothing is found.</details>
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
