@@ -1238,8 +1238,8 @@ margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in fo
 # the two texts go their own ways.
 
 # %% [markdown]
-# **A token that changes.** In the tiny model ties are so rare that you will hardly ever see it: all comparisons
-# so far found the same tokens. So we build ties, and use the same `linear` as above. Let both halves of a hidden
+# **A token that changes.** In the tiny model ties are so rare that you will hardly see one.
+# So we build ties, and use the same `linear` as above. Let both halves of a hidden
 # state be the same numbers s. Cut a row of the output matrix into two halves, [a, b]. Its *twin* is the row [b, a].
 # On paper both rows have the same logit, s·a + s·b, but the sums are made in another order. Our matrix has random
 # rows and their twins, and the states are random too, so the tokens below are only names of rows. Each of 32
