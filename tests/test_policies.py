@@ -103,7 +103,8 @@ class Noted(StaticBatching):
 
     def schedule(self) -> list[ScheduledRequest]:
         scheduled = super().schedule()
-        self.batches = [*getattr(self, "batches", []), self.batch]
+        names = frozenset(group.request_id for group in self.batch)
+        self.batches = [*getattr(self, "batches", []), names]
         return scheduled
 
 
@@ -132,6 +133,15 @@ def test_a_static_batch_is_filled_also_when_its_prompts_need_several_steps() -> 
     steps = serve(toy, [(10, 4, 0), (7, 4, 0), (3, 4, 0), (2, 4, 0)])
     assert [sorted(ids(step)) for step in steps[:3]] == [["a"], ["a", "b"], ["a", "b", "c"]]
     assert next(i for i, step in enumerate(steps) if "d" in ids(step)) > 5
+
+
+def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_again() -> None:
+    toy = Toy(StaticBatching, max_num_seqs=1)
+    for names in ("a", "ba"):
+        for name in names:
+            toy.add(name, 4, 1)
+        steps = toy.run()
+    assert steps == [{"a": 4}, {"b": 4}, {"a": 4}]
 
 
 @settings(max_examples=60, deadline=None)

@@ -570,8 +570,8 @@ print(predictions.score())
 # Eight requests wait from the start, and there are four places. A place is *wasted* in a step if it runs no
 # token while somebody waits for it or holds it: the step reads all weights of the model all the same.
 #
-# Static batching changes two methods. `batch` holds the names of the present batch. When nobody runs and none
-# of them waits, the next `max_num_seqs` that wait become the batch.
+# Static batching changes two methods. `batch` holds the prompts of the present batch (a `group` is a prompt
+# with its samples). When nobody runs and none of them waits, the next `max_num_seqs` become the batch.
 
 # %%
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching

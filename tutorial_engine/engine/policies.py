@@ -3,9 +3,7 @@
 Each overrides a small method or two of Scheduler; all give the same tokens, at other times.
 """
 
-from itertools import islice
-
-from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.request import SampleGroup, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 
 
@@ -15,22 +13,18 @@ class StaticBatching(Scheduler):
     That was the way before Orca (Yu et al., 2022). Kinder than its usual form: nothing is padded.
     """
 
-    batch: frozenset[str] = frozenset()  # ids
+    batch: frozenset[SampleGroup] = frozenset()  # the samples of a prompt are of one batch
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """As Scheduler.schedule_waiting; a new batch is chosen when the old one is over."""
-        if not self.running and self.batch.isdisjoint(map(_name, self.waiting)):
-            self.batch = frozenset(map(_name, islice(self.waiting, self.config.max_num_seqs)))
+        waiting = [request.group for request in self.waiting]
+        if not self.running and self.batch.isdisjoint(waiting):
+            self.batch = frozenset(waiting[: self.config.max_num_seqs])
         super().schedule_waiting(plan)
 
     def may_admit(self, plan: StepPlan) -> bool:
         """As Scheduler.may_admit, and only who is of the batch."""
-        return super().may_admit(plan) and _name(self.next_waiting()) in self.batch
-
-
-def _name(request: Request) -> str:
-    """The samples of a prompt are of one batch."""
-    return request.group.request_id
+        return super().may_admit(plan) and self.next_waiting().group in self.batch
 
 
 class OneByOne(Scheduler):
