@@ -7,7 +7,7 @@
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1¼ hours |
+# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1½ hours |
 # | second, sections 8 to 16 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
 # You should have done notebook 02, or know prefill, decode and the rows of a KV cache.
@@ -355,12 +355,44 @@ print()
 show_source(Scheduler.num_tokens_to_run)
 
 # %% [markdown]
-# Next comes the loop over the running requests. `_share` asks `num_tokens_to_run`: what a request may run in
-# this step is its *share*. `memory.allocate` asks the cache for slots for the new tokens, and returns None if
-# there is no room. Then the last of the running requests, the *victim*, gives up its K and V and goes back to
-# the front of the queue. This is called *preemption*. Victims are taken from the end, so whoever stands behind
-# a victim is a victim too: therefore the `break`. `_book` adds the request to the plan, and takes its tokens
-# from the budget. (`:=` assigns and tests in one line.)
+# Next come the running requests. For each the scheduler asks the cache for slots for its new tokens. If there
+# is no room, the last of the running requests, the *victim*, gives up its K and V and goes back to the front of
+# the queue. This is called *preemption*. Then the scheduler asks again. If there is still no room, it takes the
+# next victim. The request that asks can be the last one itself: then it does not run in this step.
+#
+# ### Exercise 3: who gives way? (10 minutes)
+#
+# Write this loop. (It is optional: no later cell needs it.) `allocate(request)` returns the slots, or None if
+# there is no room. `preempt(victim)` takes the victim out of `running` and gives back its memory.
+#
+# <details><summary>Hint</summary>Repeat while <code>allocate(request)</code> returns None. The victim is
+# <code>running[-1]</code>. After each <code>preempt</code>: was the victim the request that asks?</details>
+
+
+# %% tags=["exercise"]
+def slots_for(request, running, allocate, preempt):
+    """The slots for the new tokens of one of those who run; None if it had to give way itself."""
+    ### BEGIN SOLUTION
+    while (slots := allocate(request)) is None:
+        victim = running[-1]
+        preempt(victim)
+        if victim is request:
+            return None
+    return slots
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn.give_way_check import check_slots_for
+
+check_slots_for(slots_for, model)
+
+# %% [markdown]
+# The check lets your loop run in a real engine, whose cache is so small that somebody has to give way. In the
+# package the same loop stands inside the loop over those who run. `_share` asks `num_tokens_to_run`: what a
+# request may run in this step is its *share*. Victims are taken from the end, so whoever stands behind a victim
+# is a victim too: therefore the `break`. `_book` adds the request to the plan, and takes its tokens from the
+# budget. (`:=` assigns and tests in one line.)
 
 # %%
 show_source(Scheduler.schedule_running)
@@ -498,7 +530,7 @@ print(len(to_chrome(trace)["traceEvents"]), "entries for Perfetto")
 # two tokens. **TPOT**, the time per output token, is the mean of these gaps.
 
 # %% [markdown]
-# ### Exercise 3: TTFT and TPOT (5 minutes)
+# ### Exercise 4: TTFT and TPOT (5 minutes)
 #
 # <details><summary>Hint</summary>n tokens have n − 1 gaps between them, and together these gaps last from
 # the first token to the last.</details>
@@ -811,8 +843,8 @@ for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001),
     print(f"{prices}: 16 at once give {gains}")
 
 # %% [markdown]
-# With GPU-like prices 16 users get nearly 16 times the tokens, and each hardly notices the others. So servers
-# on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token is the limit. This is the
+# With GPU-like prices the gain comes close to the number of requests, and each hardly notices the others. So
+# servers on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token is the limit. This is the
 # right side of the roofline of notebook 02, and on a GPU too a batch that is large enough gets there.
 #
 # ## 10 · A long prompt comes
@@ -867,7 +899,7 @@ itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else No
 # A decoding request gets a token in every step, so its gap is the length of one step. And no step lasts
 # longer than 10 ms + budget · 1 ms.
 #
-# ### Exercise 4: choose the budget (3 minutes)
+# ### Exercise 5: choose the budget (3 minutes)
 #
 # You promise A a longest gap. Which is the largest token budget that keeps the promise?
 #
@@ -1046,7 +1078,7 @@ tell("first come, first served")
 # %% [markdown]
 # The mean is too large. All the short ones wait for L, which came first: this is *head-of-line blocking*.
 #
-# ### Exercise 5: shortest prompt first (5 minutes)
+# ### Exercise 6: shortest prompt first (5 minutes)
 #
 # The first idea of most people: admit the request with the shortest prompt. (What a request costs is mostly
 # its output, and nobody knows how long that will be. The prompt is all that we can sort by.) `self.waiting`
@@ -1089,7 +1121,7 @@ if predictions.reveal("starve", answer):
 # As long as short requests come, L waits: it *starves*. No error says so, all tokens are right, and the mean
 # is the best that you have seen. Only the longest wait tells.
 #
-# ### Exercise 6: nobody starves (10 minutes)
+# ### Exercise 7: nobody starves (10 minutes)
 #
 # Write a policy between the two. The shortest prompt is next, as before. But a request that has waited for
 # `patience` seconds goes before all others. If several have waited so long, the one that arrived first is
@@ -1146,7 +1178,7 @@ predictions.ask(
 
 # %% tags=["figure-patience"]
 PATIENCE = [i / 10 for i in range(9)]
-server.use(Fair, check_fair)  # in case that exercise 5 was run again
+server.use(Fair, check_fair)  # in case that exercise 6 was run again
 for seconds in PATIENCE:
     engine = server.engine(**one_place)
     engine.scheduler.patience = seconds  # your policy, with another patience

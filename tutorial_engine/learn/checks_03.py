@@ -94,14 +94,15 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
             if bad is not None:
                 return bad
             if not isinstance(answer, Mapping):
-                return Verdict(False, f"plan_step must return a dict, name -> tokens; got {answer!r}")
+                told = f"plan_step must return a dict, name -> tokens; got {answer!r}"
+                return Verdict(False, told)
             got = {name: whole(share) for name, share in answer.items()}
             want = right_plan(running, waiting, budget, most)
             if got == want:
                 continue
-            where = f"plan_step: running {running}, waiting {waiting}, budget {budget}, at most {most}"
+            asked = f"running {running}, waiting {waiting}, budget {budget}, at most {most}"
             why = _why_no_plan(got, want, running, waiting, budget, most)
-            return Verdict(False, f"{where}: got {dict(answer)}; {why}")
+            return Verdict(False, f"plan_step: {asked}: got {dict(answer)}; {why}")
         return Verdict(True, "plan_step: running first, then waiting, within both limits")
 
     return guarded("plan_step", run, function)

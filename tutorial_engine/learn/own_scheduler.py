@@ -70,10 +70,10 @@ PARTS_03: dict[str, Callable[..., Any]] = {
 
 
 class OwnScheduler(Scheduler):
-    """A Scheduler whose steps the parts `plan_step` or `num_tokens_to_run` decide; see `with_parts`.
+    """A Scheduler that asks the part `plan_step`, or `num_tokens_to_run`; see `with_parts`.
 
-    `plan_step` is asked once for a step, and once more when all who ran have given way. It is given the
-    waiting requests in the order of the policy.
+    `plan_step` is asked once for a step, and once more when all who ran have given way. It is given
+    the waiting requests in the order of the policy.
     """
 
     parts: Parts
