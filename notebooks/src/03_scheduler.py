@@ -359,7 +359,8 @@ show_source(Scheduler.num_tokens_to_run)
 # is no room, the last of the running requests, the *victim*, gives up its K and V and goes back to the front of
 # the queue. This is called *preemption*. Then the scheduler asks again. If there is still no room, it takes the
 # next victim. The request that asks can be the last one itself: then it does not run in this step.
-#
+
+# %% [markdown]
 # ### Exercise 3: who gives way? (10 minutes)
 #
 # Write this loop. (It is optional: no later cell needs it.) `allocate(request)` returns the slots, or None if
@@ -504,10 +505,10 @@ if predictions.reveal("why", answer):
 
 # %% [markdown]
 # In step 0 the budget is used up, and B stands before C in the queue. From step 2 on there is budget left, and
-# no place: C is admitted when B is finished. A third place would have admitted it in step 2. The events alone are enough to rebuild the whole
-# state of the engine after any step. The next cell compares this *replay* with the live engine. It also
-# turns the trace into entries for the viewers that performance engineers use: `save_chrome(trace,
-# "steps.json")` writes them for `chrome://tracing` and Perfetto (ui.perfetto.dev).
+# no place: C is admitted when B is finished. A third place would have admitted it in step 2. The events alone
+# are enough to rebuild the whole state of the engine after any step. The next cell compares this *replay* with
+# the live engine. It also turns the trace into entries for the viewers that performance engineers use:
+# `save_chrome(trace, "steps.json")` writes them for `chrome://tracing` and Perfetto (ui.perfetto.dev).
 
 # %%
 from tutorial_engine.trace.chrome import to_chrome
@@ -524,7 +525,8 @@ print(len(to_chrome(trace)["traceEvents"]), "entries for Perfetto")
 # 10 ms, and each token that it runs costs 1 ms more. A real forward has the same two parts: it reads all
 # weights once, and it computes for each token. (On a large GPU a token costs far less, compared with the
 # weights. Section 9 shows what that changes.)
-#
+
+# %% [markdown]
 # **TTFT**, the time to first token, counts from the arrival of a request. In notebook 02 it was the time of
 # the prefill; here it includes the wait in the queue. **ITL**, the inter-token latency, is the gap between
 # two tokens. **TPOT**, the time per output token, is the mean of these gaps.
@@ -664,8 +666,10 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # Read a line from left to right: it is one place, step after step. Under static batching a short request
 # ends, and its place stays empty until the longest of the batch ends. Under the one rule another request
 # has the place in the next step. The first batch lasts as long as B, and about half of its places are wasted.
-# The second lasts as long as F. Nobody waits for its idle places, so they do not count: a quarter of all is wasted.
-#
+# The second lasts as long as F. Nobody waits for its idle places, so they do not count. So about a quarter of
+# all places is wasted.
+
+# %% [markdown]
 # Prefill first wastes places in another way: whenever somebody joins, all who decode hold their places and
 # run nothing for a step. The one rule wastes two: in step 0 the prompts of A and B fill the budget.
 
@@ -791,8 +795,8 @@ throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if answered
 # %%
 predictions.ask(
     "here",
-    "The virtual clock has chosen prices. Measured on the machine that runs this notebook, how many times the tokens per second "
-    "do 16 at once give, compared with one at a time?",
+    "The virtual clock has chosen prices. Measured on the machine that runs this notebook, how many "
+    "times the tokens per second do 16 at once give, compared with one at a time?",
     ["less than 2 times", "2 to 4 times", "more than 4 times"],
 )
 
@@ -844,8 +848,9 @@ for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001),
 
 # %% [markdown]
 # With GPU-like prices the gain comes close to the number of requests, and each hardly notices the others. So
-# servers on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token is the limit. This is the
-# right side of the roofline of notebook 02, and on a GPU too a batch that is large enough gets there.
+# servers on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token
+# is the limit. This is the right side of the roofline of notebook 02. A GPU gets there too, with a batch that
+# is large enough.
 #
 # ## 10 · A long prompt comes
 #
@@ -1047,14 +1052,9 @@ def measure(name, engine):
     turns[name] = engine.trace.trace()
 
 
+# %%
 def mean_of(name):
     return sum(ttfts[name].values()) / len(crowd)
-
-
-# %%
-def kept(name):
-    """Which of the two promises a policy keeps."""
-    return mean_of(name) <= 300, max(ttfts[name].values()) <= 600
 
 
 def before_l(name):
@@ -1063,6 +1063,12 @@ def before_l(name):
     return order.index("L")
 
 
+def kept(name):
+    """Which of the two promises a policy keeps."""
+    return mean_of(name) <= 300, max(ttfts[name].values()) <= 600
+
+
+# %%
 def tell(*names):
     print(f"{'TTFT in ms':26}mean           longest wait        before L   L")
     for name in names:
@@ -1127,8 +1133,9 @@ if predictions.reveal("starve", answer):
 # `patience` seconds goes before all others. If several have waited so long, the one that arrived first is
 # next. `self.now()` is the time on the engine's clock. Read the limit as `self.patience`: the check changes it.
 #
-# <details><summary>Hint</summary><code>request.arrival</code> is the time at which a request came. Make a list of those who have waited long
-# enough, and take the <code>min</code> by arrival. If it is empty, choose the shortest prompt.</details>
+# <details><summary>Hint</summary><code>request.arrival</code> is the time at which a request came. Make a list
+# of those who have waited long enough, and take the <code>min</code> by arrival. If it is empty, choose the
+# shortest prompt.</details>
 
 
 # %% tags=["exercise"]
@@ -1159,7 +1166,8 @@ tell(*three)
 # %% [markdown]
 # A right policy with a patience of 0.1 s, the value that the class begins with, keeps the longest wait, but it
 # misses the mean. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly
-# everybody has waited for 0.1 s, and then they are served in the order of their arrival. The picture shows whose turn it is under each policy:
+# everybody has waited for 0.1 s, and then they are served in the order of their arrival. The picture shows
+# whose turn it is under each policy:
 
 # %% tags=["figure-turns"]
 places({name: turns[name] for name in three}, "Whose turn it is: L is blue", only=["L"])
@@ -1198,8 +1206,8 @@ sweep(PATIENCE, {"TTFT": both}, label, "ms", at_most=promised) if chosen else No
 # %% [markdown]
 # Your policy turns the number into seconds: a short one takes about 70 ms, so the patience must last for that
 # many of them. The picture is the trade of fairness as a curve. A patience of 0 is first come, first served. A
-# very large one is shortest first. In between, the mean falls and L pays for it. Set `patience` in your class to a value that
-# keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
+# very large one is shortest first. In between, the mean falls and L pays for it. Set `patience` in your class
+# to a value that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
 
 # %%
 print(box("queue_order"))
@@ -1369,10 +1377,9 @@ print(table(ledger(paths, prompts, num_tokens=12)))
 
 # %% [markdown]
 # A row is right if no logit differs from the reference by more than the *tolerance*, and all greedy tokens are
-# the same. The last number is the *margin*: by so much the best logit is ahead of the second best, wherever it
-# is closest. The differences in the table are far smaller than the margin, so rounding cannot swap the two.
-# (The tolerance itself would not be enough for that: it is larger than half the margin. So the tokens are
-# compared as well.)
+# the same. In every step the best logit is ahead of the second best by more than the last number, the *margin*.
+# The differences in the table are far smaller than that, so rounding cannot swap the two. (A tolerance that is
+# larger than the margin does not prove this. So the tokens are compared as well.)
 #
 # The ledger compares greedy tokens. Sampled tokens are the same too, because each request has a random
 # generator of its own, and its draws depend on its seed alone:
@@ -1423,7 +1430,8 @@ if predictions.reveal("gains", sum(ratio > 1.01 for ratio in ratios.values())):
 # %% [markdown]
 # Continuous batching wins as soon as requests end or come at different times while others run. It gains
 # nothing for one request, for equal ones that come together, or when they never overlap.
-#
+
+# %% [markdown]
 # All of this runs with any dense Qwen3 model, which is downloaded once. Here it goes on with our three texts;
 # to ask it questions, make the prompts with `chat.render`, as in notebook 02.
 #
@@ -1435,7 +1443,7 @@ if predictions.reveal("gains", sum(ratio > 1.01 for ratio in ratios.values())):
 # ```
 #
 # If there is a GPU, the next cell repeats the measurement of section 9 on it, with our small model. Compare the
-# gain with the one that you measured there, and with the GPU-like prices of the virtual clock.
+# gain with the one that you measured there, and with the virtual clock's GPU-like prices.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
@@ -1452,9 +1460,10 @@ else:
 # ## What you can do now
 #
 # You can plan any step by hand, and say what the cache and the queues look like after it. You can read a
-# timeline, tell TTFT from TPOT, and say which policy makes which of them worse. You can choose a token
-# budget and a batch size for a server, and say what each costs. You know which test finds which bug. Rows
-# waste memory: in the explorer's view of the cache the hatched slots stay empty. The next notebook, `04_paged_cells`, does better.
+# timeline, tell TTFT from TPOT, and say which policy makes which of them worse. You can choose a token budget
+# and a batch size for a server, and say what each costs. You know which test finds which bug. Rows waste
+# memory: in the explorer's view of the cache the hatched slots stay empty. The next notebook, `04_paged_cells`,
+# does better.
 
 # %%
 print(predictions.score())
