@@ -90,6 +90,8 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 #
 # ### Exercise 1: how many tokens? (5 minutes)
 #
+# Write the rule for one request. `budget_left` is what the requests before it have left of the budget.
+#
 # <details><summary>Hint</summary>There are two limits: what the request has left to run, and what the
 # budget has left.</details>
 
@@ -124,9 +126,11 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
 #
 # ### Exercise 2: plan a step (10 minutes)
 #
+# Write the rule for all requests of a step. Leave out a request that runs nothing.
+#
 # <details><summary>Hint</summary>Go through <code>running</code>, then through the first
 # <code>max_num_seqs - len(running)</code> of <code>waiting</code>. Subtract what each one runs from the
-# budget. Leave out a request that gets nothing. Your exercise 1 can be used:
+# budget. Your exercise 1 can be used:
 # <code>num_tokens_to_run(left, 0, budget)</code>.</details>
 
 
@@ -533,6 +537,8 @@ print(len(to_chrome(trace)["traceEvents"]), "entries for Perfetto")
 
 # %% [markdown]
 # ### Exercise 4: TTFT and TPOT (5 minutes)
+#
+# Compute both from the time of arrival and the times of the tokens.
 #
 # <details><summary>Hint</summary>n tokens have n − 1 gaps between them, and together these gaps last from
 # the first token to the last.</details>
