@@ -1286,6 +1286,12 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
     print(cells)
 
 # %% [markdown]
+# This search is all that is needed to find room for n tokens: from `head` to the end, and then from the start.
+
+# %%
+show_source(CellTable.find_slot, first="found: list", last="return found")
+
+# %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
 # may hold any position. So the causal rule is no longer a matter of order in memory: a query may see a cell
 # if its sequence owns it, and if the position is at most the query's.
@@ -1471,9 +1477,10 @@ few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens,
 layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
-# A step writes one token, but it reads *all* tokens, and it reads them one layer at a time. By token, each layer would
-# have to be picked out between the others. By layer it is one piece of K and one of V, however many tokens there are,
-# so all engines that we name here keep the data so.
+# A forward goes layer by layer. By layer, each attention gets one tensor of K and one of V without gaps, however many
+# tokens there are. By token, each layer would have to be picked out between the others. So all engines that we name
+# here keep the data by layer: our pages and cells as in the second row, our rows as in the third. (The number of
+# pieces is not a time: how much a gap costs must be measured.)
 
 # %% [markdown]
 # ## 16 · Which block size?
