@@ -81,7 +81,7 @@ def barriers(page: Page, only: Sequence[str] = ()) -> list[str]:
     """
     page.evaluate(Axe().axe_script)
     page.evaluate(_LOOKS)
-    options = {"resultTypes": ["violations"], "iframes": False}
+    options: dict[str, object] = {"resultTypes": ["violations"], "iframes": False, "preload": False}
     options |= {"runOnly": list(only)} if only else {"rules": {"region": {"enabled": False}}}
     found = page.evaluate("(options) => axe.run(document, options)", options)
     return [

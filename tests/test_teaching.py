@@ -118,7 +118,7 @@ def test_handouts_have_what_lab_needs_and_no_answers(
         ]
     assert there == names | {"README.md"} and "unzip students.zip" in first
     plans = [page.read_text(encoding="utf-8") for page in PAGES.glob("[0-9A]*.md")]
-    told = [line for page in plans for line in page.splitlines() if line.startswith(("- ", "| \""))]
+    told = [line for page in plans for line in page.splitlines() if line.startswith(("- ", '| "'))]
     assert len(told) > 100
     assert [line for line in told if any(line in text for text in texts)] == []
     paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
