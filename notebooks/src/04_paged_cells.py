@@ -101,6 +101,8 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 #
 # ### Exercise 1: how many blocks? (5 minutes)
 #
+# Compute how many blocks fit into the memory that is left for K and V.
+#
 # <details><summary>Hint</summary>In each layer a token leaves a K vector and a V vector for each K/V head.
 # A vector has head_dim numbers of itemsize bytes. A part of a block is no block, so divide with
 # <code>//</code>.</details>
@@ -201,6 +203,8 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
 # `table[p // block_size]`, at the offset `p % block_size`. The blocks of a table need not be neighbours.
 #
 # ### Exercise 2: from table to slots (5 minutes)
+#
+# Give the slot of each position by this rule.
 #
 # <details><summary>Hint</summary>Block b begins at slot b · block_size. The slot of a position is the
 # beginning of its physical block plus the offset.</details>
@@ -989,6 +993,8 @@ for case in runs[3:]:
 # %% [markdown]
 # ### Exercise 8: name the causes (10 minutes)
 #
+# Find out why each of the five runs found nothing. Each cause belongs to one run.
+#
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
 # comes? Was it computed by then?</details>
@@ -1297,6 +1303,8 @@ show_source(CellTable.find_slot, first="found: list", last="return found")
 # if its sequence owns it, and if the position is at most the query's.
 #
 # ### Exercise 9: who sees what? (5 minutes)
+#
+# Find the cells that a token may look at: those of its own sequence, up to its own position.
 #
 # <details><summary>Hint</summary>A cell must be used, <code>seq_id</code> must be one of its owners, and its
 # position must be at most <code>pos</code>. Collect pairs (position, number of the cell) and sort them.</details>
