@@ -113,7 +113,14 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     with zipfile.ZipFile(tmp_path / "made" / "students.zip") as box:
         there = {name.removeprefix("tutorial_engine/") for name in box.namelist()}
         first = box.read("tutorial_engine/README.md").decode()
+        texts = [
+            box.read(name).decode("utf-8", "ignore") for name in box.namelist() if "png" not in name
+        ]
     assert there == names | {"README.md"} and "unzip students.zip" in first
+    plans = [page.read_text(encoding="utf-8") for page in PAGES.glob("[0-9A]*.md")]
+    told = [line for page in plans for line in page.splitlines() if line.startswith(("- ", '| "'))]
+    assert len(told) > 100
+    assert [line for line in told if any(line in text for text in texts)] == []
     paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
     assert paths <= there and {f"notebooks/{one.notebook}.ipynb" for one in LESSONS} <= paths
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])

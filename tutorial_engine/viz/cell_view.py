@@ -170,6 +170,17 @@ class _CellSheet(Sheet):
         self._key(floor + 17)
         for cell in range(len(now.rows)):
             self._hot(cell)
+        top, tall = TOP - 60, texts - TOP + 46
+        self.parts = [[(0, top, TABLE_END + 4, tall)]]
+        self.parts.append([(LAYERS - 4, TOP - 58, 354, 20)])
+        top, tall = top + 22, tall - 22
+        wide = 2 * self.places.half + MIDDLE + GAP
+        for first in range(0, len(self.layers), 2):
+            x, many = LAYERS + first * wide - 6, min(2, len(self.layers) - first)
+            self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
+        longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
+        reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)
+        self.parts.append([(6, texts - 6, max(reach, 400), floor - texts + 4)])
 
     def _head(self) -> None:
         """What the columns are."""
@@ -332,6 +343,7 @@ class _CellSheet(Sheet):
         self.colour_scale("key.heat", (MARGIN, base - 11, 63, 13), 9)
         words = "low to high in its layer"
         self.note("key.heat", 79, base, words)
+        self.keys.append((MARGIN - 2, base - 15, 83 + text_width(words, 11), 22))
         self.legend(97 + text_width(words, 11), base, marks, 20, 18)
 
     def _hot(self, cell: int) -> None:

@@ -232,6 +232,15 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
     words = f"the attention that the model ran differs by {differs}"
     sheet.note("whole.below", COLUMNS[1], y + 38, words, 11)
     _strip(sheet, "whole", run.whole, y + 8, ends)
+    top, tall = TOP - 46, y - TOP + 40
+    names = (0, top, COLUMNS[1] - 14, tall)
+    sums = (COLUMNS[2] - 4, top, COLUMNS[5] - COLUMNS[2] - 2, tall)
+    sheet.parts = [
+        [(0, top, COLUMNS[2] - 8, tall)],
+        [names, sums, (COLUMNS[6] - 4, top, WIDTH - COLUMNS[6], tall)],
+        [(*names[:3], tall + 52), (COLUMNS[5] - 4, top, COLUMNS[6] - COLUMNS[5] - 10, tall + 52)],
+        [(COLUMNS[1] - 4, y + 6, 344, 40)],
+    ]
     return sheet
 
 
