@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from checkpoints import BASE, randomise
 
 from tutorial_engine.cache.memory import KVCacheManager
@@ -17,17 +16,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 VOCAB = BASE["vocab_size"]
 Cache = TypeVar("Cache", bound=KVCacheManager)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """With matrices this small, more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Qwen3ForCausalLM:

@@ -1,13 +1,12 @@
 """Who sees whom, the textbook attention, and its fast twins: fused, and in blocks of queries."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,12 +30,6 @@ every_backend = pytest.mark.parametrize(
     "backend", [NaiveAttention, SdpaAttention, BlockedAttention]
 )
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def random_qkv(

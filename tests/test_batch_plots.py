@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engines import VOCAB, one_thread, random_model, watched
+from engines import VOCAB, random_model, watched
 from traces import NASTY, check_words, items
 
 from tutorial_engine.engine.clock import VirtualClock
@@ -23,7 +23,7 @@ def recorded() -> list[Batch]:
     """The batches of an engine that serves three prompts with a budget of 12."""
     config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=12, max_model_len=32)
     model = random_model()
-    with one_thread(), watched(model) as batches:
+    with watched(model) as batches:
         engine = LLMEngine(model, config=config, clock=VirtualClock())
         for length in (9, 7, 3):
             engine.add_request(list(range(length)), SamplingParams(max_tokens=4, ignore_eos=True))
@@ -54,7 +54,7 @@ def test_the_mask_is_the_one_that_attention_used() -> None:
     def observe(layer: int, s: int, weights: torch.Tensor) -> None:
         seen.update((s, r, c) for _, r, c in weights.nonzero().tolist())
 
-    with one_thread(), torch.inference_mode():
+    with torch.inference_mode():
         random_model()(batch, NaiveAttention(observe))
     assert allowed_cells(flat_batch(batch)) == seen and len(seen) == 10 + 1 + 3
 

@@ -2,11 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import one_thread
 from explorers import check_places, message_of, svg_of, turn, words
 from tokenizers import Tokenizer
 
@@ -31,12 +29,6 @@ FRESH: dict[str, Any] = {
     "budget": 64,
     "arrivals": ONE_BY_ONE,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

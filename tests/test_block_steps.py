@@ -3,14 +3,14 @@
 import random
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, random_model
 from traces import NASTY, check_words, items, story
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -30,12 +30,6 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 TWIN = [5, 6, 7, 8, 9, 10, 11, 12, 23, 24]  # begins with the same two blocks of 4
 OTHER = [31, 32, 33, 34, 35, 36]
 THICK = 2.6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +159,7 @@ class Case:
 @cache
 def live_of(case: Case) -> Live:
     """The run of a case, once for all tests: they only look at it."""
-    with torch.inference_mode(), one_thread():
+    with torch.inference_mode():
         return case.live(random_model(3))
 
 

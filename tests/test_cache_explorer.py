@@ -1,13 +1,11 @@
 """The cache explorer: what is shown is what the engine wrote, read and chose, step by step."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread
 from explorers import Text, check_places, items, place, svg_of, tips, turn, words
 from tokenizers import Tokenizer
 
@@ -23,12 +21,6 @@ from tutorial_engine.viz.words import percent
 
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 ROWS = dict(zip("ABC", PROMPTS, strict=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,13 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread, poison, random_model
+from engines import poison, random_model
 from memories import check_empty, room, run
 from torch import Tensor
 
@@ -30,12 +30,6 @@ LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads firs
 MODEL = random_model(seed=1)
 ONE_LAYER = random_model(seed=1, num_hidden_layers=1)
 PROMPT = [(7 * i + i * i) % 97 for i in range(24)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def cells(

@@ -1,12 +1,10 @@
 """The cells explorer: every operation is done to real cells, shown as it was, and never lost."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread
 from explorers import Text, check_places, message_of, tags, turn
 from tokenizers import Tokenizer
 
@@ -25,12 +23,6 @@ from tutorial_engine.viz.cell_explorer import (
 from tutorial_engine.viz.tokens import token_labels
 
 NASTY = ["<script>a</script>", "</svg><b>", '$x$ & "y"', "\n\t ", "😀"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 import functools
 import random
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
 import matplotlib
 import pytest
 import torch
-from engines import one_thread, random_model
+from engines import random_model
 from matplotlib.colors import to_hex
 from traces import NASTY, check_words, items, words
 
@@ -37,12 +36,6 @@ LABELS = {0: "How", 1: "·are", 2: "·you"}
 @functools.cache
 def model_of(num_layers: int = 3) -> Qwen3ForCausalLM:
     return random_model(num_hidden_layers=num_layers)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def new_cells(num_cells: int = 6, num_layers: int = 3, slots_first: bool = True) -> CellKVCache:

@@ -1,13 +1,12 @@
 """The dial gives the same tokens wherever it stands, and its counts are what happened."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread
 from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -26,12 +25,6 @@ STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
 # -- the dial -------------------------------------------------------------------------------------
 
 
@@ -42,8 +35,7 @@ def arrivals(num_requests: int = 8) -> list[Arrival]:
 
 @cache
 def points(num_slots: int = 128) -> tuple[DialPoint, ...]:
-    with one_thread():
-        return tuple(sweep_block_sizes(load_model(), arrivals(), SIZES, num_slots, repeats=0))
+    return tuple(sweep_block_sizes(load_model(), arrivals(), SIZES, num_slots, repeats=0))
 
 
 def at(position: Any) -> DialPoint:

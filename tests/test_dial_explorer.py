@@ -1,11 +1,9 @@
 """The dial explorer: at every position the pool that the engine had, and the counts of its run."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import one_thread
 from explorers import check_places, turn
 from tokenizers import Tokenizer
 
@@ -30,12 +28,6 @@ PROMPTS = [
 NEW = (10, 6, 8, 12, 5)
 POSITIONS = [CELLS, 1, 2, 4, 8, 16, ROWS]
 every_position = pytest.mark.parametrize("position", POSITIONS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def new(model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> DialExplorer:

@@ -1,11 +1,11 @@
 """The engine from outside: who comes, who goes, what is delivered, and what is refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread, poison, random_model, watched
+from engines import poison, random_model, watched
 from tokenizers import Tokenizer
 from workloads import (
     LIMITS,
@@ -34,12 +34,6 @@ from tutorial_engine.trace.events import Recorder, StepEnded
 LIMIT = max(LIMITS)
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 9, 9, 8, 2, 6, 1, 8, 0]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def make(**options: Any) -> LLMEngine:

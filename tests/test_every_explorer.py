@@ -4,13 +4,12 @@ import base64
 import json
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from engines import one_thread
 from explorers import (
     Text,
     caption_of,
@@ -133,12 +132,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
     """A prompt of so many tokens."""
     return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module", params=MAKE)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import one_thread
 from traces import NASTY, check_plot, check_words, items, plot_words, renamed
 
 from tutorial_engine.cache.config import KVCacheSpec
@@ -44,17 +43,15 @@ OFF = ShiftGap(3, 0.25, (0.0, 0.5, 0.1), (2e-6, 7.0, 1.25), 1.0)
 @functools.cache
 def points() -> tuple[DialPoint, ...]:
     """Eight requests on 128 slots, at five positions."""
-    with one_thread():
-        prefix = load_tokenizer().encode("Once upon a time Anna had a red kite.").ids
-        arrivals = sharing(prefix, 512, 8, outputs=(4, 12))
-        return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32, repeats=0))
+    prefix = load_tokenizer().encode("Once upon a time Anna had a red kite.").ids
+    arrivals = sharing(prefix, 512, 8, outputs=(4, 12))
+    return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32, repeats=0))
 
 
 @functools.cache
 def bigger() -> DialPoint:
     """One request on twice as many slots."""
-    with one_thread():
-        return sweep_block_sizes(load_model(), sharing([1], 9, 1), (), 256, 32, repeats=0)[0]
+    return sweep_block_sizes(load_model(), sharing([1], 9, 1), (), 256, 32, repeats=0)[0]
 
 
 def at(position: object) -> DialPoint:

@@ -4,14 +4,13 @@ What pages have in common with cells is in test_memory.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import random_sequences
-from engines import VOCAB, one_thread, poison, random_model
+from engines import VOCAB, poison, random_model
 from memories import CONFIG, request, room, run, slots_of, table_of
 
 from tutorial_engine.cache.config import KVCacheSpec
@@ -26,12 +25,6 @@ from tutorial_engine.trace.events import BlockFreed, Recorder
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 GIB = 2**30
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def pages(num_blocks: int = 8, size: int = 4, **options: Any) -> PagedKVCache:

@@ -1,11 +1,11 @@
 """n continuations of one prompt: the prompt is computed once, and each is as if it were alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from checkpoints import random_sequences
-from engines import VOCAB, one_thread, poison, random_model
+from engines import VOCAB, poison, random_model
 from memories import check_empty
 from torch import Tensor
 
@@ -40,12 +40,6 @@ PROMPT = random_sequences([11], VOCAB, seed=3)[0]
 OTHERS = random_sequences([7, 9], VOCAB, seed=4)
 WARM = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
 MAPS = ("rows", "pages of 1", "pages of 4", "pages of 16", "cells")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """The sampling explorer shows what the engine's own filters and sampler do, step by step."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engines import one_thread
 from explorers import caption_of, check_places, items, place, turn, words
 from tokenizers import Tokenizer
 
@@ -20,12 +18,6 @@ from tutorial_engine.viz.words import percent
 
 FLAT = "One day"  # any name may follow
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

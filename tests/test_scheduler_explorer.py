@@ -1,12 +1,10 @@
 """The scheduler explorer: all its views of a step are what the engine's trace says."""
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from engines import one_thread
 from explorers import check_places, items, message_of, place, svg_of, turn, words
 from tokenizers import Tokenizer
 
@@ -25,12 +23,6 @@ from tutorial_engine.viz.scheduler_view import ACTIVITIES, COLUMNS, MAX_CELLS
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 FRESH = {"policy": "one rule", "budget": 8, "max_num_seqs": 3, "arrivals": ALL_AT_ONCE}
 FRESH |= {"show": DETAILS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

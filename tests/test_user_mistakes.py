@@ -9,14 +9,14 @@ import copy
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import BASE, HfQwen3, randomise
-from engines import one_thread, random_model
+from engines import random_model
 from tokenizers import Tokenizer
 from transformers import Qwen3Config
 
@@ -51,12 +51,6 @@ MEMORIES: dict[str, Callable[[], KVCacheManager]] = {
     "cells": lambda: CellKVCache.from_config(MODEL.config, 48),
     "by cat": GrowingKVCache,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def right(prompts: list[list[int]], model: Qwen3ForCausalLM = MODEL) -> list[tuple[int, ...]]:
