@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from explorers import caption_of, check_places, items, place, turn, words
-from tokenizers import Tokenizer
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer, stages
@@ -164,13 +162,3 @@ def test_equal_scores_and_tiny_vocabularies_have_stages() -> None:
     assert [stage.num_kept for stage in found] == [5, 5, 5, 2, 2]
     assert math.isclose(found[-1].mass, 0.8, abs_tol=1e-6)
     assert [stage.is_off for stage in found] == [False, True, True, False, True]
-
-
-def test_prompts_that_cannot_run_are_explained(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ValueError, match="The prompt is empty"):
-        SamplingExplorer(model, tokenizer, "")
-    room = model.config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"the model has room for {room}. Shorten it"):
-        SamplingExplorer(model, tokenizer, "Anna " * room)
