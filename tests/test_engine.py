@@ -61,22 +61,6 @@ def asked(indices: Sequence[int]) -> tuple[list[Any], list[SamplingParams]]:
 # -- add_request and step -------------------------------------------------------------------------
 
 
-def test_requests_come_at_any_time() -> None:
-    engine = make()
-    outputs = {}
-    for index in range(12):
-        prompt, params = pool()[index].prompt, pool()[index].params
-        assert engine.add_request(prompt, params, f"n{index}") == f"n{index}"
-        for _ in range(index % 3):
-            outputs |= {r.request_id: r.output for r in engine.step() if r.output}
-            engine.check_integrity()
-    outputs |= {output.request_id: output for output in engine.run()}
-    assert outputs.keys() == {f"n{index}" for index in range(12)}
-    for index in range(12):
-        as_alone(outputs[f"n{index}"], index)
-    assert free_rows(engine) == 4
-
-
 def by_id(output: RequestOutput) -> str:
     return output.request_id
 
@@ -242,9 +226,6 @@ def test_generate_inside_the_loop_over_a_stream() -> None:
     as_alone(inner[0], 6)
     for index, output in zip((4, 5), sorted(outputs, key=by_id), strict=True):
         as_alone(output, index)
-
-
-# -- on_token -------------------------------------------------------------------------------------
 
 
 # -- abort ----------------------------------------------------------------------------------------
