@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from engines import VOCAB, random_model
-from traces import NASTY, check_words, items, story
+from traces import check_words, items, story
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -654,28 +654,3 @@ def test_stepping_moves_nothing(model: Qwen3ForCausalLM) -> None:
                 place = (item.attributes.get("x"), item.attributes.get("y"))
                 assert places.setdefault(name, place) == place, (name, step)
     assert len(heights) == 1
-
-
-@pytest.mark.parametrize("nasty", NASTY)
-def test_markup_is_shown_literally(nasty: str, model: Qwen3ForCausalLM) -> None:
-    def tags(picture: Picture) -> set[str]:
-        return {element.tag for element in ET.fromstring(picture.svg).iter()}
-
-    live = Live(model).add("A").add(nasty, OTHER).finish()
-    known = tags(sketch(Live(model).add("A").add("B", OTHER).finish(), 1))
-    for step in range(live.run.last):
-        assert tags(sketch(live, step, lambda _: nasty)) <= known
-    picture = block_view(live.trace, live.run.last, dict.fromkeys(range(VOCAB), nasty), nasty)
-    assert tags(picture) <= known
-
-
-def test_pictures_are_the_same_every_time_and_display_with_their_caption(
-    model: Qwen3ForCausalLM,
-) -> None:
-    one, two = (view(Live(model).add("A", n=2).finish(), 1) for _ in range(2))
-    assert one == two
-    data, metadata = one._repr_mimebundle_()
-    assert data.keys() == {"image/png", "text/plain"}
-    assert data["text/plain"] == metadata["image/png"]["alt"] == one.caption
-    saved = Trace.from_json(Live(model).add("A", n=2).finish().trace.to_json())
-    assert block_view(saved, 1, {i: str(i) for i in range(VOCAB)}) == one

@@ -82,8 +82,8 @@ def test_all_positions_have_the_same_slots_and_one_storage() -> None:
 def test_larger_blocks_waste_more_and_need_shorter_tables() -> None:
     waste = [at(position).mean_waste for position in (1, 2, 4, 8, ROWS)]
     assert all(a < b for a, b in pairwise(waste))
-    entries = [at(size).most_entries for size in SIZES]
-    assert all(a > b for a, b in pairwise(entries)) and at(ROWS).most_entries == 1
+    entries = [at(size).total_entries for size in SIZES]
+    assert all(a > b for a, b in pairwise(entries)) and at(ROWS).total_entries == 2
     assert at(1).peak_waste <= at(2).peak_waste < at(ROWS).peak_waste
     assert at(ROWS).most_running == 2 < at(4).most_running
 

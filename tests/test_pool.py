@@ -155,7 +155,6 @@ def test_what_is_counted_of_a_run_is_counted_of_its_snapshots() -> None:
     assert whole.num_steps == len(seen) and whole.peak_waste == max(waste)
     assert whole.mean_waste == pytest.approx(sum(waste) / len(seen))
     assert whole.total_entries == max(map(sum, entries))
-    assert whole.most_entries == max(map(max, entries))
     assert whole.most_running == max(len(one.running) for one in seen)
     assert whole.peak_used == max(len(one.tokens) for one in seen)
     fullness = [(len(one.running), len(one.waiting), len(one.tokens)) for one in seen]
