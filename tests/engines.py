@@ -1,7 +1,5 @@
 """Small random engines, made in memory or loaded beside transformers; and what watches them run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from checkpoints import BASE, randomise
@@ -10,7 +8,6 @@ from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.runner import CachedRunner
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
-from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -33,17 +30,6 @@ def poison(cache: Cache) -> Cache:
         for tensor in (cache.storage.k, cache.storage.v):
             tensor.fill_(float("nan"))
     return cache
-
-
-@contextmanager
-def watched(model: Qwen3ForCausalLM) -> Iterator[list[Batch]]:
-    """Inside the block, every batch that the model runs is put into the list."""
-    batches: list[Batch] = []
-    handle = model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))
-    try:
-        yield batches
-    finally:
-        handle.remove()
 
 
 class BackendRunner(CachedRunner):

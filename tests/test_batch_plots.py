@@ -5,11 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engines import VOCAB, random_model, watched
+from engines import VOCAB, random_model
 from traces import NASTY, check_words, items
 
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.sampling.params import SamplingParams

@@ -8,6 +8,7 @@ from explorers import check_places, items, place, tips, turn, words
 from tokenizers import Tokenizer
 
 from tutorial_engine.engine.generate import generate
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -283,12 +284,8 @@ def test_rows_are_rounded_up_to_four_slots(
 
 
 def test_recorded_parts_are_tensors_of_the_batch_that_ran(model: Qwen3ForCausalLM) -> None:
-    seen: list[Batch] = []
-    hook = model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
+    with watched(model) as seen:
         steps = record_steps(model, [[5, 6, 7], [8]], 3, 2, 8)
-    finally:
-        hook.remove()
     assert len(seen) == len(steps)
     for batch, step in zip(seen, steps, strict=True):
         parts = step.parts.values()

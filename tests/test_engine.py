@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import poison, random_model, watched
+from engines import poison, random_model
 from tokenizers import Tokenizer
 from workloads import (
     LIMITS,
@@ -24,6 +24,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

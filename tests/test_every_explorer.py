@@ -11,7 +11,6 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from engines import watched
 from explorers import (
     Text,
     caption_of,
@@ -27,6 +26,7 @@ from explorers import (
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz import tokens
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import load_reference, random_sequences, save_random
-from engines import VOCAB, poison, random_model, watched
+from engines import VOCAB, poison, random_model
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
@@ -19,6 +19,7 @@ from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
 from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, our_paths
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.sampler import SamplingParams

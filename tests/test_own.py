@@ -30,8 +30,9 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
     check_why_finished,
 )
-from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
+from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import IN_01, OwnEngine
 from tutorial_engine.learn.parts import PartFailed, Plugged
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
