@@ -134,6 +134,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {  # by `set`, with nothing changed
 TOLD: list[tuple[str, dict[str, Any], str]] = [  # to a learner who turns these knobs
     ("attention", {"prompt": ""}, "The prompt is empty"),
     ("attention", {"prompt": "Anna " * 100}, f"the picture holds {MAX_TOKENS}"),
+    ("attention", {"prompt": "One \ud800day"}, "prompt holds .* half of a character"),
     ("cache", {"B": ""}, "The prompt of B is empty"),
     ("cache", {"C": "Anna " * 40}, rf"of C has \d+ tokens; with 4 new .* holds {MAX_SLOTS} slots"),
     ("sampling", {"prompt": ""}, "The prompt is empty"),
