@@ -74,7 +74,7 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     parts = {
         "01": IN_01,
         "02": ("keep_top_p",),
-        "03": ("num_tokens_to_run", "plan", "ttft_and_tpot"),
+        "03": ("num_tokens_to_run", "plan_step", "ttft_and_tpot"),
     }
     for number, names in parts.items():
         for solved, mark in ((False, "☐ the package's run for"), (True, "✔ yours from notebook")):
@@ -86,8 +86,8 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     assert said.endswith("✔ 2 of 2 requests have the tokens that they have alone.\n")
     for name in (name for names in parts.values() for name in names):
         assert f"{name} (" in said
-    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan")
-    assert repr(only) == "✔ yours from notebook 03: plan"
+    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
+    assert repr(only) == "✔ yours from notebook 03: plan_step"
 
 
 @pytest.mark.parametrize("has_static", [False, True])

@@ -434,6 +434,8 @@ def test_a_memory_comes_with_its_recorder_and_a_runner_can_be_handed_in() -> Non
     for index, output in enumerate(engine.generate(*asked(range(6)))):
         as_alone(output, index)
     assert sum(isinstance(e, StepEnded) for e in recorder.events) == engine.num_steps
+    with pytest.raises(ValueError, match="reads another memory than the engine's"):
+        make(runner=runner)
 
 
 def test_model_without_positions_to_spare_is_no_trouble() -> None:

@@ -553,7 +553,7 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
 SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
     NAMES[2]: (
         {*PARTS_03},
-        {"plan": "num_tokens_to_run", "Fair": "ShortestFirst"},
+        {"plan_step": "num_tokens_to_run", "Fair": "ShortestFirst"},
         {"next_waiting": lambda self: 0},
     ),
     NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),

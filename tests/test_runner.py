@@ -571,4 +571,6 @@ def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> No
     for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
         with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
             ModelRunner(model, cache.storage, backend)
+    with pytest.raises(ValueError, match=r"make a SdpaAttention first, with memory\.storage"):
+        ModelRunner(model, cache.storage, SdpaAttention)  # type: ignore[arg-type]
     ModelRunner(model, cache.storage, NaiveAttention(cache=cache.storage))

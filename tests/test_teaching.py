@@ -275,17 +275,20 @@ def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to()
         new.new_code_cell("print()", outputs=printed),
         new.new_code_cell("print()", outputs=printed),
         new.new_markdown_cell("Said only. Here *d* is e, where\n\n**e = 1**."),
+        new.new_markdown_cell("### Then\n\nIt goes on:\n\nx = y\n\nNo more."),
+        new.new_code_cell("print()", outputs=printed),
         new.new_markdown_cell("### Exercise 1: f (5 minutes)\n\n<details>no</details>"),
         new.new_markdown_cell("Write `f`."),
         task,
     ]
     book = new.new_notebook(cells=cells)
-    first, led, formula, exercise = slides.merged(slides.slides(book, book))
+    first, led, formula, then, exercise = slides.merged(slides.slides(book, book))
     assert "Objective: ask &quot;a. b?&quot;</p>" in first.body
     assert "<li>So: a = b · c</li>" in first.body and "A note with" in first.notes
     assert ">Why so?</h2>" in led.body and "seen: 3" in led.body and "Because" in led.notes
     assert "is e, where <strong>e = 1</strong>" in formula.body and "Said" in formula.notes
     assert "Said" not in formula.body
+    assert "<p>x = y</p>" in then.body and "seen: 3" in then.body and "No more" not in then.body
     assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
 
 

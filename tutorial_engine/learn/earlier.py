@@ -61,7 +61,7 @@ CHECKS: dict[str, Checks] = {
     },
     "03": {
         "num_tokens_to_run": check_num_tokens,
-        "plan": check_plan,
+        "plan_step": check_plan,
         "ttft_and_tpot": check_metrics,
         "ShortestFirst": check_shortest,
         "Fair": check_fair,
