@@ -46,9 +46,13 @@ def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
 def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     mine: OwnEngine, tmp_path: Path
 ) -> None:
-    for notebook in (saved(tmp_path, solved=False), str(tmp_path / "01_none.ipynb")):
+    missing = str(tmp_path / "01_none.ipynb")
+    for notebook, why in (
+        (saved(tmp_path, solved=False), ""),
+        (missing, f" (there is no file {missing})"),
+    ):
         found = bring(mine, notebook)
-        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}"
+        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}{why}"
         assert not mine.parts.own
 
 

@@ -263,6 +263,12 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code)
+def test_every_exercise_says_what_to_do_outside_of_its_hint(lesson: Lesson) -> None:
+    tasks = [one.body for one in slides.slides_of(lesson.notebook) if ">Exercise" in one.body]
+    assert tasks and all("</h2><p>" in re.sub(r"\n", "", task) for task in tasks)
+
+
 def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to() -> None:
     new = nbformat.v4
     task = new.new_code_cell("def f(): ...", metadata={"tags": ["exercise"]})
