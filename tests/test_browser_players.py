@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from browser import barriers, chromium, reached_by_tab
-from engines import one_thread
 from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
@@ -30,10 +29,9 @@ def browser() -> Iterator[Browser]:
 def test_a_player_is_driven_by_keyboard_and_address(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    with one_thread():
-        explorer = MAKE[name](model, tokenizer, PROMPT)
-        file = explorer.player(tmp_path / "player.html")
-        captions = [explorer.caption(step) for step in range(explorer.num_steps)]
+    explorer = MAKE[name](model, tokenizer, PROMPT)
+    file = explorer.player(tmp_path / "player.html")
+    captions = [explorer.caption(step) for step in range(explorer.num_steps)]
     page = browser.new_page()
     asked, said = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
@@ -80,8 +78,7 @@ def test_a_player_is_driven_by_keyboard_and_address(
 def test_each_control_acts_on_its_key(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    with one_thread():
-        explorer = MAKE["attention"](model, tokenizer, PROMPT)
+    explorer = MAKE["attention"](model, tokenizer, PROMPT)
     page, last = browser.new_page(), explorer.num_steps - 1
     page.goto(f"{explorer.player(tmp_path / 'player.html').as_uri()}#t=1")
     told, play = page.locator("#told"), page.locator("#play")
@@ -108,8 +105,7 @@ def test_each_control_acts_on_its_key(
 def test_play_runs_to_the_end_and_pauses(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    with one_thread():
-        explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
+    explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
     page = browser.new_page()
     page.goto(explorer.player(tmp_path / "player.html").as_uri())
     page.get_by_label("speed").select_option("fast")

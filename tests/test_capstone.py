@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from engines import one_thread
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
@@ -120,8 +119,7 @@ def policy(scheduler: Any) -> Factory:
     ids=["rows", "pages", "cells", "own", "from scratch"],
 )
 def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -> None:
-    with one_thread():
-        report = check_engine(factory, SEED, rounds=1)
+    report = check_engine(factory, SEED, rounds=1)
     assert report.ok and repr(report).count("✔") == 5 and repr(report).endswith("\nAccepted.")
 
 
@@ -226,6 +224,5 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_engines_are_told_apart(name: str, model: Qwen3ForCausalLM) -> None:
     factory, said = WRONG[name]
-    with one_thread():
-        report = check_engine(factory, SEED, rounds=1)
+    report = check_engine(factory, SEED, rounds=1)
     assert not report.ok and re.search(said, repr(report), re.M), report

@@ -1,11 +1,9 @@
 """The layout laboratory: the same numbers, other addresses, and counters that are exact."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,12 +21,6 @@ from tutorial_engine.lab.layouts import (
 
 L, N, H, D = 3, 10, 2, 8
 EVERY = pytest.mark.parametrize("order", ORDERS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def random_kv(layers: int = L, tokens: int = N, heads: int = H, dim: int = D) -> Tensor:

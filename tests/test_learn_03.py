@@ -1,7 +1,7 @@
 """The checks, dry run and bug zoo of notebook 03: right answers pass, mistakes are named."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from statistics import median
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import one_thread
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
@@ -31,12 +30,6 @@ from tutorial_engine.model import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import StepEnded
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def share(known: int, computed: int, budget: int) -> int:

@@ -56,8 +56,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 GIB = 2**30
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 # -- right answers ----------------------------------------------------------------------------
 

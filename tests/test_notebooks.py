@@ -34,8 +34,9 @@ from tutorial_engine.learn.build import (
 )
 from tutorial_engine.learn.figures import FIGURES, MOVING, TAG
 from tutorial_engine.learn.html import page
-from tutorial_engine.learn.own import IN_01, PARTS
+from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY

@@ -34,8 +34,8 @@ from tutorial_engine.learn.checks_03 import (
     check_plan,
     check_shortest,
 )
-from tutorial_engine.learn.own import OwnEngine
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_scheduler import POLICIES
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict

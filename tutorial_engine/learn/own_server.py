@@ -25,7 +25,8 @@ from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
-from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel, OwnSampler
+from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
+from tutorial_engine.learn.own_engine import OwnSampler
 from tutorial_engine.learn.own_memory import PARTS_04, InBlocks, OwnCells, OwnPages
 from tutorial_engine.learn.own_scheduler import (
     PARTS_03,

@@ -26,7 +26,6 @@ from tutorial_engine.viz.parts import (
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
-from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
@@ -381,11 +380,7 @@ def fitting(choices: Sequence[str], width: float, bold: bool = False) -> str:
 
 
 def block_view(
-    trace: Trace,
-    step: int,
-    labels: Mapping[int, str] | None = None,
-    title: str = "",
-    simple: bool = False,
+    trace: Trace, step: int, labels: Mapping[int, str] | None = None, simple: bool = False
 ) -> Picture:
     """Who owns which block after a step (from 0) of a recorded run on pages.
 
@@ -396,9 +391,5 @@ def block_view(
     run = BlockRun(without_hashes(trace) if simple else trace, labels or {})
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
-    view = (
-        SimpleBlockView(run, [step], title or SIMPLE_TITLE)
-        if simple
-        else BlockView(run, [step], title or TITLE)
-    )
+    view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step])
     return view.scene(step).picture(run.caption(step), ZOOM)
