@@ -1026,6 +1026,7 @@ def under_load(times, policy=Scheduler):
     return speed, percentile([1000 * out.metrics.ttft for out in outs], 95)
 
 
+# %%
 load = {
     name: {rate: under_load(poisson_times(rate, 48, seed=1), policies[name]) for rate in RATES}
     for name in ("one rule", "static batching")
@@ -1098,12 +1099,12 @@ def kept(name):
 
 # %%
 def tell(*names):
-    print(f"{'TTFT in ms':26}mean           longest wait     short before L    L")
+    print(f"{'TTFT in ms':26}mean           longest wait     short before L  TTFT of L")
     for name in names:
         mean, longest = ("kept  " if one else "broken" for one in kept(name))
         last = max(ttfts[name], key=ttfts[name].get)
         told = f"{mean_of(name):4.0f} {mean}    {ttfts[name][last]:4.0f} {longest} {f'({last})':5}"
-        print(f"{name:26}{told}   {before_l(name):6}   {ttfts[name]['L']:6.0f}")
+        print(f"{name:26}{told}   {before_l(name):6}     {ttfts[name]['L']:9.0f}")
 
 
 measure("first come, first served", make_engine(**one_place))
@@ -1415,7 +1416,7 @@ print(table(ledger(paths, prompts, num_tokens=12)))
 # alone would not promise that, because it is larger than the margin. So the tokens are compared as well.)
 #
 # The ledger compares greedy tokens. Sampled tokens are the same too, because each request has a random
-# generator of its own, its draws depend on its seed alone, and the logits differ too little here to change a draw:
+# generator of its own, drawn by its seed alone, and the logits differ too little here to change a draw:
 
 # %%
 print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
