@@ -30,6 +30,10 @@ SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z*`])")
 TERM = re.compile(r"(?<![*\w])\*\*?[A-Za-z]")  # a word in italics or bold: it is defined here
 FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
 TITLE = re.compile(r"<h2>(.*?)</h2>")
+SECTION = re.compile(r"^##? .*$", re.M)
+NUMBER = re.compile(r"(?<![\w.])\d")
+NO_NUMBER = re.compile(r"`[^`]*`|([Nn]otebook|[Ss]ections?|[Ee]xercises?) \d+( to \d+)?|\d\.\dB")
+MOST_GIVEN = 70  # words above a question
 MOST_KEYS = 4  # sentences beside an objective
 MOST_LINES = 14  # of a printed output below other things
 WHOLE_SLIDE = 22  # ... and alone
@@ -44,6 +48,7 @@ section { box-sizing: border-box; min-height: 100vh; padding: 4vh 6vw 7vh; break
 h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
 .small { font-size: .8em; color: #444; margin: 0 0 .3em; }
 img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left; }
+.given { font-size: .85em; color: #333; margin: 0 0 .4em; } .given p { margin: .3em 0; }
 h2 ~ img { max-height: 62vh; }
 pre { font-size: .78em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
@@ -135,9 +140,12 @@ class Slide(NamedTuple):
 def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
     """The slides of a lesson, from its two built copies. Exercises are those of the learner's."""
     section, task, told, titled = "", False, "", False
+    since: list[str] = []  # the text since the section began, or the last answer
     for mine, theirs in zip(learners.cells, solved.cells, strict=True):
         if mine.cell_type == "markdown":
-            told, text = _led(DETAILS.sub("", mine.source).strip())
+            text = DETAILS.sub("", mine.source).strip()
+            since = [*([] if SECTION.search(text) else since), SECTION.split(text)[-1]]
+            told, text = _led(text)
             titled = False
             for part in filter(None, HEADING.split(text)):
                 title, _, text = part.partition("\n")
@@ -154,7 +162,8 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
             yield Slide(f"<pre>{escape(mine.source)}</pre>", joins=True)
         else:
             yield from _led_to(told, titled, mine, theirs, section)
-            yield from _shown(mine, theirs, section)
+            yield from _shown(mine, theirs, section, given("\n\n".join(since)))
+            since = [] if ("reveal" in dict(QUESTION.findall(mine.source))) else since
         task, told, titled = False, "", False
 
 
@@ -231,14 +240,29 @@ def keys(text: str) -> list[str]:
     return [one for one in found if TERM.search(one) or FORMULA.search(one)][:MOST_KEYS]
 
 
-def _shown(mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[Slide]:
-    """A question, an answer, and the pictures of a cell."""
+def given(text: str) -> str:
+    """What a question builds on: the last sentences that have a number, and a list, as Markdown."""
+    found = list[str]()
+    for paragraph in re.split(r"\n\s*\n", OBJECTIVE.sub("", text).strip()):
+        if paragraph.startswith("- "):
+            found.append(f"\n\n{paragraph}\n\n")
+        elif not re.match(r"[#|<]", paragraph):
+            said = SENTENCE.split(" ".join(paragraph.split()))
+            found += [one for one in said if NUMBER.search(NO_NUMBER.sub("", one))]
+    while len(" ".join(found).split()) > MOST_GIVEN:
+        del found[0]
+    return " ".join(found)
+
+
+def _shown(mine: NotebookNode, theirs: NotebookNode, section: str, known: str) -> Iterator[Slide]:
+    """A question below what is known for it, an answer, and the pictures of a cell."""
     kinds = {kind for kind, _ in QUESTION.findall(mine.source)}
     if "ask" in kinds:
         shown = next(o for o in theirs.outputs if "text/plain" in o.get("data", {}))
         asked, *options = shown.data["text/plain"].splitlines()
         listed = "".join(f"<li>{escape(one.replace('( )', '').strip())}</li>" for one in options)
-        yield Slide(f"{_small(section)}<h2>{escape(asked)}</h2><ol>{listed}</ol>")
+        above = f'<div class="given">{markdown2html(known)}</div>' if known else ""
+        yield Slide(f"{_small(section)}{above}<h2>{escape(asked)}</h2><ol>{listed}</ol>")
     pictures = [output for output in theirs.outputs if "image/png" in output.get("data", {})]
     if "reveal" in kinds:
         said = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
@@ -261,9 +285,15 @@ def _small(section: str) -> str:
 
 
 def merged(found: Iterator[Slide]) -> list[Slide]:
-    """An exercise's code and what is only to be said go to the slide before them."""
+    """An exercise's code and what is only to be said go to the slide before them.
+
+    The answer of a question is one of its notes.
+    """
     kept: list[Slide] = []
     for slide in found:
+        if kept and "<h2>Answer: " in slide.body and "<ol>" in kept[-1].body:
+            answer = TITLE.findall(slide.body)[0]  # the speaker knows it before it is shown
+            kept[-1] = Slide(kept[-1].body, f"{kept[-1].notes}<p>{answer}</p>")
         if slide.body and not slide.joins:
             kept.append(slide)
         else:
