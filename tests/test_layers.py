@@ -120,6 +120,20 @@ def test_packed_weight_comes_back_exactly(dtype: torch.dtype, shape: tuple[int, 
     assert linear.prepack() == packed and torch.equal(linear(x), once), "packed twice"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_by_columns_is_the_same_matrix_in_another_order(dtype: torch.dtype) -> None:
+    plain = random_linear(96, 200, True, dtype)
+    columns = copy.deepcopy(plain)
+    columns.by_columns()
+    assert columns.weight.t().is_contiguous() and torch.equal(columns.weight, plain.weight)
+    x = torch.randn(3, 96).to(dtype)
+    torch.testing.assert_close(columns(x), plain(x))
+    for saved in (columns.plain_weight(), columns.state_dict()["weight"]):
+        assert saved.is_contiguous() and torch.equal(saved, plain.weight)
+    assert columns.prepack() == can_prepack(CPU, dtype)
+    assert torch.equal(columns.plain_weight(), plain.weight)
+
+
 def test_a_model_packs_what_is_faster_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which layout wins is the machine's affair; that the model follows the verdict is ours."""
     for shape in ((64, 48), (300, 200)):
@@ -133,6 +147,8 @@ def test_a_model_packs_what_is_faster_packed(monkeypatch: pytest.MonkeyPatch) ->
     possible = can_prepack(CPU, torch.float32)
     for m in linears:
         assert m.is_packed == (possible and m.out_features > m.in_features)
+        if not m.is_packed:  # the shipped model's head is wide, so none of these is its embedding
+            assert m.weight.t().is_contiguous() == possible
 
 
 def test_tied_embedding_survives_prepacking() -> None:

@@ -164,13 +164,18 @@ class Qwen3ForCausalLM(nn.Module):
         return self.lm_head(hidden).float()
 
     def prepack(self, where_faster: bool = False) -> bool:
-        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?"""
+        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?
+
+        The others are laid out by columns, but for a head that is tied to the embedding.
+        """
         if not can_prepack(self.device, self.dtype):
             return False
         linears = [m for m in self.modules() if isinstance(m, Linear)]
         for m in linears:
             if not where_faster or packed_is_faster(m.out_features, m.in_features, self.dtype):
                 m.prepack()
+            elif m.weight is not self.model.embed_tokens.weight:
+                m.by_columns()
         return all(m.is_packed for m in linears)
 
     @property
