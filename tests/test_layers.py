@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from tutorial_engine.model import layers
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, RMSNorm, can_prepack
+from tutorial_engine.model.layers import Linear, Module, RMSNorm, can_prepack
 from tutorial_engine.model.qwen3 import Qwen3MLP
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -35,6 +35,41 @@ def random_norm(size: int, eps: float) -> RMSNorm:
     norm = RMSNorm(size, eps)
     norm.weight.data.uniform_(0.5, 1.5)
     return norm
+
+
+class Twice(Module):
+    """Calls its part on what the part gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = RMSNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.part(x))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_module_calls_its_hooks_and_the_part_that_it_has_now(grad: bool) -> None:
+    module, calls, x = Twice(), [], torch.randn(2, 4, requires_grad=grad)
+    with torch.set_grad_enabled(grad):
+        plain = module(x)
+        for one in (module, module.part):
+            one.register_forward_pre_hook(lambda *_: calls.append("before"))
+            one.register_forward_hook(lambda *_: calls.append("after"))
+        module.register_full_backward_pre_hook(lambda *_: calls.append("backward"))
+        again = module(x=x)
+        assert torch.equal(again, plain)
+        assert calls == ["before", *2 * ["before", "after"], "after"]
+        if grad:
+            again.sum().backward()
+            assert calls[-1] == "backward"
+        other = copy.deepcopy(module)
+        other.part.weight.data.zero_()
+        assert torch.equal(other(x), 0 * x) and torch.equal(module(x), plain)
+        module.part = nn.Identity()
+        assert torch.equal(module(x), x) and [*module.children()] == [module.part]
+        module.part = None
+        assert module.part is None and not [*module.children()]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

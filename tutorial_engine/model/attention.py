@@ -150,7 +150,8 @@ class SdpaAttention:
         if self.cache is None and len(lengths) > 1 and len(set(lengths)) == 1:
             return _sdpa(q, k, v, len(lengths))
         cache = NoCache() if self.cache is None else self.cache
-        pairs = zip(q.split(lengths), cache.update(layer, k, v, batch), strict=True)
+        queries = (q,) if len(lengths) == 1 else q.split(lengths)
+        pairs = zip(queries, cache.update(layer, k, v, batch), strict=True)
         outs = [self.one_sequence(q_s, *kv) for q_s, kv in pairs]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 

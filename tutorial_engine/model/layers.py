@@ -26,7 +26,26 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-class Linear(nn.Module):
+class Module(nn.Module):
+    """An nn.Module that costs less to call: a forward of a small model makes fifty calls.
+
+    Its parts are found like any other attribute, and not in the last of the tables that PyTorch
+    looks into. Without gradients it asks for hooks of `forward` alone, not for the other kinds.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._modules:
+            self.__dict__[name] = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As nn.Module: `forward`, with the hooks around it."""
+        if self._forward_hooks or self._forward_pre_hooks or torch.is_grad_enabled():
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+
+class Linear(Module):
     """y = x Wᵀ + b for x [T, in], W [out, in]. The one linear layer of the engine.
 
     `prepack()` reorders W once into the layout that oneDNN reads at full memory speed; until then,
@@ -144,7 +163,17 @@ def packed_is_faster(out_features: int, in_features: int, dtype: torch.dtype) ->
     return took[packed] < took[plain]
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight for fp32 x [..., size], weight [size] and eps [], on a CPU.
+
+    There `F.rms_norm` is seven small operations, and these five give the same sooner.
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # sqrt(sum(x²))
+    mean = torch.addcmul(eps, length, length, value=1 / x.shape[-1])  # eps + length² / size
+    return x * mean.rsqrt() * weight
+
+
+class RMSNorm(Module):
     """x / sqrt(mean(x²) + eps) · weight over the last axis, computed in fp32, cast last.
 
     With a residual it first adds, and returns (normed, sum), so that a layer's running sum is
@@ -153,7 +182,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = torch.tensor(eps, dtype=torch.float32, device="cpu")  # []
         self.weight = nn.Parameter(torch.ones(size))
 
     @overload
@@ -164,16 +193,19 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
-        # one call for total / sqrt(mean(total²) + eps) · weight
-        normed = F.rms_norm(total, self.weight.shape, self.weight, self.eps)
+        weight = self.weight
+        if total.is_cpu and total.dtype == weight.dtype == torch.float32:
+            normed = rms_norm(total, weight, self.eps)
+        else:  # one call for the same
+            normed = F.rms_norm(total, weight.shape, weight, float(self.eps))
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:
         """Size and eps, for `print(model)`."""
-        return f"{self.weight.numel()}, eps={self.eps}"
+        return f"{self.weight.numel()}, eps={float(self.eps):g}"
 
 
-class SiluAndMul(nn.Module):
+class SiluAndMul(Module):
     """silu(gate) · up for x = [gate, up] joined on the last axis, gate first: [..., 2I] → [..., I].
 
     Source: SwiGLU, Shazeer 2020.

@@ -13,6 +13,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import (
     Linear,
+    Module,
     RMSNorm,
     SiluAndMul,
     can_prepack,
@@ -31,7 +32,7 @@ def check_ids(input_ids: Tensor, vocab_size: int) -> None:
         )
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(Module):
     """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -58,7 +59,7 @@ class Qwen3Attention(nn.Module):
         return self.o_proj(out.flatten(1))
 
 
-class Qwen3MLP(nn.Module):
+class Qwen3MLP(Module):
     """SwiGLU: widen twice (gate and up, one matmul), gate, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -72,7 +73,7 @@ class Qwen3MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
 
 
-class Qwen3DecoderLayer(nn.Module):
+class Qwen3DecoderLayer(Module):
     """Attention and MLP, each behind a norm, each added to the running sum (the residual)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -100,7 +101,7 @@ class Qwen3DecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
-class Qwen3Model(nn.Module):
+class Qwen3Model(Module):
     """Embedding, decoder layers, final norm: token ids in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -128,7 +129,7 @@ class Qwen3Model(nn.Module):
         return hidden
 
 
-class Qwen3ForCausalLM(nn.Module):
+class Qwen3ForCausalLM(Module):
     """The decoder and the head that turns hidden states into logits over the vocabulary.
 
     Fresh, it has no weights: `checkpoint.load_model` reads them, `draw_weights` makes random ones.
