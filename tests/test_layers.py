@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from tutorial_engine.model import layers
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, Module, RMSNorm, can_prepack
+from tutorial_engine.model.layers import Linear, Module, QKNorm, RMSNorm, can_prepack
 from tutorial_engine.model.qwen3 import Qwen3MLP
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -93,6 +93,26 @@ def test_norm_with_residual_returns_normed_and_sum(dtype: torch.dtype) -> None:
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, norm(x + residual))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_of_q_and_k_are_normed_together_as_alone(dtype: torch.dtype) -> None:
+    joined, q_norm, k_norm = QKNorm(6, 2, 40, 1e-6), random_norm(40, 1e-6), random_norm(40, 1e-6)
+    joined.weight.data.copy_(torch.cat((q_norm.weight, k_norm.weight)))
+    joined, q_norm, k_norm = [one.to(dtype) for one in (joined, q_norm, k_norm)]
+    heads = (3 * torch.randn(7, 8, 40)).to(dtype)
+    alone = torch.cat((q_norm(heads[:, :6]), k_norm(heads[:, 6:])), dim=1)
+    # in bf16 the joined one is rounded once more, before the weights
+    torch.testing.assert_close(
+        joined(heads), alone, atol=0, rtol=(1e-6, 2**-7)[dtype.itemsize == 2]
+    )
+    plain, saved, weights = joined(heads), joined.state_dict(), joined.weight
+    joined.prepack()
+    joined.prepack()  # again: nothing changes
+    assert joined.weight is None and torch.equal(joined(heads), plain)
+    assert torch.equal(joined.plain_weight(), weights) and joined.num_weights == weights.numel()
+    assert torch.equal(joined.state_dict()["weight"], saved["weight"]) and len(saved) == 1
+    assert copy.deepcopy(joined).to(torch.float32)(heads.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("prepack", [False, True])

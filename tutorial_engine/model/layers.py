@@ -164,10 +164,15 @@ def packed_is_faster(out_features: int, in_features: int, dtype: torch.dtype) ->
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight for fp32 x [..., size], weight [size] and eps [], on a CPU.
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, computed in fp32, cast last.
 
-    There `F.rms_norm` is seven small operations, and these five give the same sooner.
+    weight is [size], or [heads, size] for x [T, heads, size]; eps is a number in a tensor.
     """
+    if not (x.is_cpu and x.dtype == weight.dtype == torch.float32):
+        if weight.ndim == 1:
+            return F.rms_norm(x, weight.shape, weight, float(eps))
+        return F.rms_norm(x, x.shape[-1:], None, float(eps)) * weight
+    # F.rms_norm is seven small operations here, and these five give the same sooner
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # sqrt(sum(x²))
     mean = torch.addcmul(eps, length, length, value=1 / x.shape[-1])  # eps + length² / size
     return x * mean.rsqrt() * weight
@@ -193,16 +198,62 @@ class RMSNorm(Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
-        weight = self.weight
-        if total.is_cpu and total.dtype == weight.dtype == torch.float32:
-            normed = rms_norm(total, weight, self.eps)
-        else:  # one call for the same
-            normed = F.rms_norm(total, weight.shape, weight, float(self.eps))
+        normed = rms_norm(total, self.weight, self.eps)
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:
         """Size and eps, for `print(model)`."""
         return f"{self.weight.numel()}, eps={float(self.eps):g}"
+
+
+class QKNorm(Module):
+    """An RMSNorm over each head of q and one over each head of k, as one call: q's heads first.
+
+    `weight` [2 D] has q's weights, then k's. `prepack()` repeats them for all heads once, and not
+    in each call.
+    """
+
+    per_head: Tensor | None
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.eps = torch.tensor(eps, dtype=torch.float32, device="cpu")  # []
+        self.weight: Tensor | None = nn.Parameter(torch.ones(2 * head_dim))
+        self.register_buffer("per_head", None, persistent=False)
+
+    @property
+    def num_weights(self) -> int:
+        """q's and k's, the same packed and plain."""
+        return 2 * self.head_dim
+
+    def prepack(self) -> None:
+        """Replace the weights by those of each head, [H + H_kv, D] (inference only)."""
+        if self.weight is not None:
+            self.per_head, self.weight = self._repeat(self.weight.detach()), None
+
+    def plain_weight(self) -> Tensor:
+        """[2 D], put together from those of each head if need be."""
+        if self.per_head is not None:
+            return self.per_head[[0, -1]].flatten()
+        assert self.weight is not None, "a QKNorm holds its weight plain or repeated"
+        return self.weight
+
+    def _repeat(self, weight: Tensor) -> Tensor:
+        q, k = weight.chunk(2)
+        return torch.cat((q.expand(self.num_heads, -1), k.expand(self.num_kv_heads, -1)))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight is None:
+            destination[f"{prefix}weight"] = self.plain_weight()
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """heads [T, H + H_kv, D] → normed."""
+        per_head = self.per_head
+        if per_head is None:
+            per_head = self._repeat(self.plain_weight())
+        return rms_norm(heads, per_head, self.eps)
 
 
 class SiluAndMul(Module):

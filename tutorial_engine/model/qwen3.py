@@ -2,7 +2,8 @@
 
 Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
 Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.
-Source: Qwen3 technical report (2025); parameter names as in transformers, q/k/v and gate/up joined.
+Source: Qwen3 technical report (2025). Parameter names are those of transformers; q/k/v, gate/up and
+the norms of q and k are joined.
 """
 
 import torch
@@ -14,6 +15,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import (
     Linear,
     Module,
+    QKNorm,
     RMSNorm,
     SiluAndMul,
     can_prepack,
@@ -44,17 +46,16 @@ class Qwen3Attention(Module):
             config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
         )
         self.o_proj = Linear(self.q_size, config.hidden_size, config.attention_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.qk_norm = QKNorm(self.num_heads, self.num_kv_heads, self.head_dim, config.rms_norm_eps)
 
     def forward(
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
     ) -> Tensor:
         """hidden [T, hidden] → [T, hidden]."""
         heads = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 H_kv, D]
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)  # turned both at once
-        q, k = apply_rope(qk, *angles).split((self.num_heads, self.num_kv_heads), dim=1)
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        qk = apply_rope(self.qk_norm(qk), *angles)
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 
@@ -169,6 +170,9 @@ class Qwen3ForCausalLM(Module):
 
         The others are laid out by columns, but for a head that is tied to the embedding.
         """
+        for m in self.modules():
+            if isinstance(m, QKNorm):
+                m.prepack()
         if not can_prepack(self.device, self.dtype):
             return False
         linears = [m for m in self.modules() if isinstance(m, Linear)]
@@ -191,10 +195,10 @@ class Qwen3ForCausalLM(Module):
 
     def num_parameters(self) -> int:
         """Weights of the architecture, a tied head counted once. The same packed or plain."""
-        linears = [m for m in self.modules() if isinstance(m, Linear)]
-        in_linears = {id(p) for m in linears for p in m.parameters()}
-        total = sum(m.num_weights for m in linears)
-        total += sum(p.numel() for p in self.parameters() if id(p) not in in_linears)
+        counted = [m for m in self.modules() if isinstance(m, Linear | QKNorm)]
+        in_counted = {id(p) for m in counted for p in m.parameters()}
+        total = sum(m.num_weights for m in counted)
+        total += sum(p.numel() for p in self.parameters() if id(p) not in in_counted)
         if self.config.tie_word_embeddings and self.lm_head.is_packed:
             total -= self.lm_head.num_weights  # the embedding was counted already
         return total

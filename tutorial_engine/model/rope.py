@@ -64,4 +64,5 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         torch.addcmul(first * cos, second, sin, value=-1),  # first · cos − second · sin
         torch.addcmul(second * cos, first, sin),
     )
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    both = torch.cat(turned, dim=-1)
+    return both if both.dtype == x.dtype else both.to(x.dtype)
