@@ -111,7 +111,7 @@ site: $(VENV)/.site-ready
 	$(BIN)/python -m tutorial_engine.learn.site
 
 test-site: $(VENV)/.site-ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m site tests/test_site.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m site tests/test_site.py
 
 bench: $(READY)
 	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import save_random, save_tokenizer
-from engines import one_thread
 from tokenizers import Tokenizer
 
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 MakeCheckpoint = Callable[..., Path]
+torch.set_num_threads(1)  # with matrices this small, more threads only wait for each other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,13 +49,6 @@ def seeded() -> None:
 def no_grad() -> Iterator[None]:
     """Nothing here trains."""
     with torch.no_grad():
-        yield
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """A module that says usefixtures("quick") runs its small models on one thread: faster."""
-    with one_thread():
         yield
 
 

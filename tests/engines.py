@@ -1,33 +1,18 @@
 """Small random engines, made in memory or loaded beside transformers; and what watches them run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from checkpoints import BASE, randomise
 
 from tutorial_engine.cache.memory import KVCacheManager
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.runner import CachedRunner
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
-from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 VOCAB = BASE["vocab_size"]
 Cache = TypeVar("Cache", bound=KVCacheManager)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """With matrices this small, more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Qwen3ForCausalLM:
@@ -45,17 +30,6 @@ def poison(cache: Cache) -> Cache:
         for tensor in (cache.storage.k, cache.storage.v):
             tensor.fill_(float("nan"))
     return cache
-
-
-@contextmanager
-def watched(model: Qwen3ForCausalLM) -> Iterator[list[Batch]]:
-    """Inside the block, every batch that the model runs is put into the list."""
-    batches: list[Batch] = []
-    handle = model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))
-    try:
-        yield batches
-    finally:
-        handle.remove()
 
 
 class BackendRunner(CachedRunner):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from explorers import caption_of, inside, items, message_of, place, svg_of, tips, turn, words
+from explorers import caption_of, inside, items, place, svg_of, tips, turn, words
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -205,41 +205,6 @@ def test_prompt_runs_the_model_and_a_head_does_not(
     assert len(runs) == 1
     assert attention.num_steps == len(runs[0]) and attention.step == len(runs[0]) - 1
     assert "·Mia" not in caption_of(attention) and svg_of(attention) not in shown
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [("", "The prompt is empty"), ("Anna " * 100, f"the picture holds {MAX_TOKENS}")],
-)
-def test_impossible_prompt_is_explained_and_the_old_picture_kept(
-    attention: AttentionExplorer, prompt: str, message: str
-) -> None:
-    before = svg_of(attention), caption_of(attention), attention.num_steps
-    attention.parameters["prompt"].value = prompt
-    assert message in message_of(attention)
-    assert (svg_of(attention), caption_of(attention), attention.num_steps) == before
-    attention.slider.value = 1  # what is left can still be stepped through
-    assert caption_of(attention) == attention.caption(1)
-    with pytest.raises(ValueError, match=message):
-        attention.set(prompt=prompt)
-    attention.set(prompt="Ben had a hat.")
-    assert message_of(attention) == ""
-    assert f"of {attention.num_steps} keys" in caption_of(attention)
-    assert svg_of(attention) != before[0]
-
-
-def test_picture_is_what_is_shown_even_while_the_prompt_is_impossible(
-    attention: AttentionExplorer,
-) -> None:
-    attention.parameters["prompt"].value = ""
-    attention.parameters["layer"].value = 2
-    assert attention.shown.svg() == svg_of(attention)
-    assert attention.picture().caption == caption_of(attention)
-
-
-def test_impossible_first_prompt_is_refused(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="The prompt is empty"):
-        AttentionExplorer(model, tokenizer, "").picture()
 
 
 # -- RoPE -------------------------------------------------------------------------------------

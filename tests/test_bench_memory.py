@@ -1,11 +1,10 @@
 """The account of memory layouts: the same work on each, checked answers, figures as they were."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread, random_model
+from engines import random_model
 from test_bench_serving import SMALL, alone
 from torch import Tensor
 
@@ -31,11 +30,9 @@ from tutorial_engine.trace.events import Admitted, Recorder
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PREFIX": 32, "OWN": 8, "NEW": 3}.items():
         monkeypatch.setattr(memory_cost, name, value)
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

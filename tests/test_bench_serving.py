@@ -3,14 +3,13 @@
 import ctypes
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread
 from test_bench import FakeLlama, fake_gguf
 
 import tutorial_engine.bench.__main__ as command
@@ -31,12 +30,6 @@ from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.sampling.params import SamplingParams
 
 SMALL = [Asked((5, 6, 7), 9), Asked(tuple(range(40, 61)), 2), Asked((8,), 5)]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

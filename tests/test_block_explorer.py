@@ -2,21 +2,17 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import one_thread
-from explorers import check_places, message_of, svg_of, turn, words
+from explorers import check_places, svg_of, turn, words
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz import block_explorer, tokens
 from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
-from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, labels
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE
 
 PROMPTS = [
     "Once upon a time Anna had a red kite.",
@@ -31,12 +27,6 @@ FRESH: dict[str, Any] = {
     "budget": 64,
     "arrivals": ONE_BY_ONE,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -80,33 +70,6 @@ def test_knobs_are_the_engines_settings(explorer: BlockExplorer) -> None:
     assert (settings["block_size"], settings["num_blocks"]) == (2, 30)
     assert settings["prefix_caching"] is False and settings["max_num_batched_tokens"] == 9
     assert max(e.num_tokens for e in explorer.run.trace.events if hasattr(e, "num_tokens")) == 9
-
-
-def test_a_knob_runs_the_engine_once_and_a_step_does_not(
-    explorer: BlockExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[LLMEngine] = []
-
-    class Counted(LLMEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(block_explorer, "LLMEngine", Counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not made
-    changed = {
-        "block_size": 5,
-        "num_blocks": 20,
-        "prefix_caching": OFF,
-        "n": 2,
-        "budget": 8,
-        "arrivals": ALL_AT_ONCE,
-    }
-    for i, (knob, value) in enumerate(changed.items(), 1):
-        turn(explorer, **{knob: value})
-        assert len(made) == i and not explorer.error
 
 
 def test_prefixes_are_shared_only_with_prefix_caching(explorer: BlockExplorer) -> None:
@@ -159,7 +122,7 @@ def test_a_pool_that_is_too_small_shows_who_gives_way_and_comes_back(
     (when,) = [i for i, one in enumerate(said) if "is preempted and loses" in one]
     turn(explorer, step=when)
     assert re.search(r"B is preempted and loses blocks .* \(\d+ tokens\)", explorer.shown_caption)
-    assert words(explorer, r"note\.B") == [f"waits {explorer.run.waits(when, 'B')}"]
+    assert " ".join(words(explorer, r"note\.B(\.1)?")) == f"waits {explorer.run.waits(when, 'B')}"
     assert any("B" in step.tables for step in explorer.run.steps[when + 1 :])
     assert explorer.run.steps[-1].ended.keys() == {"A", "B", "C"}
 
@@ -208,66 +171,9 @@ def test_hovering_says_where_a_token_lies_and_all_of_a_block(explorer: BlockExpl
     assert "te-hot" in svg_of(explorer)
 
 
-def test_what_cannot_fit_is_told_and_the_old_picture_kept(explorer: BlockExplorer) -> None:
-    turn(explorer, step=2)
-    before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
-    turn(explorer, num_blocks=2)
-    message = message_of(explorer)
-    assert message.startswith("The engine refuses: the prompt of request A has 10 tokens, but")
-    assert "limited to 8: shorten it, or give the engine a larger memory" in message
-    assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
-    turn(explorer, num_blocks=16, n=4)
-    assert explorer.error == (
-        "3 prompts with 4 samples each are 12 requests, and the picture has room for 6."
-    )
-    assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
-    turn(explorer, step=3)
-    assert explorer.shown_caption == explorer.caption(3)
-    turn(explorer, n=1)
-    assert not message_of(explorer) and not explorer.error
-
-
 def test_tables_that_are_too_long_are_told(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
     explorer = BlockExplorer(model, tokenizer, [f"{p} {p} {p}" for p in PROMPTS], num_blocks=64)
     turn(explorer, block_size=2, arrivals=ALL_AT_ONCE)
     assert not explorer.error
     turn(explorer, n=2)
     assert re.search(r"longest block table has \d+ entries: with 6 requests", explorer.error)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "more", "message"),
-    [
-        ([], {}, "give 1 to 6 prompts, got 0"),
-        (["a"] * 7, {}, "give 1 to 6 prompts, got 7"),
-        (["One day"], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
-        (["One day"], {"block_size": 17}, "block size must be from 1 to 16, got 17"),
-        (["One day"], {"num_blocks": 65}, "blocks must be from 1 to 64, got 65"),
-        (["One day"], {"n": 0}, "n must be from 1 to 4, got 0"),
-        (["One day"], {"arrivals": "never"}, "arrivals must be one of all at once, .* 'never'"),
-        (PROMPTS, {"num_blocks": 2}, "The engine refuses: the prompt of request A has 10 tokens"),
-        ([""], {}, "The engine refuses: .*empty"),
-    ],
-)
-def test_impossible_first_arguments_are_refused(
-    model: Qwen3ForCausalLM,
-    tokenizer: Tokenizer,
-    prompts: list[str],
-    more: dict[str, Any],
-    message: str,
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        BlockExplorer(model, tokenizer, prompts, **more)
-
-
-def test_tokens_beyond_the_tokenizer_have_a_name(
-    explorer: BlockExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Tokenizer, token: int) -> str:
-        raise ValueError(f"token id {token} is not in the vocabulary")
-
-    known = labels(explorer.run.trace, explorer.tokenizer)
-    monkeypatch.setattr(tokens, "token_label", refuse)
-    found = labels(explorer.run.trace, explorer.tokenizer)
-    assert found == {token: f"<id {token}>" for token in known}
-    assert set(known) == {t for r in explorer.run.steps[-1].state.requests.values() for t in r[2]}

@@ -3,15 +3,15 @@
 import random
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from engines import VOCAB, one_thread, random_model
-from traces import NASTY, check_words, items, story
+from engines import VOCAB, random_model
+from traces import check_words, items, story
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -30,12 +30,6 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 TWIN = [5, 6, 7, 8, 9, 10, 11, 12, 23, 24]  # begins with the same two blocks of 4
 OTHER = [31, 32, 33, 34, 35, 36]
 THICK = 2.6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +159,7 @@ class Case:
 @cache
 def live_of(case: Case) -> Live:
     """The run of a case, once for all tests: they only look at it."""
-    with torch.inference_mode(), one_thread():
+    with torch.inference_mode():
         return case.live(random_model(3))
 
 
@@ -660,28 +654,3 @@ def test_stepping_moves_nothing(model: Qwen3ForCausalLM) -> None:
                 place = (item.attributes.get("x"), item.attributes.get("y"))
                 assert places.setdefault(name, place) == place, (name, step)
     assert len(heights) == 1
-
-
-@pytest.mark.parametrize("nasty", NASTY)
-def test_markup_is_shown_literally(nasty: str, model: Qwen3ForCausalLM) -> None:
-    def tags(picture: Picture) -> set[str]:
-        return {element.tag for element in ET.fromstring(picture.svg).iter()}
-
-    live = Live(model).add("A").add(nasty, OTHER).finish()
-    known = tags(sketch(Live(model).add("A").add("B", OTHER).finish(), 1))
-    for step in range(live.run.last):
-        assert tags(sketch(live, step, lambda _: nasty)) <= known
-    picture = block_view(live.trace, live.run.last, dict.fromkeys(range(VOCAB), nasty), nasty)
-    assert tags(picture) <= known
-
-
-def test_pictures_are_the_same_every_time_and_display_with_their_caption(
-    model: Qwen3ForCausalLM,
-) -> None:
-    one, two = (view(Live(model).add("A", n=2).finish(), 1) for _ in range(2))
-    assert one == two
-    data, metadata = one._repr_mimebundle_()
-    assert data.keys() == {"image/png", "text/plain"}
-    assert data["text/plain"] == metadata["image/png"]["alt"] == one.caption
-    saved = Trace.from_json(Live(model).add("A", n=2).finish().trace.to_json())
-    assert block_view(saved, 1, {i: str(i) for i in range(VOCAB)}) == one

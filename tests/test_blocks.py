@@ -325,25 +325,6 @@ def test_blocks_of_tokens_are_rounded_up(num_tokens: int, size: int, want: int) 
     assert manager(size=size).num_blocks_for(num_tokens) == want
 
 
-def test_a_block_is_taken_when_the_token_to_be_run_falls_on_a_border() -> None:
-    blocks = manager()
-    blocks.admit("a", [1, 2, 3])
-    for position, held in [(3, 1), (4, 2), (5, 2), (7, 2), (8, 3)]:
-        blocks.extend("a", position, position + 1)
-        assert len(blocks.tables["a"]) == held, position
-
-
-def test_only_a_chain_from_the_start_counts() -> None:
-    blocks = manager()
-    computed(blocks, "a", TWELVE)
-    assert len(blocks.find([*TWELVE, 99])) == 3
-    assert len(blocks.find([*TWELVE[:4], 5, 4, 6, 7, *TWELVE[8:], 99])) == 1, (
-        "the first miss ends it"
-    )
-    assert blocks.find([*TWELVE[4:], 99]) == [], "the same tokens, elsewhere"
-    assert blocks.find([99, *TWELVE]) == []
-
-
 def test_a_hash_depends_on_parent_tokens_and_salt() -> None:
     one, other = manager(salt=""), manager(salt="another model")
     keys = {
@@ -356,17 +337,6 @@ def test_a_hash_depends_on_parent_tokens_and_salt() -> None:
     assert len(keys) == 5 and {len(key) for key in keys} == {32}
     # always the same one, on every machine of this byte order: no hash() of Python's
     assert one.hash_of(None, [1, 2]) == manager().hash_of(None, (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "size", "found"), [(48, 16, 32), (49, 16, 48), (16, 16, 0), (5, 1, 4), (1, 1, 0)]
-)
-def test_one_token_at_least_is_left_to_run(prompt: int, size: int, found: int) -> None:
-    blocks = manager(num_blocks=120, size=size)
-    tokens = list(range(60))
-    assert computed(blocks, "a", tokens) == 0
-    assert blocks.admit("b", tokens[:prompt]) == found
-    assert len(blocks.tables["b"]) == blocks.num_blocks_for(prompt)
 
 
 @pytest.mark.parametrize(("num_blocks", "size"), [(0, 4), (4, 0), (-1, 4), (2.0, 4), (True, 4)])

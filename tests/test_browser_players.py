@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 from browser import barriers, chromium, reached_by_tab
-from engines import one_thread
 from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
 
 from tutorial_engine.learn.figures import FIGURES, MOVES, MOVING
-from tutorial_engine.learn.players import show_of
+from tutorial_engine.learn.players import SHOWS, show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.player import film_of, save_player, still
@@ -30,10 +29,9 @@ def browser() -> Iterator[Browser]:
 def test_a_player_is_driven_by_keyboard_and_address(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    with one_thread():
-        explorer = MAKE[name](model, tokenizer, PROMPT)
-        file = explorer.player(tmp_path / "player.html")
-        captions = [explorer.caption(step) for step in range(explorer.num_steps)]
+    explorer = MAKE[name](model, tokenizer, PROMPT)
+    file = explorer.player(tmp_path / "player.html")
+    captions = [explorer.caption(step) for step in range(explorer.num_steps)]
     page = browser.new_page()
     asked, said = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
@@ -80,8 +78,7 @@ def test_a_player_is_driven_by_keyboard_and_address(
 def test_each_control_acts_on_its_key(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    with one_thread():
-        explorer = MAKE["attention"](model, tokenizer, PROMPT)
+    explorer = MAKE["attention"](model, tokenizer, PROMPT)
     page, last = browser.new_page(), explorer.num_steps - 1
     page.goto(f"{explorer.player(tmp_path / 'player.html').as_uri()}#t=1")
     told, play = page.locator("#told"), page.locator("#play")
@@ -108,8 +105,7 @@ def test_each_control_acts_on_its_key(
 def test_play_runs_to_the_end_and_pauses(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    with one_thread():
-        explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
+    explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
     page = browser.new_page()
     page.goto(explorer.player(tmp_path / "player.html").as_uri())
     page.get_by_label("speed").select_option("fast")
@@ -151,25 +147,60 @@ def test_the_moving_picture_shows_each_step_of_its_player(
     page.close()
 
 
-def test_on_a_phone_each_step_shows_what_it_wrote_and_the_buttons(
+UNSEEN = """() => {
+    const parts = cuts.map(([cut, boxes]) => ({
+        moves: boxes.length > 1, scale: cut.clientWidth / cut.viewBox.baseVal.width,
+        box: cut.viewBox.baseVal,
+    }));
+    const keys = film.parts.at(-1).length;
+    const top = Math.min(...parts.slice(0, parts.length - keys).map(({ box }) => box.y));
+    const within = (a, b, c, d) => a >= c - 1 && a + b <= c + d + 1;
+    const unseen = [...document.querySelectorAll("#all > text:not([display])")]
+        .filter((one) => one.textContent && !one.hasAttribute("transform"))
+        .map((one) => [one.textContent, one.getBBox()])
+        .filter(([, at]) => at.width && at.y + at.height > top + 8)  // above: the caption says it
+        .filter(([, at]) => !parts.some(({ box, moves }) =>
+            within(at.y, at.height, box.y, box.height)
+            && (moves || within(at.x, at.width, box.x, box.width))))
+        .map(([words]) => words);
+    return [unseen, Math.min(...parts.map(({ scale }) => scale))];
+}"""
+
+
+@pytest.mark.parametrize("name", [show.name for show in SHOWS])
+def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
+) -> None:
+    with one_thread():
+        frames = show_of(name).make(model, tokenizer).frames
+    file = save_player(frames, tmp_path / "player.html", name)
+    context = browser.new_context(
+        has_touch=True, is_mobile=True, viewport={"width": 390, "height": 780}
+    )
+    page = context.new_page()
+    page.goto(f"{file.as_uri()}#t=0")
+    assert not page.get_by_text("swipe it").is_visible()
+    assert not page.get_by_text("Keys:").is_visible()
+    for step in (0, 1, len(frames) // 3, len(frames) // 2, len(frames) - 1):
+        page.evaluate("step => go(step)", step)
+        unseen, scale = page.evaluate(UNSEEN)
+        assert unseen == [] and scale > 0.6, f"step {step}"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        bar = page.locator("#on").bounding_box()
+        assert bar and bar["y"] + bar["height"] <= 780
+    page.locator("#back").tap()
+    expect(page.locator("#caption")).to_have_text(frames[-2].caption)
+    assert barriers(page) == []
+    context.close()
+
+
+def test_a_player_without_parts_is_swiped(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    frames = show_of("cache").make(model, tokenizer).frames
-    file = save_player(frames, tmp_path / "cache.html", "The cache")
-    context = browser.new_context(has_touch=True, is_mobile=True)
-    page = context.new_page()
-    written = page.locator("#stage rect[stroke-width='2.6']:not([display])")
-    for wide, high in ((390, 780), (844, 390)):
-        page.set_viewport_size({"width": wide, "height": high})
-        page.goto(f"{file.as_uri()}#t=0")
-        assert page.get_by_text("swipe it").is_visible() == (wide < high)
-        assert not page.get_by_text("Keys:").is_visible()
-        for step in range(1, len(frames)):
-            page.locator("#on").tap()
-            boxes = [box for one in written.all() if (box := one.bounding_box())]
-            assert len(boxes) > 3, "one for each request, and the legend's"
-            inside = [box["x"] >= 0 and box["x"] + box["width"] <= wide for box in boxes]
-            assert sum(inside) >= len(boxes) - 1, f"step {step}: all but the legend's"
-            bar = page.locator("#on").bounding_box()
-            assert bar and bar["y"] + bar["height"] <= high
-    context.close()
+    with one_thread():
+        file = MAKE["sampling"](model, tokenizer, PROMPT).player(tmp_path / "player.html")
+    page = browser.new_page(viewport={"width": 390, "height": 780})
+    page.goto(file.as_uri())
+    assert page.get_by_text("swipe it").is_visible()
+    assert page.evaluate("view.scrollWidth > 600 && document.body.scrollWidth <= 390")
+    page.close()

@@ -1,34 +1,24 @@
 """The cache explorer: what is shown is what the engine wrote, read and chose, step by step."""
 
-import re
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from engines import one_thread
-from explorers import Text, check_places, items, place, svg_of, tips, turn, words
+from explorers import check_places, items, place, tips, turn, words
 from tokenizers import Tokenizer
 
 from tutorial_engine.engine.generate import generate
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz import cache_steps, tokens
-from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
+from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cache_steps import record_steps
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.words import percent
 
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 ROWS = dict(zip("ABC", PROMPTS, strict=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -281,72 +271,7 @@ def test_one_to_three_prompts_are_readable(
     assert ("1 token of A runs" in explorer.shown_caption) is (len(prompts) == 1)
 
 
-@pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15])
-def test_no_label_is_too_long(
-    explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch, label: str
-) -> None:
-    monkeypatch.setattr(tokens, "token_label", lambda *_: label)
-    turn(explorer, C="Mia saw a dog.")
-    for step in range(explorer.num_steps):
-        check_places(turn(explorer, step).shown)
-    assert f"“{label}”" in explorer.shown_caption  # there it is whole
-    assert any(f"“{label}”" in tip for tip in tips(explorer))
-
-
 # -- knobs and prompts ------------------------------------------------------------------------
-
-
-def test_the_engine_runs_when_a_prompt_or_the_chunk_changes_and_at_no_step(
-    explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[Any] = []
-
-    def counted(*args: Any) -> Any:
-        runs.append(args)
-        return record_steps(*args)
-
-    monkeypatch.setattr(cache_steps, "record_steps", counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not runs
-    turn(explorer, chunk=5)
-    turn(explorer, B="Mia saw a dog.")
-    assert len(runs) == 2
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("", "The prompt of B is empty"),
-        ("Anna " * 40, rf"of B has \d+ tokens; with 5 new that is \d+, .* holds {MAX_SLOTS} slots"),
-    ],
-)
-def test_impossible_prompt_is_explained_and_the_old_picture_kept(
-    explorer: CacheExplorer, prompt: str, message: str
-) -> None:
-    turn(explorer, 2)
-    before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
-    explorer.parameters["B"].value = prompt
-    assert re.search(message, Text(explorer._message_html.value).words)
-    assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
-    explorer.slider.value = 1
-    assert explorer.shown_caption == explorer.caption(1)
-    with pytest.raises(ValueError, match=message):
-        explorer.set(B=prompt)
-    explorer.set(B="Ben had a hat.")
-    assert explorer._message_html.value == "" and svg_of(explorer) != before[0]
-
-
-def test_impossible_first_arguments_are_refused(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ValueError, match="The prompt of A is empty"):
-        CacheExplorer(model, tokenizer, [""])
-    with pytest.raises(ValueError, match=r"new_tokens must be .* got 0"):
-        CacheExplorer(model, tokenizer, PROMPTS, new_tokens=0)
-    for prompts in ("One day", [], ["A"] * 4):
-        with pytest.raises(ValueError, match="a list of 1 to 3 prompts, got"):
-            CacheExplorer(model, tokenizer, prompts)
 
 
 @pytest.mark.parametrize(("length", "slots"), [(1, 4), (3, 4), (4, 8), (23, 24)])
@@ -358,24 +283,9 @@ def test_rows_are_rounded_up_to_four_slots(
     assert explorer.run.row_len == slots and explorer.num_steps == 2
 
 
-def test_tokens_beyond_the_tokenizer_have_a_name(
-    explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Tokenizer, token: int) -> str:
-        raise ValueError(f"token id {token} is not in the vocabulary")
-
-    monkeypatch.setattr(tokens, "token_label", refuse)
-    turn(explorer, C="Mia saw a dog.", step=2)
-    assert re.search(r"“<id \d+>” of C has position", explorer.shown_caption)
-
-
 def test_recorded_parts_are_tensors_of_the_batch_that_ran(model: Qwen3ForCausalLM) -> None:
-    seen: list[Batch] = []
-    hook = model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
+    with watched(model) as seen:
         steps = record_steps(model, [[5, 6, 7], [8]], 3, 2, 8)
-    finally:
-        hook.remove()
     assert len(seen) == len(steps)
     for batch, step in zip(seen, steps, strict=True):
         parts = step.parts.values()

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from engines import one_thread
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
@@ -120,8 +119,7 @@ def policy(scheduler: Any) -> Factory:
     ids=["rows", "pages", "cells", "own", "from scratch"],
 )
 def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -> None:
-    with one_thread():
-        report = check_engine(factory, SEED, rounds=1)
+    report = check_engine(factory, SEED, rounds=1)
     assert report.ok and repr(report).count("✔") == 5 and repr(report).endswith("\nAccepted.")
 
 
@@ -218,14 +216,13 @@ WRONG = {
     "early": (bug(BUGS_03, "a half-read prompt answers"), ALONE + "after the last part only"),
     "neighbour": (bug(BUGS_03, "a neighbour's row is read"), TOGETHER + "of another request"),
     "budget": (bug(BUGS_03, "each request has the whole budget"), "^✘ a forward .* runs"),
-    "parent": (bug(BUGS_04, "hashes without the parent's", many_pages), TOGETHER + "found again"),
-    "stale": (bug(BUGS_04, "a taken block keeps its hash", pages), TOGETHER + "found again"),
+    "parent": (bug(BUGS_04, "names without the parent's", many_pages), TOGETHER + "found again"),
+    "stale": (bug(BUGS_04, "a taken block keeps its name", pages), TOGETHER + "found again"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_engines_are_told_apart(name: str, model: Qwen3ForCausalLM) -> None:
     factory, said = WRONG[name]
-    with one_thread():
-        report = check_engine(factory, SEED, rounds=1)
+    report = check_engine(factory, SEED, rounds=1)
     assert not report.ok and re.search(said, repr(report), re.M), report

@@ -2,40 +2,30 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread, poison, random_model
-from memories import check_empty, room, run
+from engines import poison, random_model
+from memories import room, run
 from torch import Tensor
 
-from tutorial_engine.cache.cell_table import CellTable, SeqId
+from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import CachedRunner, decode, prefill
+from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
-from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Preempted, Recorder
 
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 MODEL = random_model(seed=1)
 ONE_LAYER = random_model(seed=1, num_hidden_layers=1)
 PROMPT = [(7 * i + i * i) % 97 for i in range(24)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def cells(
@@ -114,13 +104,6 @@ def test_prefill_and_decode_on_cells_give_the_logits_of_no_cache(
     assert [len(cache.table.cells_of(name)) for name in "ABC"] == [14, 8, 12]
 
 
-def test_the_loop_of_notebook_02_runs_on_cells() -> None:
-    prompts, params = [[3, 4, 5], [6]], SamplingParams(max_tokens=8)
-    outputs = generate(CachedRunner(MODEL, cells(40)), prompts, params)
-    want = generate(MODEL, prompts, params)
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in want]
-
-
 def test_same_cell_in_every_layer_with_other_contents() -> None:
     """One table, L pairs of tensors."""
     cache, _ = prefilled(4, num_cells=5)
@@ -140,29 +123,6 @@ def test_how_are_you() -> None:
     assert allocation is not None
     assert (allocation.first_position, list(allocation.new_slots)) == (5, [3])
     assert allocation.context_slots == slice(0, 4)
-
-
-def test_neighbours_are_read_as_a_view_and_scattered_cells_by_number() -> None:
-    cache, a, b = cells(), Request("A", PROMPT[:5]), Request("B", PROMPT[:3])
-    contexts = []
-    for one in (a, b, a):
-        allocation = cache.allocate(one.request_id, one.token_ids, one.num_computed_tokens, 5)
-        assert allocation is not None
-        contexts.append(allocation.context_slots)
-        one.num_computed_tokens = len(one.token_ids)
-        one.token_ids.append(1)
-    assert contexts[:2] == [slice(0, 5), slice(5, 8)]
-    assert contexts[2].tolist() == [0, 1, 2, 3, 4, 8]  # type: ignore[union-attr]
-
-
-@LAYOUTS
-def test_cells_that_were_freed_are_used_again(slots_first: bool) -> None:
-    cache, _ = prefilled(6, 12, slots_first)
-    prefill(MODEL, cache, [Request("B", PROMPT[:4])])
-    cache.free("A")
-    one = Request("C", PROMPT[8:16])  # 6 old cells and 2 new ones
-    check_logits(prefill(MODEL, cache, [one]), [one], MODEL)
-    assert set(cache.table.cells_of("C")) == {0, 1, 2, 3, 4, 5, 10, 11}
 
 
 # -- a sequence that was changed by hand ----------------------------------------------------------
@@ -260,20 +220,6 @@ def test_an_own_copy_can_be_moved_and_the_others_stay(slots_first: bool) -> None
     b = Request("B", PROMPT[4:8])
     b.num_computed_tokens = 4
     check_logits(decode(ONE_LAYER, cache, more([a, b], [3, 3])), [a, b], ONE_LAYER)
-
-
-def frees_what_others_have(self: CellTable, seq_id: SeqId, cells: Sequence[int]) -> list[int]:
-    for other in self.seq_ids:
-        right_drop(self, other, [cell for cell in cells if other in self[cell].owners])
-    return list(cells)
-
-
-right_drop = CellTable._drop
-
-
-def test_planted_bug_a_cell_freed_while_it_has_an_owner_is_caught() -> None:
-    with patch.object(CellTable, "_drop", frees_what_others_have), pytest.raises(AssertionError):
-        test_a_copied_sequence_moves_no_data_and_goes_its_own_way(False)
 
 
 # -- K-shift --------------------------------------------------------------------------------------
@@ -549,27 +495,3 @@ def test_what_contradicts_itself_is_noticed(corrupt: Any, says: str) -> None:
     corrupt(cache)
     with pytest.raises(AssertionError, match=says):
         cache.check_integrity()
-
-
-def test_the_engine_serves_texts_on_cells(model: Qwen3ForCausalLM, tokenizer: Any) -> None:
-    """The shipped model, in memory for a little more than one request."""
-    prompts = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
-    params, recorder = SamplingParams(max_tokens=12), Recorder()
-    memory = poison(CellKVCache.from_config(model.config, 30, trace=recorder))
-    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=16, max_model_len=30)
-    engine = LLMEngine(model, tokenizer, config, memory=memory)
-    outputs = engine.generate(prompts, params)
-    alone = [generate(model, text, params, tokenizer=tokenizer)[0] for text in prompts]
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in alone]
-    assert any(isinstance(event, Preempted) for event in recorder.events)
-    check_empty(memory)
-    assert memory.settings == {"num_cells": 30}
-
-
-def test_a_prompt_longer_than_all_cells_is_refused_with_the_numbers() -> None:
-    engine = LLMEngine(MODEL, config=EngineConfig(max_model_len=40), memory=cells(16))
-    with pytest.raises(ValueError, match=r"16 tokens.*limited to 16: .* a larger memory$"):
-        engine.add_request([1] * 16)
-    engine.add_request([1] * 15, SamplingParams(max_tokens=9, ignore_eos=True))
-    (output,) = engine.run()
-    assert len(output.outputs[0].token_ids) == 1 and output.outputs[0].finish_reason == "length"

@@ -255,32 +255,6 @@ def table(num_cells: int, **sequences: Sequence[int]) -> CellTable:
     return made
 
 
-def test_how_are_you() -> None:
-    """Cells 0, 1, 2 are used, 3 and 4 free; the token at position 5 comes into cell 3."""
-    cells = table(5, a=[0, 1, 2])
-    assert [cells[i].pos for i in range(5)] == [0, 1, 2, None, None]
-    assert cells.find_slot(1) == [3]
-    cells.place([3], 0, [5])
-    assert cells[3] == Cell(5, frozenset({0}), 0)
-    assert list(cells.cells_of(0)) == [0, 1, 2, 3] and cells.next_pos(0) == 6
-    assert cells.visible(0, 5) == [0, 1, 2, 3] and cells.visible(0, 4) == [0, 1, 2]
-
-
-def test_ranges_are_half_open_and_negative_ends_are_open() -> None:
-    for p0, p1, left in [
-        (1, 3, [0, 3, 4]),
-        (-1, 2, [2, 3, 4]),
-        (3, -1, [0, 1, 2]),
-        (-1, -1, []),
-        (2, 2, [0, 1, 2, 3, 4]),
-        (0, 0, [0, 1, 2, 3, 4]),
-        (3, 1, [0, 1, 2, 3, 4]),
-    ]:
-        cells = table(6, a=range(5))
-        cells.seq_rm(0, p0, p1)
-        assert [cells[i].pos for i in cells.cells_of(0)] == left, (p0, p1)
-
-
 def test_moving_a_shared_cell_is_refused_with_its_name_and_the_way_out() -> None:
     cells = table(8, a=range(4))
     cells.seq_cp(0, 1, 0, 2)
@@ -292,17 +266,6 @@ def test_moving_a_shared_cell_is_refused_with_its_name_and_the_way_out() -> None
     assert cells.seq_unshare(0, 1, -1) == [(1, 4)]
     cells.seq_add(0, 1, -1, 3)
     assert cells[1] == Cell(1, frozenset({1}), 0) and cells[4] == Cell(4, frozenset({0}), 3)
-
-
-def test_visibility_is_by_owner_and_position_never_by_cell() -> None:
-    cells = CellTable(8)
-    cells.place([5, 1, 6], 0, [0, 1, 2])
-    cells.place([2], 1, [0])
-    cells.seq_cp(0, 1, 1, 2)
-    assert cells.visible(0, 2) == [5, 1, 6] and cells.visible(0, 1) == [5, 1]
-    assert cells.visible(1, 9) == [2, 1] and cells.visible(2, 9) == []
-    assert cells.visible(0, 2, window=2) == [1, 6] and cells.visible(0, 4, window=2) == []
-    assert cells.visible(0, 2, window=1) == [6]
 
 
 def test_what_is_kept_of_the_order_grows_or_is_replaced() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import one_thread, random_model
+from engines import random_model
 from traces import POLICIES, renamed, served, story
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -20,8 +20,7 @@ from tutorial_engine.trace.pool import snapshots
 def preempting() -> Trace:
     """Three requests in a pool of blocks that is too small for all."""
     prompts = [list(range(10, 20)), list(range(30, 37)), [5, 6, 7]]
-    with one_thread():
-        return crowd(PagedKVCache, random_model(), prompts, num_blocks=5, max_tokens=8)
+    return crowd(PagedKVCache, random_model(), prompts, num_blocks=5, max_tokens=8)
 
 
 # Trace Event Format: what each phase must have besides name, pid and tid

@@ -5,13 +5,13 @@ itself lets some operations mix it with the CPU without a word; `OneDevice` does
 refuse, or wait for a copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import BASE, random_sequences
-from engines import VOCAB, one_thread
+from engines import VOCAB
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -69,12 +69,6 @@ class GuessingRunner(ModelRunner):
         output = self.run_once(scheduled)  # what goes wrong is raised, not told of a request
         assert not output.ready or output.logits.device == META
         return output._replace(logits=torch.randn(len(output.ready), VOCAB))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def model_on_meta(**changes: Any) -> Qwen3ForCausalLM:

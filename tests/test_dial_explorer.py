@@ -1,11 +1,9 @@
 """The dial explorer: at every position the pool that the engine had, and the counts of its run."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import one_thread
 from explorers import check_places, turn
 from tokenizers import Tokenizer
 
@@ -30,12 +28,6 @@ PROMPTS = [
 NEW = (10, 6, 8, 12, 5)
 POSITIONS = [CELLS, 1, 2, 4, 8, 16, ROWS]
 every_position = pytest.mark.parametrize("position", POSITIONS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def new(model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> DialExplorer:
@@ -184,29 +176,6 @@ def test_a_change_keeps_the_step_that_is_looked_at(explorer: DialExplorer) -> No
 
 
 # -- knobs and prompts ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompts": []}, "give 1 to 12 prompts"),
-        ({"prompts": ["a"] * 13}, "give 1 to 12 prompts"),
-        ({"max_len": 256}, "max_len up to 128"),
-        ({"num_slots": 1024}, "num_slots up to 512"),
-        ({"num_slots": 100}, "100 slots must make whole rows of max_len=32"),
-        ({"new_tokens": (1, 2)}, "1 prompts need as many new_tokens, got 2"),
-        ({"new_tokens": 0}, "new_tokens must be"),
-        ({"new_tokens": 65}, "new_tokens may be 64 at most, got 65"),
-        ({"block_size": 3}, "block_size must be one of .* got 3"),
-        ({"prompts": [""]}, "empty"),
-        ({"prompts": [STORY * 4]}, "prompt"),
-    ],
-)
-def test_impossible_first_arguments_are_refused(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        DialExplorer(model, tokenizer, **{"prompts": ["One day"], "new_tokens": 3} | options)
 
 
 def test_a_row_that_is_no_power_of_two_has_only_blocks_that_divide_it(

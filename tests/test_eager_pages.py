@@ -13,7 +13,6 @@ from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, to
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Finished, Trace
 
-pytestmark = pytest.mark.usefixtures("quick")
 LONG = [PROMPTS[0] * 2, PROMPTS[0][::-1] * 2, (PROMPTS[1] * 3)[:20]]
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.learn import OwnServer
 from tutorial_engine.learn.build import make_notebook, sources
 from tutorial_engine.learn.earlier import bring
-from tutorial_engine.learn.own import IN_01, OwnEngine
+from tutorial_engine.learn.own_engine import IN_01, OwnEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -46,9 +46,13 @@ def test_right_answers_come_along(mine: OwnEngine, tmp_path: Path) -> None:
 def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     mine: OwnEngine, tmp_path: Path
 ) -> None:
-    for notebook in (saved(tmp_path, solved=False), str(tmp_path / "01_none.ipynb")):
+    missing = str(tmp_path / "01_none.ipynb")
+    for notebook, why in (
+        (saved(tmp_path, solved=False), ""),
+        (missing, f" (there is no file {missing})"),
+    ):
         found = bring(mine, notebook)
-        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}"
+        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}{why}"
         assert not mine.parts.own
 
 
@@ -74,7 +78,7 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     parts = {
         "01": IN_01,
         "02": ("keep_top_p",),
-        "03": ("num_tokens_to_run", "plan", "ttft_and_tpot"),
+        "03": ("num_tokens_to_run", "plan_step", "ttft_and_tpot"),
     }
     for number, names in parts.items():
         for solved, mark in ((False, "☐ the package's run for"), (True, "✔ yours from notebook")):
@@ -86,8 +90,8 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     assert said.endswith("✔ 2 of 2 requests have the tokens that they have alone.\n")
     for name in (name for names in parts.values() for name in names):
         assert f"{name} (" in said
-    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan")
-    assert repr(only) == "✔ yours from notebook 03: plan"
+    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
+    assert repr(only) == "✔ yours from notebook 03: plan_step"
 
 
 @pytest.mark.parametrize("has_static", [False, True])

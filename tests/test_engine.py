@@ -1,11 +1,11 @@
 """The engine from outside: who comes, who goes, what is delivered, and what is refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from engines import one_thread, poison, random_model, watched
+from engines import poison, random_model
 from tokenizers import Tokenizer
 from workloads import (
     LIMITS,
@@ -24,6 +24,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -34,12 +35,6 @@ from tutorial_engine.trace.events import Recorder, StepEnded
 LIMIT = max(LIMITS)
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 9, 9, 8, 2, 6, 1, 8, 0]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def make(**options: Any) -> LLMEngine:
@@ -65,22 +60,6 @@ def asked(indices: Sequence[int]) -> tuple[list[Any], list[SamplingParams]]:
 
 
 # -- add_request and step -------------------------------------------------------------------------
-
-
-def test_requests_come_at_any_time() -> None:
-    engine = make()
-    outputs = {}
-    for index in range(12):
-        prompt, params = pool()[index].prompt, pool()[index].params
-        assert engine.add_request(prompt, params, f"n{index}") == f"n{index}"
-        for _ in range(index % 3):
-            outputs |= {r.request_id: r.output for r in engine.step() if r.output}
-            engine.check_integrity()
-    outputs |= {output.request_id: output for output in engine.run()}
-    assert outputs.keys() == {f"n{index}" for index in range(12)}
-    for index in range(12):
-        as_alone(outputs[f"n{index}"], index)
-    assert free_rows(engine) == 4
 
 
 def by_id(output: RequestOutput) -> str:
@@ -248,9 +227,6 @@ def test_generate_inside_the_loop_over_a_stream() -> None:
     as_alone(inner[0], 6)
     for index, output in zip((4, 5), sorted(outputs, key=by_id), strict=True):
         as_alone(output, index)
-
-
-# -- on_token -------------------------------------------------------------------------------------
 
 
 # -- abort ----------------------------------------------------------------------------------------
@@ -458,6 +434,8 @@ def test_a_memory_comes_with_its_recorder_and_a_runner_can_be_handed_in() -> Non
     for index, output in enumerate(engine.generate(*asked(range(6)))):
         as_alone(output, index)
     assert sum(isinstance(e, StepEnded) for e in recorder.events) == engine.num_steps
+    with pytest.raises(ValueError, match="reads another memory than the engine's"):
+        make(runner=runner)
 
 
 def test_model_without_positions_to_spare_is_no_trouble() -> None:

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread
 from torch import Tensor
 from workloads import (
     EOS,
@@ -42,12 +41,6 @@ from tutorial_engine.trace.history import EngineState, replay
 pytestmark = pytest.mark.filterwarnings("ignore:a forward of")  # it is run again, each alone
 LIMIT = max(LIMITS)
 MANY = 300  # steps: more than any of these needs
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread
 from fuzz import failure, random_workload, run_random
 from workloads import (
     BACKENDS,
@@ -51,11 +50,10 @@ BATCHES, PER_BATCH = 10, 90  # about a minute; long_run.py runs as long as you l
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    with one_thread():
-        for index in range(POOL_SIZE):  # before any bug is planted
-            for limit in LIMITS:
-                alone(index, limit)
-        yield
+    for index in range(POOL_SIZE):  # before any bug is planted
+        for limit in LIMITS:
+            alone(index, limit)
+    yield
 
 
 # -- the property ---------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 import base64
 import json
+import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from engines import one_thread
 from explorers import (
     Text,
     caption_of,
@@ -20,15 +20,18 @@ from explorers import (
     seen,
     svg_of,
     tags,
+    tips,
     turn,
 )
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz import tokens
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
 from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
 from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
 from tutorial_engine.viz.dial_explorer import DialExplorer
@@ -116,29 +119,79 @@ LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
         350_000,
     ),
 }
-REFUSED: dict[str, list[dict[str, Any]]] = {
-    "attention": [{"layer": 99}, {"prompt": ""}, {"prompt": "Ben had a hat.", "step": 999}],
+REFUSED: dict[str, list[dict[str, Any]]] = {  # by `set`, with nothing changed
+    "attention": [{"layer": 99}, {"prompt": "Ben had a hat.", "step": 999}],
     "rope": [{"m": 1000}, {"pair": -1}],
-    "cache": [{"chunk": -1}, {"A": ""}, {"C": "Anna " * 40}, {"B": "Ben", "step": 999}],
-    "sampling": [{"top_k": -1}, {"temperature": 2.5}, {"top_p": 0.0}, {"prompt": ""}],
-    "calculator": [{"fraction": 2.0}, {"config_json": "{"}, {"dtype": "int4"}, {"context": 0}],
-    "scheduler": [{"policy": "prefill first"}, {"policy": "best effort"}, {"max_num_seqs": 7}],
-    "blocks": [{"num_blocks": 2}, {"n": 4}, {"block_size": 17}, {"prefix_caching": "maybe"}],
-    "pages": [{"num_blocks": 2}, {"num_blocks": 33}, {"block_size": 17}],
+    "cache": [{"chunk": -1}, {"B": "Ben", "step": 999}],
+    "sampling": [{"top_k": -1}, {"temperature": 2.5}, {"top_p": 0.0}],
+    "calculator": [{"fraction": 2.0}, {"dtype": "int4"}, {"context": 0}],
+    "scheduler": [{"policy": "best effort"}, {"max_num_seqs": 7}],
+    "blocks": [{"block_size": 17}, {"prefix_caching": "maybe"}],
+    "pages": [{"block_size": 17}],
     "cells": [{"seq": 9}, {"p0": 1000}],
     "dial": [{"block_size": 3}, {"block_size": "pages"}],
 }
+TOLD: list[tuple[str, dict[str, Any], str]] = [  # to a learner who turns these knobs
+    ("attention", {"prompt": ""}, "The prompt is empty"),
+    ("attention", {"prompt": "Anna " * 100}, f"the picture holds {MAX_TOKENS}"),
+    ("attention", {"prompt": "One \ud800day"}, "prompt holds .* half of a character"),
+    ("cache", {"B": ""}, "The prompt of B is empty"),
+    ("cache", {"C": "Anna " * 40}, rf"of C has \d+ tokens; with 4 new .* holds {MAX_SLOTS} slots"),
+    ("sampling", {"prompt": ""}, "The prompt is empty"),
+    ("calculator", {"config_json": "{"}, "JSON"),
+    ("calculator", {"config_json": '{"model_type": "<b>gpt2</b>"}'}, "type is '<b>gpt2</b>'"),
+    (
+        "scheduler",
+        {"policy": "prefill first"},
+        r"A has \d+ tokens and must .* at most 8: raise",
+    ),
+    ("blocks", {"num_blocks": 2}, r"The engine refuses: .*A has \d+ tokens, but .* limited to 8"),
+    ("blocks", {"n": 4}, "2 prompts with 4 samples each are 8 requests, .* has room for 6"),
+    ("pages", {"num_blocks": 2}, "limited to 8: shorten it, or give the engine a larger memory"),
+]
+ONE = "One day"
+STORY = "Once upon a time Anna had a red kite."
+FIRST: list[tuple[Callable[..., Explorer], list[Any], dict[str, Any], str]] = [
+    (AttentionExplorer, [""], {}, "The prompt is empty"),
+    (SamplingExplorer, [""], {}, "The prompt is empty"),
+    (SamplingExplorer, ["Anna " * 9999], {}, r"the model has room for \d+. Shorten it"),
+    (CacheExplorer, [[""]], {}, "The prompt of A is empty"),
+    (CacheExplorer, [[ONE]], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
+    *((CacheExplorer, [p], {}, "a list of 1 to 3 prompts, got") for p in (ONE, [], ["A"] * 4)),
+    (SchedulerExplorer, [[]], {}, "give 1 to 5 prompts, got 0"),
+    (SchedulerExplorer, [["a"] * 6], {}, "give 1 to 5 prompts, got 6"),
+    (SchedulerExplorer, [[ONE]], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
+    (SchedulerExplorer, [[ONE]], {"new_tokens": [1, 2]}, r"one number, or 1, got \[1, 2\]"),
+    (SchedulerExplorer, [[ONE]], {"new_tokens": 62}, "need 65 slots, .* rows of 64"),
+    (SchedulerExplorer, [[""]], {}, "The engine refuses: .*empty"),
+    (BlockExplorer, [[]], {}, "give 1 to 6 prompts, got 0"),
+    (BlockExplorer, [["a"] * 7], {}, "give 1 to 6 prompts, got 7"),
+    (BlockExplorer, [[ONE]], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
+    (BlockExplorer, [[ONE]], {"block_size": 17}, "block size must be from 1 to 16, got 17"),
+    (BlockExplorer, [[ONE]], {"num_blocks": 65}, "blocks must be from 1 to 64, got 65"),
+    (BlockExplorer, [[ONE]], {"n": 0}, "n must be from 1 to 4, got 0"),
+    (BlockExplorer, [[ONE]], {"arrivals": "never"}, "one of all at once, .* 'never'"),
+    (BlockExplorer, [[STORY]], {"num_blocks": 2}, "refuses: the prompt of request A has 10 tokens"),
+    (BlockExplorer, [[""]], {}, "The engine refuses: .*empty"),
+    (CellExplorer, [], {"num_cells": 17}, r"1 to 16 cells.*got 17"),
+    (CellExplorer, ["a"], {}, "at least 2 tokens, 'a' has 1"),
+    (CellExplorer, [], {"num_cells": 3}, "5 tokens need a cell each, 3 of 3 are empty"),
+    *((DialExplorer, [["a"] * n, 3], {}, "give 1 to 12 prompts") for n in (0, 13)),
+    (DialExplorer, [[ONE], 3], {"max_len": 256}, "max_len up to 128"),
+    (DialExplorer, [[ONE], 3], {"num_slots": 1024}, "num_slots up to 512"),
+    (DialExplorer, [[ONE], 3], {"num_slots": 100}, "must make whole rows of max_len=32"),
+    (DialExplorer, [[ONE], (1, 2)], {}, "1 prompts need as many new_tokens, got 2"),
+    (DialExplorer, [[ONE], 0], {}, "new_tokens must be"),
+    (DialExplorer, [[ONE], 65], {}, "new_tokens may be 64 at most, got 65"),
+    (DialExplorer, [[ONE], 3], {"block_size": 3}, "block_size must be one of .* got 3"),
+    (DialExplorer, [[""], 3], {}, "empty"),
+    (DialExplorer, [[STORY * 4], 3], {}, "prompt"),
+]
 
 
 def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
     """A prompt of so many tokens."""
     return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module", params=MAKE)
@@ -280,6 +333,36 @@ def test_a_refused_set_leaves_all_as_it_was(
         assert seen(explorer) == before and not message_of(explorer)
 
 
+@pytest.mark.parametrize(("name", "knobs", "said"), TOLD)
+def test_what_cannot_be_shown_is_told_and_the_old_picture_kept(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, knobs: dict[str, Any], said: str
+) -> None:
+    explorer = turn(MAKE[name](model, tokenizer, PROMPT), 1)
+    before, old = seen(explorer), {knob: explorer.value(knob) for knob in knobs}
+    with pytest.raises(ValueError, match=said):
+        explorer.set(**knobs)
+    assert seen(explorer) == before and not message_of(explorer)
+    turn(explorer, **knobs)
+    assert re.search(said, message_of(explorer)) and seen(explorer)[:4] == before[:4]
+    assert explorer.shown.svg() == svg_of(explorer)
+    assert explorer.picture().caption == caption_of(explorer)
+    assert caption_of(turn(explorer, 0)) == explorer.caption(0), "it can still be stepped through"
+    assert not message_of(turn(explorer, **old)) and caption_of(explorer) == explorer.caption(0)
+
+
+@pytest.mark.parametrize(("kind", "first", "options", "said"), FIRST)
+def test_impossible_first_arguments_are_refused(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    kind: Callable[..., Explorer],
+    first: list[Any],
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        kind(model, tokenizer, *first, **options)
+
+
 def test_unknown_knob_is_refused_by_name(explorer: Explorer) -> None:
     with pytest.raises(ValueError, match=r"no knob.*colour.*this explorer has") as error:
         explorer.set(colour="red")
@@ -289,7 +372,7 @@ def test_unknown_knob_is_refused_by_name(explorer: Explorer) -> None:
 # -- any text, any size ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", NASTY)
+@pytest.mark.parametrize("prompt", [*NASTY, "a\x00c"])
 @pytest.mark.parametrize("name", [name for name in MAKE if name not in ("rope", "calculator")])
 def test_markup_in_a_prompt_is_shown_literally(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, prompt: str
@@ -306,6 +389,40 @@ def test_markup_in_a_prompt_is_shown_literally(
             caption = Text(explorer._caption_html.value)
             assert (caption.words, caption.tags) == (explorer.caption(step), ["div"])
     check_places(explorer.shown, 11 if name == "attention" else 9)
+
+
+TEXTS = ("attention", "cache", "scheduler", "blocks", "pages", "cells")
+
+
+@pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15, None])
+@pytest.mark.parametrize("name", TEXTS)
+def test_any_label_fits_and_no_token_is_without_one(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    label: str | None,
+) -> None:
+    def named(_: Tokenizer, token: int) -> str:
+        if label is None:
+            raise ValueError(f"token id {token} is not in the vocabulary")
+        return label
+
+    if (name, label) == ("attention", None):
+        return  # its tokens are those of a text
+    monkeypatch.setattr(tokens, "token_label", named)
+    explorer, said = MAKE[name](model, tokenizer, PROMPT), ""
+    for step in range(explorer.num_steps):
+        check_places(turn(explorer, step).shown)
+        said += caption_of(explorer) + " ".join(tips(explorer))
+    assert re.search(label[:9] if label else r"<id.\d+>", said)
+
+
+def test_a_step_runs_no_model(explorer: Explorer, model: Qwen3ForCausalLM) -> None:
+    with watched(model) as batches:
+        for step in range(explorer.num_steps):
+            turn(explorer, step)
+    assert not batches
 
 
 @pytest.mark.parametrize("name", LARGEST)

@@ -1,13 +1,13 @@
 """The loop: the greedy tokens of transformers, each token run once, every row ends by itself."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import load_reference, random_sequences, save_random
-from engines import VOCAB, one_thread, poison, random_model, watched
+from engines import VOCAB, poison, random_model
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
@@ -19,6 +19,7 @@ from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.runner import CachedRunner, RecomputeRunner, Runner, make_runner
 from tutorial_engine.lab.hf import TransformersRunner
 from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, our_paths
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.sampler import SamplingParams
@@ -27,12 +28,6 @@ NEW = 10
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
 TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and", "The"]
 FREELY = SamplingParams(max_tokens=NEW, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

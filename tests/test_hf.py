@@ -1,6 +1,6 @@
 """Transformers under our loop, and our cache under transformers' own generate()."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from checkpoints import (
     reference_logits,
     save_random,
 )
-from engines import VOCAB, one_thread, poison
+from engines import VOCAB, poison
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
@@ -27,12 +27,6 @@ from tutorial_engine.sampling.sampler import SampledToken
 
 NEW = 10
 PROMPTS = random_sequences([7, 3, 12], VOCAB)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module", params=[{}, {"num_key_value_heads": 1}, {"head_dim": 24}])

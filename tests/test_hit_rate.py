@@ -3,7 +3,6 @@
 from functools import cache
 
 import pytest
-from engines import one_thread
 
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases, hit_rate
 from tutorial_engine.learn.checks_04 import check_causes
@@ -13,8 +12,7 @@ from tutorial_engine.trace.events import Admitted, BlockTaken
 
 @cache
 def runs() -> tuple[Case, ...]:
-    with one_thread():
-        return tuple(cases(load_model(), load_tokenizer()))
+    return tuple(cases(load_model(), load_tokenizer()))
 
 
 @cache

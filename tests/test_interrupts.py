@@ -9,7 +9,6 @@ from types import FrameType
 
 import pytest
 from at_line import AtLine
-from engines import one_thread
 from workloads import LIMITS, Visitor, Workload, check
 
 from tutorial_engine.engine.delivery import interrupts_wait
@@ -109,15 +108,14 @@ def test_an_interrupt_that_is_not_pythons_stays_so(handler: signal.Handlers) -> 
 def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:
     """At one line in twelve of two workloads; long_run.py takes others of others."""
     counts: Counter[str] = Counter()
-    with one_thread():
-        for memory in ("rows", "pages"):
-            visitors = [Visitor(i, i // 3) for i in range(4)]
-            visitors[1] = replace(visitors[1], aborted_at=2)
-            visitors += [Visitor(4, 1, way="stream", leaves=2), Visitor(5, 2, way="generate")]
-            limits = {"budget": 9, "capacity": max(LIMITS), "limit": max(LIMITS), "block_size": 4}
-            workload, at = Workload(tuple(visitors), memory=memory, **limits), AtLine()
-            counts += check(workload, at)
-            for moment in at.moments()[::12]:
-                counts += check(replace(workload, interrupt=moment))
+    for memory in ("rows", "pages"):
+        visitors = [Visitor(i, i // 3) for i in range(4)]
+        visitors[1] = replace(visitors[1], aborted_at=2)
+        visitors += [Visitor(4, 1, way="stream", leaves=2), Visitor(5, 2, way="generate")]
+        limits = {"budget": 9, "capacity": max(LIMITS), "limit": max(LIMITS), "block_size": 4}
+        workload, at = Workload(tuple(visitors), memory=memory, **limits), AtLine()
+        counts += check(workload, at)
+        for moment in at.moments()[::12]:
+            counts += check(replace(workload, interrupt=moment))
     assert counts["interrupts"] > 60 and counts["preemptions"], counts
     assert counts["interrupts that lose a result"] <= 12, "only at the end of a step"

@@ -1,11 +1,9 @@
 """The layout laboratory: the same numbers, other addresses, and counters that are exact."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engines import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,18 +16,11 @@ from tutorial_engine.lab.layouts import (
     Touched,
     layouts,
     runs,
-    time_layout,
     touched,
 )
 
 L, N, H, D = 3, 10, 2, 8
 EVERY = pytest.mark.parametrize("order", ORDERS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def random_kv(layers: int = L, tokens: int = N, heads: int = H, dim: int = D) -> Tensor:
@@ -117,42 +108,8 @@ def test_by_token_writes_in_one_run_and_by_layer_reads_in_two() -> None:
     assert KVLayout("by token", kv[:, :, :1, :1]).touched_by_read(0, 1).runs == 1
 
 
-@EVERY
-@pytest.mark.parametrize("queries", [1, 4])
-@pytest.mark.parametrize("textbook", [True, False])
-def test_attention_is_the_same_in_every_order(order: str, queries: int, textbook: bool) -> None:
-    kv = random_kv()
-    q = torch.randn(queries, 4, D)
-    for layer in range(L):
-        got = KVLayout(order, kv).attend(layer, q, 7, textbook)
-        want = KVLayout("by layer", kv).attend(layer, q, 7, textbook=True)
-        torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
-        assert not torch.allclose(got, KVLayout(order, kv).attend((layer + 1) % L, q, 7))
-
-
-@EVERY
-def test_a_written_token_is_there_and_the_others_stay(order: str) -> None:
-    layout = KVLayout(order, random_kv())
-    before, new = layout.kv.clone(), torch.randn(L, 2, H, D)
-    layout.write(4, new)
-    assert torch.equal(layout.kv[:, :, 4], new)
-    others = [i for i in range(N) if i != 4]
-    assert torch.equal(layout.kv[:, :, others], before[:, :, others])
-
-
-@EVERY
-def test_timing_changes_nothing_and_gives_times(order: str) -> None:
-    layout = KVLayout(order, random_kv())
-    before = layout.kv.clone()
-    times = time_layout(layout, num_heads=4, repeats=2)
-    assert 0 < times.write < 10 and 0 < times.attend < 10
-    assert torch.equal(layout.kv, before)
-
-
 def test_what_is_no_layout_is_refused() -> None:
     with pytest.raises(ValueError, match="no order 'by heart'"):
         KVLayout("by heart", random_kv())
     with pytest.raises(ValueError, match=r"\[layers, 2, tokens, heads, dim\], got \[3, 10\]"):
         KVLayout("by token", torch.zeros(3, 10))
-    with pytest.raises(ValueError, match="repeats"):
-        time_layout(KVLayout("by token", random_kv()), 4, repeats=0)

@@ -1,14 +1,14 @@
 """The checks, dry run and bug zoo of notebook 03: right answers pass, mistakes are named."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engines import one_thread
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
@@ -24,16 +24,12 @@ from tutorial_engine.learn.checks_03 import (
     check_shortest,
 )
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
+from tutorial_engine.learn.give_way_check import check_slots_for, slots_for
 from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import StepEnded
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def share(known: int, computed: int, budget: int) -> int:
@@ -160,6 +156,61 @@ def largest(answer: Any) -> Verdict:
     return check_budget(answer, lambda budget: 10.0 + min(budget, 107))
 
 
+tiny = cache(load_model)
+
+
+def gives_way(answer: Any) -> Verdict:
+    return check_slots_for(answer, tiny())
+
+
+def by_recursion(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+    if (slots := allocate(request)) is not None:
+        return slots
+    victim = running[-1]
+    preempt(victim)
+    return None if victim == request else by_recursion(request, running, allocate, preempt)
+
+
+def gives_up(
+    place: int, *, repeat: bool = True, keep_itself: bool = False, stop: bool = True
+) -> Callable[..., Any]:
+    """slots_for with mistakes: another victim, one victim only, one that is spared or asks on."""
+
+    def loop(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+        while (slots := allocate(request)) is None:
+            victim = running[place]
+            if keep_itself and victim is request:
+                return None
+            preempt(victim)
+            if stop and victim is request:
+                return None
+            if not repeat:
+                return allocate(request)
+        return slots
+
+    return loop
+
+
+def never_preempts(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+    while (slots := allocate(request)) is None:
+        pass
+    return slots
+
+
+def takes_the_victim_itself(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+    while (slots := allocate(request)) is None:
+        preempt(running.pop())
+    return slots
+
+
+def returns_nothing(*case: Any) -> Any:
+    slots_for(*case)
+
+
+def wrong_in_the_engine(request: Any, *case: Any) -> Any:
+    return slots_for(request, *case) if not isinstance(request, Request) else None
+
+
 Check = Callable[..., Verdict]
 
 RIGHT: list[tuple[Check, Any]] = [
@@ -170,6 +221,8 @@ RIGHT: list[tuple[Check, Any]] = [
     (check_plan, plan),
     (check_plan, lambda *case: {name: np.int64(n) for name, n in plan(*case).items()}),
     (check_plan, lambda *case: Counter(plan(*case))),
+    (gives_way, slots_for),
+    (gives_way, by_recursion),
     (check_metrics, metrics),
     (check_metrics, lambda a, t: [float(x) for x in metrics(a, t)]),
     (check_metrics, lambda a, t: tuple(torch.tensor(x) for x in metrics(a, t))),
@@ -207,6 +260,17 @@ WRONG: list[tuple[Check, Any, str]] = [
     (check_plan, lambda r, w, budget, most: {"C": 8}, "C has only 3 tokens"),
     (check_plan, lambda r, w, budget, most: {"A": 1.5}, "a whole number"),
     (check_plan, lambda r, w, budget, most: [3], "must return a dict"),
+    (gives_way, gives_up(0), "A gave way; the last of running does, here C"),
+    (gives_way, gives_up(-1, repeat=False), "repeat until there is room"),
+    (gives_way, gives_up(-1, keep_itself=True), "C is the last itself"),
+    (gives_way, gives_up(-1, stop=False), "goes on after C itself gave way"),
+    (gives_way, never_preempts, "nobody gives way"),
+    (gives_way, takes_the_victim_itself, "preempt takes it out"),
+    (gives_way, lambda *case: (case[3](case[1][-1]), slots_for(*case))[1], "ask before each"),
+    (gives_way, lambda request, *case: case[1]("A"), "asks for slots for 'A'"),
+    (gives_way, returns_nothing, "return the slots"),
+    (gives_way, lambda *case: 3, "it returns 3; expected 'slots of A'"),
+    (gives_way, wrong_in_the_engine, "planned nothing"),
     (check_metrics, lambda a, t: (t[0], metrics(a, t)[1]), "counts from the arrival"),
     (check_metrics, lambda a, t: (t[-1] - a, metrics(a, t)[1]), "first token: 0.262 s"),
     (check_metrics, lambda a, t: (t[0] - a, (t[-1] - t[0]) / len(t)), "n tokens have n − 1 gaps"),
@@ -268,7 +332,7 @@ def fixed(scheduler: Any) -> Any:
 
 
 POLICIES = (check_shortest, check_fair)
-CHECKS = (check_num_tokens, check_plan, check_metrics, largest, *POLICIES)
+CHECKS = (check_num_tokens, check_plan, gives_way, check_metrics, largest, *POLICIES)
 
 
 @pytest.mark.parametrize(("check", "answer"), RIGHT)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable
+from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.lab.shift import context_shift
 from tutorial_engine.learn.block_attention_check import MISTAKES
 from tutorial_engine.learn.block_checks import (
     STALE_MISTAKES,
@@ -36,7 +38,9 @@ from tutorial_engine.learn.bugs_04 import (
     table,
 )
 from tutorial_engine.learn.checks_04 import (
+    SHIFT_MISTAKES,
     check_block_attention,
+    check_context_shift,
     check_find,
     check_free,
     check_num_blocks,
@@ -46,19 +50,14 @@ from tutorial_engine.learn.checks_04 import (
     check_visible,
 )
 from tutorial_engine.learn.find_check import MISTAKES as FIND_MISTAKES
+from tutorial_engine.learn.own_memory import free, num_blocks, slots, take, visible
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 GIB = 2**30
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 # -- right answers ----------------------------------------------------------------------------
-
-
-def num_blocks(budget: int, layers: int, heads: int, dim: int, itemsize: int, size: int) -> int:
-    return budget // (2 * layers * heads * dim * itemsize * size)
 
 
 def num_blocks_of_the_package(
@@ -69,10 +68,6 @@ def num_blocks_of_the_package(
         num_layers=layers, num_kv_heads=heads, k_head_dim=dim, v_head_dim=dim, dtype=dtype
     )
     return num_blocks_in(budget, spec, size)
-
-
-def slots(block_table: list[int], block_size: int, num_tokens: int) -> list[int]:
-    return [block_table[p // block_size] * block_size + p % block_size for p in range(num_tokens)]
 
 
 def slots_as_tensor(block_table: list[int], block_size: int, num_tokens: int) -> torch.Tensor:
@@ -88,13 +83,6 @@ def slots_block_by_block(block_table: list[int], block_size: int, num_tokens: in
 Refs, Hashes, Cached = dict[int, int], dict[int, Any], dict[Any, int]
 
 
-def free(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
-    for block in reversed(table):
-        ref_cnt[block] -= 1
-        if ref_cnt[block] == 0:
-            free_queue.append(block)
-
-
 def free_by_emptying(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
     while table:
         block = table.pop()
@@ -102,14 +90,6 @@ def free_by_emptying(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> 
         if not ref_cnt[block]:
             del ref_cnt[block]
             free_queue += [block]
-
-
-def take(free_queue: list[int], hash_of: Hashes, cached: Cached) -> int:
-    block = free_queue.pop(0)
-    if hash_of[block] is not None:
-        del cached[hash_of[block]]
-        hash_of[block] = None
-    return block
 
 
 def take_by_popping(free_queue: list[int], hash_of: Hashes, cached: Cached) -> int:
@@ -182,14 +162,15 @@ def stale_as_tuple(log: list[Line]) -> tuple[Line, ...]:
 Cells = list[tuple[int | None, set[int]]]
 
 
-def visible(cells: Cells, seq_id: int, pos: int) -> list[int]:
-    seen = [i for i, (p, own) in enumerate(cells) if p is not None and seq_id in own and p <= pos]
-    return sorted(seen, key=lambda i: cells[i][0] or 0)
-
-
 def visible_by_position(cells: Cells, seq_id: int, pos: int) -> tuple[int, ...]:
     found = {p: i for i, (p, own) in enumerate(cells) if seq_id in own}
     return tuple(found[p] for p in range(pos + 1) if p in found)
+
+
+def shift_token_by_token(cache: CellKVCache, seq_id: Any, keep: int, discard: int) -> None:
+    for _ in range(discard):
+        cache.seq_rm(seq_id, keep, keep + 1)
+        cache.seq_add(seq_id, keep, -1, -1)
 
 
 def block_attention(
@@ -401,6 +382,8 @@ RIGHT: list[tuple[Check, Answer]] = [
     (check_stale, (stale_as_tuple,)),
     (check_visible, (visible,)),
     (check_visible, (visible_by_position,)),
+    (check_context_shift, (context_shift,)),
+    (check_context_shift, (shift_token_by_token,)),
 ]
 
 BUDGET_WRONG: list[tuple[Any, str]] = [
@@ -551,6 +534,15 @@ VISIBLE_WRONG: list[tuple[Any, str]] = [
 ]
 
 
+SHIFT_WRONG: list[tuple[Any, str]] = [
+    *((wrong, words) for words, wrong in SHIFT_MISTAKES.items()),
+    (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
+    (lambda c, s, k, d: c.seq_rm(s), "expected [0, 1, 2, 3, 4, 5]"),
+    (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
+    (lambda c, s, k, d: c.seq_add(s, k), "TypeError"),
+]
+
+
 def gathered(q: Tensor, k: Tensor, v: Tensor, table: list[int], n: int) -> Tensor:
     keys, values = k[table].flatten(0, 1)[:n], v[table].flatten(0, 1)[:n]
     return (keys @ q / math.sqrt(len(q))).softmax(0) @ values
@@ -625,6 +617,7 @@ WRONG: list[tuple[Check, Answer, str]] = [
     *((check_stale, (wrong,), words) for words, wrong in STALE_MISTAKES.items()),
     *((check_stale, (answer,), words) for answer, words in STALE_WRONG),
     *((check_visible, (answer,), words) for answer, words in VISIBLE_WRONG),
+    *((check_context_shift, (answer,), words) for answer, words in SHIFT_WRONG),
 ]
 
 
@@ -641,6 +634,7 @@ OPEN: list[tuple[Check, Answer]] = [
     (check_block_attention, (nothing,)),
     (check_stale, (nothing,)),
     (check_visible, (nothing,)),
+    (check_context_shift, (nothing,)),
 ]
 
 
@@ -758,8 +752,8 @@ def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
 # bug -> the tests that see it; every bug is seen by another one
 SEEN: dict[str, set[str]] = {
     "no bug": set(),
-    "a taken block keeps its hash": {"small_pool", "found", "integrity"},
-    "hashes without the parent's": {"together"},
+    "a taken block keeps its name": {"small_pool", "found", "integrity"},
+    "names without the parent's": {"together"},
     "found before it is written": {"together"},
     "a shared block is written": {"samples", "integrity"},
     "blocks are freed head first": {"found"},
@@ -794,7 +788,7 @@ def test_freeing_head_first_costs_hits_and_no_token(rows: Sequence[Seen]) -> Non
 def test_bugs_are_gone_again_and_the_table_is_the_same_each_time(
     model: Qwen3ForCausalLM, rows: Sequence[Seen]
 ) -> None:
-    assert stress(model, PROMPTS, ["a taken block keeps its hash", ""]) == [rows[1], rows[0]]
+    assert stress(model, PROMPTS, ["a taken block keeps its name", ""]) == [rows[1], rows[0]]
 
 
 def test_table_is_one_line_for_each_row(rows: Sequence[Seen]) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoints import largest_difference, load_reference, random_sequences, save_random
-from engines import VOCAB, BackendRunner, one_thread, random_model, watched
+from engines import VOCAB, BackendRunner, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -40,6 +40,7 @@ from tutorial_engine.lab.ledger import (
     table,
 )
 from tutorial_engine.learn.bugs import planted
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -74,7 +75,7 @@ def nan_pools() -> Iterator[None]:
         for tensor in (self.k, self.v):
             tensor.fill_(float("nan"))
 
-    with patch.object(KVStorage, "__init__", poisoned), one_thread():
+    with patch.object(KVStorage, "__init__", poisoned):
         yield
 
 

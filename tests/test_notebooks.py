@@ -34,8 +34,9 @@ from tutorial_engine.learn.build import (
 )
 from tutorial_engine.learn.figures import FIGURES, MOVING, TAG
 from tutorial_engine.learn.html import page
-from tutorial_engine.learn.own import IN_01, PARTS
+from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
@@ -552,7 +553,7 @@ def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(n
 SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
     NAMES[2]: (
         {*PARTS_03},
-        {"plan": "num_tokens_to_run", "Fair": "ShortestFirst"},
+        {"plan_step": "num_tokens_to_run", "Fair": "ShortestFirst"},
         {"next_waiting": lambda self: 0},
     ),
     NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),

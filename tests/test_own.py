@@ -17,21 +17,20 @@ from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
 from tutorial_engine.learn import own
 from tutorial_engine.learn.checks_01 import (
     check_attention,
-    check_kv_head,
     check_layer,
-    check_project,
     check_rope,
     check_window_mask,
 )
 from tutorial_engine.learn.checks_02 import (
-    check_cache,
     check_run_new,
     check_static_cache,
     check_top_p,
     check_why_finished,
 )
-from tutorial_engine.learn.own import IN_01, PARTS, LayerWeights, OwnEngine, rms_norm
+from tutorial_engine.learn.earlier import CHECKS as EARLIER
+from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import IN_01, OwnEngine
 from tutorial_engine.learn.parts import PartFailed, Plugged
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
@@ -127,19 +126,7 @@ def why_finished(
     return "length" if len(new_ids) == max_tokens else None
 
 
-CHECKS: dict[str, Callable[..., Verdict]] = {
-    "window_mask": check_window_mask,
-    "attention": check_attention,
-    "kv_head": check_kv_head,
-    "rope": check_rope,
-    "project": check_project,
-    "layer": check_layer,
-    "MyCache": check_cache,
-    "MyStaticCache": check_static_cache,
-    "run_new": check_run_new,
-    "keep_top_p": check_top_p,
-    "why_finished": check_why_finished,
-}
+CHECKS: dict[str, Callable[..., Verdict]] = {**EARLIER["01"], **EARLIER["02"]}
 RIGHT: Parts = {name: globals()[name] for name in CHECKS}
 
 

@@ -131,14 +131,14 @@ def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) 
 @pytest.mark.parametrize("memory", SMALL)
 def test_learners_plan_decides_each_step(serving: Serving, memory: str) -> None:
     server = serving.of(memory)
-    spy = serving.spied(server, "plan", "num_tokens_to_run")["plan"]
+    spy = serving.spied(server, "plan_step", "num_tokens_to_run")["plan_step"]
     run, said = serving.serve(server)
     serving.check_tokens(run)
-    assert f"num_tokens_to_run (inside plan), plan ({len(spy.calls)} calls)" in said
+    assert f"num_tokens_to_run (inside plan_step), plan_step ({len(spy.calls)} calls)" in said
     assert {call[2:] for call in spy.calls} == {(8, 3)}
     if memory == "rows":  # nobody gives way: what was planned was run
         assert steps(run.trace) == spy.answers
-    server.use(named("plan", one_token_each), passes)
+    server.use(named("plan_step", one_token_each), passes)
     slow, said = serving.serve(server)
     assert said.endswith(DONE) and slow.trace.num_steps > run.trace.num_steps, "it decides"
     assert all(set(shares.values()) == {1} for shares in steps(slow.trace))
@@ -188,10 +188,11 @@ def test_what_decides_is_named_and_what_is_only_checked_is_not(serving: Serving)
     for policy in ("ShortestFirst", "Fair"):
         server.use(PARTS_03[policy], CHECKS[policy])
         assert server.label == f"yours (num_tokens_to_run, {policy})", "the last policy counts"
-    for plan, how in ((PARTS_03["plan"], "inside"), (one_token_each, "replaced by")):
-        server.use(named("plan", plan), passes)
+    for plan, how in ((PARTS_03["plan_step"], "inside"), (one_token_each, "replaced by")):
+        server.use(named("plan_step", plan), passes)
         _, said = serving.serve(server)
-        assert f"num_tokens_to_run ({how} plan)" in said and server.label == "yours (plan, Fair)"
+        assert f"num_tokens_to_run ({how} plan_step)" in said
+        assert server.label == "yours (plan_step, Fair)"
 
 
 @pytest.mark.parametrize("with_plan", [False, True])
@@ -217,7 +218,7 @@ def test_learners_policy_admits_and_the_last_one_used_counts(
 
     server, longer = serving.of("rows"), replace(PARAMS, max_tokens=12)
     if with_plan:
-        serving.spied(server, "plan")
+        serving.spied(server, "plan_step")
     orders = []
     for policy, check in ((ShortestFirst, checks_03.check_shortest), (Fair, checks_03.check_fair)):
         plugged = server.use(policy, check)
@@ -301,7 +302,7 @@ def test_learners_visible_says_what_attention_reads(serving: Serving) -> None:
 @pytest.mark.parametrize("memory", SMALL)
 def test_samples_that_share_are_served_by_the_learners_parts(serving: Serving, memory: str) -> None:
     server = serving.of(memory)
-    serving.spied(server, "plan", "slots", "free", "take", "visible")
+    serving.spied(server, "plan_step", "slots", "free", "take", "visible")
     two = SamplingParams(max_tokens=6, n=2, temperature=1.0, seed=3, ignore_eos=True)
     run, said = serving.serve(server, two, num_blocks=16, num_cells=64)
     assert said.endswith(DONE) and "✘" not in said
@@ -342,7 +343,7 @@ def test_learners_server_is_a_row_of_the_ledger(serving: Serving, memory: str) -
 
 
 def numpy_plan(*case: Any) -> dict[str, Any]:
-    return {name: np.int64(share) for name, share in PARTS_03["plan"](*case).items()}
+    return {name: np.int64(share) for name, share in PARTS_03["plan_step"](*case).items()}
 
 
 def free_by_emptying(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
@@ -366,7 +367,7 @@ def attention_in_place(q: Any, k: Any, v: Any, table: Any, n: int) -> Any:
 
 
 UNUSUAL: list[tuple[str, Any]] = [
-    ("plan", numpy_plan),
+    ("plan_step", numpy_plan),
     ("num_tokens_to_run", lambda *case: torch.tensor(PARTS_03["num_tokens_to_run"](*case))),
     ("ttft_and_tpot", lambda *case: torch.tensor(PARTS_03["ttft_and_tpot"](*case))),
     ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
@@ -419,7 +420,7 @@ def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> 
     others = [other for other in RIGHT if MEMORY[other] == MEMORY[name] and other != name]
     for other in others:
         if other not in ("ShortestFirst", "Fair") and (other, name) != (
-            "plan",
+            "plan_step",
             "num_tokens_to_run",
         ):
             server.use(RIGHT[other], CHECKS[other])
@@ -435,7 +436,7 @@ def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> 
 
 
 def plan_with(change: Callable[[dict[str, int]], Any]) -> Callable[..., Any]:
-    return lambda *case: change(PARTS_03["plan"](*case))
+    return lambda *case: change(PARTS_03["plan_step"](*case))
 
 
 class Stranger(Scheduler):
@@ -450,13 +451,13 @@ def stale_take(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("plan", plan_with(lambda shares: None), "gave None, which is no dict"),
-    ("plan", plan_with(lambda shares: {}), "gave nobody a token, and ['A', 'B', 'C'] have"),
-    ("plan", plan_with(lambda shares: shares | {"Z": 1}), "'Z' 1 tokens: there is no such request"),
-    ("plan", plan_with(lambda shares: {"A": 10, "B": 7}), "17 tokens, the budget is 8"),
-    ("plan", plan_with(lambda shares: dict.fromkeys(shares, 1.5)), "gave 'A' 1.5 tokens"),
-    ("plan", plan_with(lambda shares: dict.fromkeys(shares, 99)), "has 10 left to run"),
-    ("plan", lambda r, w, budget, most: {name: 1 for name, _ in [*w, *r]}, "more than 2"),
+    ("plan_step", plan_with(lambda shares: None), "gave None, which is no dict"),
+    ("plan_step", plan_with(lambda shares: {}), "gave nobody a token, and ['A', 'B', 'C'] have"),
+    ("plan_step", plan_with(lambda shares: shares | {"Z": 1}), "'Z' 1 tokens: there is no such"),
+    ("plan_step", plan_with(lambda shares: {"A": 10, "B": 7}), "17 tokens, the budget is 8"),
+    ("plan_step", plan_with(lambda shares: dict.fromkeys(shares, 1.5)), "gave 'A' 1.5 tokens"),
+    ("plan_step", plan_with(lambda shares: dict.fromkeys(shares, 99)), "has 10 left to run"),
+    ("plan_step", lambda r, w, budget, most: {name: 1 for name, _ in [*w, *r]}, "more than 2"),
     ("num_tokens_to_run", lambda n, done, left: n, "gave 10 for request A"),
     ("num_tokens_to_run", lambda n, done, left: None, "gave None for request A"),
     ("ttft_and_tpot", lambda arrival, times: (0.0, 0.0), "gave [0.0, 0.0] for request"),
@@ -494,8 +495,8 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_part_that_a_check_let_through_is_found(
     serving: Serving, name: str, part: Any, words: str
 ) -> None:
-    server, kept = serving.of(MEMORY[name]), {"plan", "slots", "visible"} - {name}
-    serving.spied(server, *(kept - {"plan"} if name == "num_tokens_to_run" else kept))
+    server, kept = serving.of(MEMORY[name]), {"plan_step", "slots", "visible"} - {name}
+    serving.spied(server, *(kept - {"plan_step"} if name == "num_tokens_to_run" else kept))
     server.use(type(name, (part,), {}) if isinstance(part, type) else named(name, part), passes)
     before = set(server.parts.own)
     limits = {"max_num_seqs": 2} if "more than 2" in words else {}
@@ -521,14 +522,14 @@ def test_two_wrong_parts_are_taken_out_and_a_right_one_stays(serving: Serving) -
 
 def test_an_error_of_the_package_is_not_blamed_on_the_learner(serving: Serving) -> None:
     server = serving.of("pages")
-    serving.spied(server, "plan", "free")
+    serving.spied(server, "plan_step", "free")
     with pytest.raises(ValueError, match="max_num_seqs"):
         serving.serve(server, max_num_seqs=0)
     with pytest.raises(ValueError, match="tokens"):
         server.serve(PROMPTS[0] * 200, PARAMS)
     with pytest.raises(ValueError, match="3 prompts need as many times, got 1"):
         server.serve(PROMPTS, PARAMS, times=[0.0])
-    assert set(server.parts.own) == {"plan", "free"}
+    assert set(server.parts.own) == {"plan_step", "free"}
     with pytest.raises(ValueError, match="memory must be one of"):
         OwnServer(serving.model, serving.tokenizer, memory="disk")
     with pytest.raises(ValueError, match="'my_plan' is no part of the engine"):
@@ -537,7 +538,7 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(serving: Serving) 
 
 def test_requests_may_come_over_time(serving: Serving) -> None:
     server = serving.of("pages")
-    spy = serving.spied(server, "plan")["plan"]
+    spy = serving.spied(server, "plan_step")["plan_step"]
     run = server.serve(PROMPTS, PARAMS, times=[0.5, 0.0, 9.0], **LIMITS)
     assert [output.metrics.arrival for output in run.outputs] == [0.5, 0.0, 9.0]
     assert {len(call[0]) + len(call[1]) for call in spy.calls} == {1}, "each finds an empty engine"

@@ -4,21 +4,19 @@ What pages have in common with cells is in test_memory.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import random_sequences
-from engines import VOCAB, one_thread, poison, random_model
+from engines import VOCAB, poison, random_model
 from memories import CONFIG, request, room, run, slots_of, table_of
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache, num_blocks_in
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import BlockFreed, Recorder
@@ -26,12 +24,6 @@ from tutorial_engine.trace.events import BlockFreed, Recorder
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 GIB = 2**30
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def pages(num_blocks: int = 8, size: int = 4, **options: Any) -> PagedKVCache:
@@ -105,16 +97,6 @@ def test_a_request_is_limited_by_the_model_and_by_the_pool() -> None:
     assert pages(num_blocks=500).max_len == CONFIG.max_position_embeddings == 64
 
 
-@LAYOUTS
-def test_pages_are_the_same_memory_in_five_axes(slots_first: bool) -> None:
-    memory = PagedKVCache(KVStorage(SPEC, 24, slots_first=slots_first), 4)
-    k, v = memory.pages()  # [layers, blocks, H_kv, block_size, D]
-    assert k.shape == (3, 6, 2, 4, 4) and v.shape == (3, 6, 2, 4, 6)
-    new_k, new_v = torch.randn(1, 2, 4), torch.randn(1, 2, 6)
-    memory.storage.write(1, torch.tensor([9]), new_k, new_v)  # block 2, offset 1
-    assert torch.equal(k[1, 2, :, 1], new_k[0]) and torch.equal(v[1, 2, :, 1], new_v[0])
-
-
 # -- writing and reading --------------------------------------------------------------------------
 
 
@@ -186,16 +168,6 @@ def test_neighbouring_blocks_are_read_as_a_view_and_others_by_number() -> None:
 # -- admission and forks --------------------------------------------------------------------------
 
 
-def test_a_running_request_takes_a_block_when_the_token_to_be_run_needs_it() -> None:
-    memory, a = pages(), request("a", range(3))
-    run(memory, a)
-    for position, held in [(3, 1), (4, 2), (5, 2), (6, 2), (7, 2), (8, 3)]:
-        a.token_ids.append(0)  # sampled
-        assert len(table_of(memory, a)) == (held if position % 4 else held - 1)
-        run(memory, a)
-        assert len(table_of(memory, a)) == held
-
-
 @pytest.mark.parametrize(
     ("size", "prompt", "asked", "first", "num_new"),
     [(16, 48, 48, 32, 16), (4, 20, 6, 12, 6)],
@@ -259,14 +231,6 @@ def test_whoever_writes_first_to_a_shared_block_copies_what_is_in_it() -> None:
     assert memory.blocks.num_free == 8
 
 
-def test_a_fork_of_whole_blocks_copies_the_last_one_to_run_its_last_token() -> None:
-    memory, parent, child = pages(), request("p", range(8)), request("c", range(8))
-    run(memory, parent)
-    memory.fork("p", "c", 7)
-    assert run(memory, child) == [11] and table_of(memory, child) == (0, 2)
-    assert table_of(memory, parent) == (0, 1)
-
-
 def test_a_table_that_a_copy_made_neighbours_is_followed_when_it_grows_apart_again() -> None:
     memory, parent = pages(prefix_caching=False), request("p", range(8))
     memory.blocks.free_queue = OrderedDict.fromkeys([4, 3, 2, 6, 0, 1, 5, 7])
@@ -302,16 +266,6 @@ def test_steps_may_be_run_inside_and_outside_of_inference_mode() -> None:
     assert said[0] == said[1] == said[2] and len(said[0]) == 3
 
 
-def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    model = random_model()
-    memory = PagedKVCache.from_config(model.config, block_size=4, num_blocks=3)
-    engine = LLMEngine(model, memory=memory)
-    with pytest.raises(ValueError, match=r"has 12 tokens.* limited to 12"):
-        engine.add_request(list(range(12)))
-    (output,) = engine.generate([list(range(11))], SamplingParams(max_tokens=9, ignore_eos=True))
-    assert output.outputs[0].finish_reason == "length" and len(output.outputs[0].token_ids) == 1
-
-
 def test_tails_are_evicted_first_and_heads_are_still_found() -> None:
     model, recorder = random_model(), Recorder()
     memory = PagedKVCache.from_config(model.config, block_size=2, num_blocks=8, trace=recorder)
@@ -340,24 +294,3 @@ def test_same_prefix_is_run_once() -> None:
         work[caching] = engine.runner.num_tokens, said
     assert work[True][1] == work[False][1]
     assert work[False][0] - work[True][0] == 3 * 24
-
-
-def test_pages_take_what_the_engine_takes() -> None:
-    """bf16, slots first or heads first: the memory's dtype is the model's."""
-    model = random_model(2)
-    prompts = random_sequences([9, 4], VOCAB, seed=2)
-    said = []
-    for slots_first in (True, False):
-        memory = poison(
-            PagedKVCache.from_config(
-                model.config, block_size=2, num_blocks=30, slots_first=slots_first
-            )
-        )
-        engine = LLMEngine(model, config=EngineConfig(max_num_batched_tokens=5), memory=memory)
-        outputs = engine.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))
-        said.append([output.outputs[0].token_ids for output in outputs])
-    want = [
-        one.outputs[0].token_ids
-        for one in generate(model, prompts, SamplingParams(max_tokens=6, ignore_eos=True))
-    ]
-    assert said[0] == said[1] == want

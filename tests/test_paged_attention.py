@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import one_thread, poison, random_model
+from engines import poison, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -52,7 +52,7 @@ LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads firs
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    with one_thread(), torch.inference_mode():
+    with torch.inference_mode():
         yield
 
 

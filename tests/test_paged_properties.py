@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread
 from fuzz import failure, random_workload
 from workloads import (
     BACKENDS,
@@ -45,12 +44,6 @@ from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, S
 pytestmark = pytest.mark.slow
 
 MEMORIES = ("pages", "cells")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 # -- the dial, by hand ----------------------------------------------------------------------------

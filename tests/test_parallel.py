@@ -23,7 +23,7 @@ import faults
 import pytest
 import torch
 from checkpoints import QWEN3_06B, fp32_tolerance, largest_difference, random_sequences, save_random
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, random_model
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, start_processes
 
@@ -77,12 +77,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Threads:

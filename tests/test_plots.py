@@ -123,8 +123,8 @@ PICTURES: dict[str, tuple[Callable[[], Picture], list[str]]] = {
         ],
     ),
     "training_picture 2": (
-        lambda: attention_plots.training_picture(curve(jump_at=6, last_loss=0.25), 3, 10),
-        ["step 100 and step 150", "ends at 0.25", "3 of the 10 rows"],
+        lambda: attention_plots.training_picture(curve(jump_at=6, last_loss=0.25)),
+        ["step 100 and step 150", "ends at 0.25"],
     ),
     "cost_picture": (
         lambda: attention_plots.cost_picture([10, 11, 12], prompt_tokens=10),

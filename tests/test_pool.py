@@ -1,12 +1,12 @@
 """The pool in each step of a trace is what the live memory says, on rows, pages and cells."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, random_model
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
@@ -23,12 +23,6 @@ from tutorial_engine.trace.events import Recorder, Trace
 from tutorial_engine.trace.pool import CELLS, PAGES, ROWS, Pool, PoolHistory, snapshots
 
 UNITS = {ROWS: 20, PAGES: 4, CELLS: 1}  # slots of a row, a block, a cell
-
-
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Seen(NamedTuple):
@@ -104,22 +98,21 @@ def watched_run(kind: str, seed: int) -> tuple[Trace, list[Seen]]:
     memory = memory_of(kind, recorder)
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=9, max_model_len=20)
     runner = Watching(UNITS[kind], model, memory.storage)
-    with one_thread():
-        engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock(), runner=runner)
-        runner.engine = engine
-        start = [draw.randrange(VOCAB) for _ in range(5)]
-        for i in range(8):
-            prompt = start * (i % 3 > 0) + draw.choices(range(VOCAB), k=draw.randint(1, 8))
-            params = SamplingParams(
-                max_tokens=draw.randint(2, 7), ignore_eos=True, n=2 if i % 4 == 1 else 1,
-                temperature=1.0, seed=seed,
-            )  # fmt: skip
-            engine.add_request(prompt, params, chr(65 + i))
-            engine.step()
-        engine.abort(next(reversed(engine.requests)).split(".")[0])
-        while engine.has_unfinished_requests:
-            engine.step()
-            engine.check_integrity()
+    engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock(), runner=runner)
+    runner.engine = engine
+    start = [draw.randrange(VOCAB) for _ in range(5)]
+    for i in range(8):
+        prompt = start * (i % 3 > 0) + draw.choices(range(VOCAB), k=draw.randint(1, 8))
+        params = SamplingParams(
+            max_tokens=draw.randint(2, 7), ignore_eos=True, n=2 if i % 4 == 1 else 1,
+            temperature=1.0, seed=seed,
+        )  # fmt: skip
+        engine.add_request(prompt, params, chr(65 + i))
+        engine.step()
+    engine.abort(next(reversed(engine.requests)).split(".")[0])
+    while engine.has_unfinished_requests:
+        engine.step()
+        engine.check_integrity()
     return recorder.trace(), runner.seen
 
 
@@ -162,7 +155,6 @@ def test_what_is_counted_of_a_run_is_counted_of_its_snapshots() -> None:
     assert whole.num_steps == len(seen) and whole.peak_waste == max(waste)
     assert whole.mean_waste == pytest.approx(sum(waste) / len(seen))
     assert whole.total_entries == max(map(sum, entries))
-    assert whole.most_entries == max(map(max, entries))
     assert whole.most_running == max(len(one.running) for one in seen)
     assert whole.peak_used == max(len(one.tokens) for one in seen)
     fullness = [(len(one.running), len(one.waiting), len(one.tokens)) for one in seen]

@@ -82,6 +82,11 @@ def test_final_states_have_a_double_edge() -> None:
     assert double == {"finished", "aborted", "error"}
 
 
+def test_the_picture_is_drawn_in_one_order_in_every_process() -> None:
+    drawn = [n for n in items(machine()) if n.startswith("legend.")]
+    assert drawn == ["legend.in", "legend.words", "legend.aborted", "legend.error"]
+
+
 def test_an_unknown_state_is_refused() -> None:
     class Status(Enum):
         WAITING = "waiting"

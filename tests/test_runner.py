@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import fp32_tolerance, largest_difference, random_sequences
-from engines import VOCAB, BackendRunner, one_thread, poison, random_model, watched
+from engines import VOCAB, BackendRunner, poison, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kv_storage import memory
@@ -33,6 +33,7 @@ from tutorial_engine.engine.runner import (
     prefill,
 )
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -43,12 +44,6 @@ ROWS, MAX_LEN = 4, 24
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
 CACHES = ["static", "slots first", "growing", "pages", "cells"]
 EVERY_CACHE = pytest.mark.parametrize("name", CACHES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -576,4 +571,6 @@ def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> No
     for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
         with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
             ModelRunner(model, cache.storage, backend)
+    with pytest.raises(ValueError, match=r"make a SdpaAttention first, with memory\.storage"):
+        ModelRunner(model, cache.storage, SdpaAttention)  # type: ignore[arg-type]
     ModelRunner(model, cache.storage, NaiveAttention(cache=cache.storage))

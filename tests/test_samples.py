@@ -1,11 +1,11 @@
 """n continuations of one prompt: the prompt is computed once, and each is as if it were alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from checkpoints import random_sequences
-from engines import VOCAB, one_thread, poison, random_model
+from engines import VOCAB, poison, random_model
 from memories import check_empty
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import RequestOutput, StepOutput
 from tutorial_engine.engine.runner import make_runner
 from tutorial_engine.engine.scheduler import Scheduler
@@ -29,7 +28,6 @@ from tutorial_engine.trace.events import (
     BlockCopied,
     CellsShared,
     Forked,
-    Preempted,
     Recorder,
     Trace,
 )
@@ -40,12 +38,6 @@ PROMPT = random_sequences([11], VOCAB, seed=3)[0]
 OTHERS = random_sequences([7, 9], VOCAB, seed=4)
 WARM = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
 MAPS = ("rows", "pages of 1", "pages of 4", "pages of 16", "cells")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -146,36 +138,6 @@ def test_the_parent_may_end_with_its_first_token(
     engine = engine_on(kind, model)
     engine.add_request(PROMPT, params, "A")
     assert tokens(run_and_check(engine)["A"]) == alone(model, params)
-
-
-@pytest.mark.parametrize("kind", ["rows", "pages of 4", "cells"])
-@pytest.mark.parametrize("policy", [Scheduler, StaticBatching, PrefillFirst, OneByOne])
-@pytest.mark.parametrize("budget", [3, 512])
-def test_beside_others_under_every_policy(
-    kind: str, policy: type[Scheduler], budget: int, model: Qwen3ForCausalLM
-) -> None:
-    if policy is PrefillFirst:
-        budget = max(budget, 16)  # prompts run whole
-    engine = engine_on(kind, model, 128, policy, max_num_seqs=3, max_num_batched_tokens=budget)
-    greedy = SamplingParams(max_tokens=8, ignore_eos=True)
-    engine.add_request(OTHERS[0], greedy, "B")
-    engine.add_request(PROMPT, WARM, "A")
-    engine.add_request(OTHERS[1], greedy, "C")
-    outputs = run_and_check(engine)
-    assert tokens(outputs["A"]) == alone(model, WARM)
-    for name, prompt in zip("BC", OTHERS, strict=True):
-        assert tokens(outputs[name]) == alone(model, greedy, prompt)
-
-
-@pytest.mark.parametrize("kind", ["pages of 1", "pages of 4", "cells"])
-@pytest.mark.parametrize("num_slots", [24, 28, 36])
-def test_in_a_small_pool_samples_give_way_and_come_back(
-    kind: str, num_slots: int, model: Qwen3ForCausalLM
-) -> None:
-    engine = engine_on(kind, model, num_slots)
-    engine.add_request(PROMPT, WARM, "A")
-    assert tokens(run_and_check(engine)["A"]) == alone(model, WARM)
-    assert count(engine, Preempted) > 0
 
 
 def test_samples_stand_before_all_who_wait(model: Qwen3ForCausalLM) -> None:

@@ -548,11 +548,16 @@ def test_one_bad_row_has_its_error_and_the_others_go_on(temperature: float) -> N
     assert sample_each(good, samplers) == sample_each(good, twins)
 
 
-def test_scores_that_overflow_when_divided_are_refused() -> None:
+def test_scores_that_overflow_or_are_all_filtered_out_are_refused() -> None:
     params = SamplingParams(temperature=0.1, seed=0)
     sampler, twin = Sampler(params), Sampler(params)
     with pytest.raises(ValueError, match=r"overflow fp32 when divided by temperature 0\.1"):
         sampler.sample(torch.tensor([3e38, 0.0]))
+    sampler.filters = (lambda logits, p: torch.full_like(logits, -math.inf),)
+    sampler.filters[0].__name__ = "top_p"
+    with pytest.raises(ValueError, match="no token is left after the filters top_p"):
+        sampler.sample(torch.tensor([3.0, 0.0]))
+    sampler.filters = twin.filters
     rows = torch.randn(5, 50)
     assert token_ids(sampler, rows) == token_ids(twin, rows)
 

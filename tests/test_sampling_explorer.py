@@ -1,17 +1,13 @@
 """The sampling explorer shows what the engine's own filters and sampler do, step by step."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engines import one_thread
 from explorers import caption_of, check_places, items, place, turn, words
-from tokenizers import Tokenizer
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer, stages
@@ -20,12 +16,6 @@ from tutorial_engine.viz.words import percent
 
 FLAT = "One day"  # any name may follow
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -172,13 +162,3 @@ def test_equal_scores_and_tiny_vocabularies_have_stages() -> None:
     assert [stage.num_kept for stage in found] == [5, 5, 5, 2, 2]
     assert math.isclose(found[-1].mass, 0.8, abs_tol=1e-6)
     assert [stage.is_off for stage in found] == [False, True, True, False, True]
-
-
-def test_prompts_that_cannot_run_are_explained(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ValueError, match="The prompt is empty"):
-        SamplingExplorer(model, tokenizer, "")
-    room = model.config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"the model has room for {room}. Shorten it"):
-        SamplingExplorer(model, tokenizer, "Anna " * room)

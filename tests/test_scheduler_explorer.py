@@ -1,21 +1,16 @@
 """The scheduler explorer: all its views of a step are what the engine's trace says."""
 
-import re
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from engines import one_thread
-from explorers import check_places, items, message_of, place, svg_of, turn, words
+from explorers import check_places, items, place, turn, words
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import TokenSampled
-from tutorial_engine.viz import recorded, scheduler_explorer, tokens
+from tutorial_engine.viz import recorded
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
@@ -25,12 +20,6 @@ from tutorial_engine.viz.scheduler_view import ACTIVITIES, COLUMNS, MAX_CELLS
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 FRESH = {"policy": "one rule", "budget": 8, "max_num_seqs": 3, "arrivals": ALL_AT_ONCE}
 FRESH |= {"show": DETAILS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -97,26 +86,6 @@ def test_knobs_are_the_engines_settings(explorer: SchedulerExplorer) -> None:
     assert settings["policy"] == "StaticBatching"
     assert settings["max_num_batched_tokens"] == 11 and settings["max_num_seqs"] == 2
     assert settings["max_model_len"] == explorer.run.max_len == 16  # 10 + 6 tokens
-
-
-def test_a_knob_runs_the_engine_once_and_a_step_does_not(
-    explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[LLMEngine] = []
-
-    class Counted(LLMEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(scheduler_explorer, "LLMEngine", Counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not made
-    changed = {"budget": 9, "max_num_seqs": 2, "policy": "one by one", "arrivals": LATE_LONG}
-    for i, (knob, value) in enumerate(changed.items(), 1):
-        turn(explorer, **{knob: value})
-        assert len(made) == i
 
 
 # -- the timeline ---------------------------------------------------------------------------------
@@ -346,16 +315,6 @@ def test_no_text_covers_another(
         check_steps(turn(explorer, policy="prefill first"))
 
 
-@pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15])
-def test_no_label_is_too_long(
-    explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch, label: str
-) -> None:
-    monkeypatch.setattr(tokens, "token_label", lambda *_: label)
-    check_steps(turn(explorer, budget=7))
-    tips = [item.tip for item in items(explorer, r"token\..*").values() if item.tip]
-    assert tips and all(f"“{label}”" in tip for tip in tips)  # there it is whole
-
-
 def brightness(colour: str) -> float:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
@@ -374,44 +333,6 @@ def test_grey_still_tells_prefill_from_decode(explorer: SchedulerExplorer) -> No
 # -- knobs and prompts ----------------------------------------------------------------------------
 
 
-def test_what_a_policy_refuses_is_told_and_the_old_picture_kept(
-    explorer: SchedulerExplorer,
-) -> None:
-    turn(explorer, step=2)
-    before = svg_of(explorer), explorer.shown_caption, explorer.num_steps
-    turn(explorer, policy="prefill first")
-    message = message_of(explorer)
-    assert message.startswith("The engine refuses: the prompt of request A has 10 tokens and must")
-    assert "at most 8: raise max_num_batched_tokens" in message
-    assert (svg_of(explorer), explorer.shown_caption, explorer.num_steps) == before
-    turn(explorer, step=3)
-    assert explorer.shown_caption == explorer.caption(3) and ", one rule: " in explorer.caption(3)
-    turn(explorer, budget=10)
-    assert not message_of(explorer) and ", prefill first: " in explorer.shown_caption
-
-
-@pytest.mark.parametrize(
-    ("prompts", "more", "message"),
-    [
-        ([], {}, "give 1 to 5 prompts, got 0"),
-        (["a"] * 6, {}, "give 1 to 5 prompts, got 6"),
-        (["One day"], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
-        (["One day"], {"new_tokens": [1, 2]}, r"one number, or 1, got \[1, 2\]"),
-        (["One day"], {"new_tokens": 62}, "need 65 slots, and the picture has rows of 64"),
-        ([""], {}, "The engine refuses: .*empty"),
-    ],
-)
-def test_impossible_first_arguments_are_refused(
-    model: Qwen3ForCausalLM,
-    tokenizer: Tokenizer,
-    prompts: list[str],
-    more: dict[str, Any],
-    message: str,
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        SchedulerExplorer(model, tokenizer, prompts, **more)
-
-
 def test_a_run_that_takes_too_long_is_refused(
     explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,14 +341,3 @@ def test_a_run_that_takes_too_long_is_refused(
     assert not explorer.error
     turn(explorer, budget=2)
     assert explorer.error == "This takes more than 8 steps: raise the budget."
-
-
-def test_tokens_beyond_the_tokenizer_have_a_name(
-    explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Tokenizer, token: int) -> str:
-        raise ValueError(f"token id {token} is not in the vocabulary")
-
-    monkeypatch.setattr(tokens, "token_label", refuse)
-    turn(explorer, budget=7, step=1)
-    assert re.fullmatch(r"<id·\d+>", words(explorer, "token.A.0.n")[0])

@@ -1,11 +1,11 @@
 """What a trace says of a step: the facts of the live engine, and reasons that are the true ones."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
-from engines import one_thread, random_model
+from engines import random_model
 
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
@@ -22,12 +22,6 @@ from tutorial_engine.viz.words import listed
 
 POLICIES = (Scheduler, PrefillFirst, StaticBatching, OneByOne)
 PROMPTS = {"A": [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "B": [20] * 7, "C": [31, 32, 33]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Live:

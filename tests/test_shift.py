@@ -1,12 +1,10 @@
 """The context shift against a fresh run: exact in one layer, and in one layer only."""
 
 import functools
-from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
 import torch
-from engines import one_thread
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cell_table import CellTable
@@ -28,12 +26,6 @@ from tutorial_engine.viz.memory_plots import TOLERANCE
 
 take_shifts = CellTable.take_shifts
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @functools.cache

@@ -2,12 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
 import torch
-from engines import one_thread
 from traces import check_words, items
 
 from tutorial_engine.engine.generate import generate
@@ -25,18 +23,11 @@ from tutorial_engine.viz.tokens import escape, token_labels
 PROMPTS = ("Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def threads() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
 @cache
 def recorded(layer: int = 0, head: int = 0, block_size: int = 4) -> RecordedSoftmax:
-    with one_thread():
-        return record_softmax(
-            load_model(), load_tokenizer(), PROMPTS, layer=layer, head=head, block_size=block_size
-        )
+    return record_softmax(
+        load_model(), load_tokenizer(), PROMPTS, layer=layer, head=head, block_size=block_size
+    )
 
 
 where = pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Static batching as it was: each answer comes with the slowest of its batch."""
 
 import pytest
-from engines import one_thread, random_model
+from engines import random_model
 from traces import served
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -32,16 +32,15 @@ def test_samples_and_preempted_requests_belong_to_their_batch() -> None:
     model, recorder = random_model(), Recorder()
     memory = PagedKVCache.from_config(model.config, num_blocks=7, block_size=4, trace=recorder)
     config = EngineConfig(max_num_seqs=4)
-    with one_thread():
-        engine = LLMEngine(
-            model, config=config, memory=memory, scheduler=StaticBatching, clock=VirtualClock()
-        )
-        for name, n in (("A", 2), ("B", 1), ("C", 1), ("D", 1), ("E", 1)):
-            params = SamplingParams(n=n, temperature=1.0, max_tokens=9, ignore_eos=True, seed=1)
-            engine.add_request(list(range(1, 6)), params, name)
-        engine.run(max_steps=12)
-        half = recorder.trace()
-        engine.run()
+    engine = LLMEngine(
+        model, config=config, memory=memory, scheduler=StaticBatching, clock=VirtualClock()
+    )
+    for name, n in (("A", 2), ("B", 1), ("C", 1), ("D", 1), ("E", 1)):
+        params = SamplingParams(n=n, temperature=1.0, max_tokens=9, ignore_eos=True, seed=1)
+        engine.add_request(list(range(1, 6)), params, name)
+    engine.run(max_steps=12)
+    half = recorder.trace()
+    engine.run()
     trace = recorder.trace()
     assert any(isinstance(e, Preempted) for e in trace.events)
     ends = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}

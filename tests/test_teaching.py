@@ -113,7 +113,14 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     with zipfile.ZipFile(tmp_path / "made" / "students.zip") as box:
         there = {name.removeprefix("tutorial_engine/") for name in box.namelist()}
         first = box.read("tutorial_engine/README.md").decode()
+        texts = [
+            box.read(name).decode("utf-8", "ignore") for name in box.namelist() if "png" not in name
+        ]
     assert there == names | {"README.md"} and "unzip students.zip" in first
+    plans = [page.read_text(encoding="utf-8") for page in PAGES.glob("[0-9A]*.md")]
+    told = [line for page in plans for line in page.splitlines() if line.startswith(("- ", '| "'))]
+    assert len(told) > 100
+    assert [line for line in told if any(line in text for text in texts)] == []
     paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
     assert paths <= there and {f"notebooks/{one.notebook}.ipynb" for one in LESSONS} <= paths
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
@@ -263,6 +270,12 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code)
+def test_every_exercise_says_what_to_do_outside_of_its_hint(lesson: Lesson) -> None:
+    tasks = [one.body for one in slides.slides_of(lesson.notebook) if ">Exercise" in one.body]
+    assert tasks and all("</h2><p>" in re.sub(r"\n", "", task) for task in tasks)
+
+
 def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to() -> None:
     new = nbformat.v4
     task = new.new_code_cell("def f(): ...", metadata={"tags": ["exercise"]})
@@ -275,17 +288,20 @@ def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to()
         new.new_code_cell("print()", outputs=printed),
         new.new_code_cell("print()", outputs=printed),
         new.new_markdown_cell("Said only. Here *d* is e, where\n\n**e = 1**."),
+        new.new_markdown_cell("### Then\n\nIt goes on:\n\nx = y\n\nNo more."),
+        new.new_code_cell("print()", outputs=printed),
         new.new_markdown_cell("### Exercise 1: f (5 minutes)\n\n<details>no</details>"),
         new.new_markdown_cell("Write `f`."),
         task,
     ]
     book = new.new_notebook(cells=cells)
-    first, led, formula, exercise = slides.merged(slides.slides(book, book))
+    first, led, formula, then, exercise = slides.merged(slides.slides(book, book))
     assert "Objective: ask &quot;a. b?&quot;</p>" in first.body
     assert "<li>So: a = b · c</li>" in first.body and "A note with" in first.notes
     assert ">Why so?</h2>" in led.body and "seen: 3" in led.body and "Because" in led.notes
     assert "is e, where <strong>e = 1</strong>" in formula.body and "Said" in formula.notes
     assert "Said" not in formula.body
+    assert "<p>x = y</p>" in then.body and "seen: 3" in then.body and "No more" not in then.body
     assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
 
 

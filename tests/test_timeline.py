@@ -26,14 +26,11 @@ from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPla
 from tutorial_engine.learn.dry_run import Job, dry_run
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.lanes import By
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.timeline import TALL, timeline, timelines
 from tutorial_engine.viz.trace_rows import rows
 
-BYS: list[By] = ["step", "time"]
-every_by = pytest.mark.parametrize("by", BYS)
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
@@ -48,14 +45,14 @@ def crowd(policy: str = "one rule") -> Trace:
 
 
 @functools.cache
-def drawn(policy: str, by: By) -> Picture:
-    return timeline(crowd(policy), by=by)
+def drawn(policy: str) -> Picture:
+    return timeline(crowd(policy))
 
 
 @functools.cache
-def told(by: By) -> Picture:
+def told() -> Picture:
     """The story with its ends."""
-    return timeline(story(("C", "abort"), ("D", "error")), by=by)
+    return timeline(story(("C", "abort"), ("D", "error")))
 
 
 def drawn_kinds(trace: Trace, request_id: str) -> str:
@@ -74,7 +71,7 @@ def test_story_is_told_request_by_request() -> None:
 
 
 def test_caption_has_the_numbers_of_the_run() -> None:
-    assert told("step").caption == (
+    assert told().caption == (
         "8 steps ran 54 tokens of 4 requests in 134 ms, 6.8 of 8 a step on average; A: first token "
         "in step 0, finished (stop) in step 6; B: first token in step 2, not over; C: first token "
         "in step 3, aborted before step 8; D: first token in step 4, error before step 8; "
@@ -86,9 +83,8 @@ def test_caption_has_the_numbers_of_the_run() -> None:
     )
 
 
-@every_by
 @every_policy
-def test_every_share_of_every_step_is_a_box(policy: str, by: By) -> None:
+def test_every_share_of_every_step_is_a_box(policy: str) -> None:
     trace = crowd(policy)
     order = [e.request_id for e in trace.events if isinstance(e, events.Added)]
     wanted = {
@@ -96,16 +92,15 @@ def test_every_share_of_every_step_is_a_box(policy: str, by: By) -> None:
         for e in trace.events
         if isinstance(e, events.Scheduled)
     }
-    found = items(drawn(policy, by))
+    found = items(drawn(policy))
     assert {name for name in found if name.startswith("box.") and name.count(".") == 2} == wanted
     assert len(wanted) > 60
 
 
-@every_by
 @every_policy
-def test_budget_bars_are_as_high_as_the_tokens_that_ran(policy: str, by: By) -> None:
+def test_budget_bars_are_as_high_as_the_tokens_that_ran(policy: str) -> None:
     trace, high = crowd(policy), Counter[int]()
-    for name, element in items(drawn(policy, by)).items():
+    for name, element in items(drawn(policy)).items():
         if name.startswith("budget.") and name.count(".") == 2 and name[7].isdigit():
             high[int(name.split(".")[2])] += round(box(element)[3] * 24 / TALL)
     ran = {e.step: e.num_tokens for e in trace.events if isinstance(e, events.StepEnded)}
@@ -113,7 +108,7 @@ def test_budget_bars_are_as_high_as_the_tokens_that_ran(policy: str, by: By) -> 
 
 
 def test_boxes_say_what_they_are_and_how_many_tokens() -> None:
-    found = items(told("step"))
+    found = items(told())
     said = {key: element.text for key, element in found.items() if key.endswith(".word")}
     assert [said[f"box.1.{step}.word"] for step in range(4)] == [
         "prefill 2",
@@ -127,9 +122,8 @@ def test_boxes_say_what_they_are_and_how_many_tokens() -> None:
     assert "end.1" not in found
 
 
-@every_by
-def test_a_finished_request_is_labelled_right_of_its_last_box(by: By) -> None:
-    for picture in (told(by), drawn("one rule", by)):
+def test_a_finished_request_is_labelled_right_of_its_last_box() -> None:
+    for picture in (told(), drawn("one rule")):
         found = items(picture)
         for name, element in found.items():
             if re.fullmatch(r"end\.\d+", name):
@@ -141,11 +135,11 @@ def test_a_finished_request_is_labelled_right_of_its_last_box(by: By) -> None:
 
 def test_by_time_boxes_are_as_wide_as_their_steps_took() -> None:
     trace = story()
-    found, steps = items(timeline(trace, by="time")), rows(trace).steps
-    x0 = box(found["budget.1.0"])
+    found, steps = items(timelines({"": trace})), rows(trace).steps
+    x0 = box(found["box.0.1.0"])
     scale = x0[2] / (steps[0].ended - steps[0].began)
     for step in steps:
-        x, _, w, _ = box(found[f"budget.1.{step.number}"])  # B runs in every step
+        x, _, w, _ = box(found[f"box.0.1.{step.number}"])  # B runs in every step
         assert w == pytest.approx((step.ended - step.began) * scale, rel=0.05)
         assert x - x0[0] == pytest.approx((step.began - steps[0].began) * scale, rel=0.05, abs=2)
 
@@ -160,11 +154,11 @@ def test_by_step_all_boxes_are_equally_wide() -> None:
 
 def test_waiting_is_drawn_from_the_arrival_on() -> None:
     trace, outputs = served("one by one", 3)
-    found = items(timeline(trace, by="time"))
-    pills = {n.split(".")[1]: box(e) for n, e in found.items() if n.startswith("idle.")
+    found = items(timelines({"": trace}))
+    pills = {n.split(".")[2]: box(e) for n, e in found.items() if n.startswith("idle.")
              if e.tag == f"{SVG}rect"}  # fmt: skip
     total = rows(trace).end - rows(trace).start
-    left, right = box(found["budget.0.0"])[0], float(found["budget.zero"].attrib["x2"])
+    left, right = (float(found[name].attrib["x1"]) for name in ("ms.0.line", "0.end"))
     for row, output in enumerate(outputs):
         queue_time = output.metrics.queue_time
         assert queue_time is not None
@@ -236,22 +230,20 @@ def test_a_step_that_never_ended_is_not_drawn() -> None:
 
 
 def test_hovering_says_what_a_box_is() -> None:
-    assert "step 1, B: prefill 7" in told("step").svg
-    assert "step 1: B runs 7 of 8" in told("step").svg
+    assert "step 1, B: prefill 7" in told().svg
+    assert "step 1: B runs 7 of 8" in told().svg
 
 
-@every_by
-def test_words_are_readable_whole_and_the_picture_is_the_same_every_time(by: By) -> None:
-    assert timeline(story(("C", "abort"), ("D", "error")), by=by) == told(by)
-    for picture in (told(by), drawn("one rule", by), drawn("prefill first", by)):
+def test_words_are_readable_whole_and_the_picture_is_the_same_every_time() -> None:
+    assert timeline(story(("C", "abort"), ("D", "error"))) == told()
+    for picture in (told(), drawn("one rule"), drawn("prefill first")):
         check_words(picture)
     for trace in (played(STORY[:1]), served("one rule", 2)[0]):
-        check_words(timeline(trace, by=by))
+        check_words(timeline(trace))
 
 
-@every_by
-def test_words_in_a_box_fit_into_it(by: By) -> None:
-    for picture in (told(by), drawn("one rule", by), drawn("prefill first", by)):
+def test_words_in_a_box_fit_into_it() -> None:
+    for picture in (told(), drawn("one rule"), drawn("prefill first")):
         found = items(picture)
         for name, element in found.items():
             if name.startswith("box.") and name.endswith(".word"):
@@ -259,10 +251,9 @@ def test_words_in_a_box_fit_into_it(by: By) -> None:
                 assert wide <= box(found[name.removesuffix(".word")])[2]
 
 
-@every_by
-def test_any_id_is_written_literally_and_fits(by: By) -> None:
+def test_any_id_is_written_literally_and_fits() -> None:
     trace = renamed(story(("C", "abort"), ("D", "error")), dict(zip("ABCD", NASTY, strict=True)))
-    plain, picture = told(by), timeline(trace, by=by)
+    plain, picture = told(), timeline(trace)
     names = [one.text for one in words(picture) if one.size == 13 and one.left < 100]
     assert names[0].startswith("<script>") and names[0].endswith("…")
     tags = [Counter(e.tag for e in ET.fromstring(p.svg).iter() if "caption" not in e.get("id", ""))
@@ -335,7 +326,7 @@ def test_compared_runs_share_one_time_axis() -> None:
 
 
 def test_boxes_of_a_kind_have_words_all_or_none_and_one_edge() -> None:
-    pictures = [compared(), *(timeline(chunked(16), by=by) for by in BYS), told("time")]
+    pictures = [compared(), timeline(chunked(16)), timelines({"": chunked(16)})]
     for picture in pictures:
         found, written = items(picture), dict[str, set[bool]]()
         boxes = [name for name in found if re.fullmatch(r"box(\.\d+){2,3}", name)]
@@ -366,8 +357,6 @@ def test_what_cannot_be_drawn_is_refused_in_words() -> None:
         timeline(nothing)
     with pytest.raises(ValueError, match="at least one trace"):
         timelines({})
-    with pytest.raises(ValueError, match='"step" or "time", got \'clock\''):
-        timeline(story(), by="clock")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no request 'Z', only: A, B, C, D"):
         rows(story()).life("Z")
 

@@ -9,15 +9,14 @@ import copy
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import BASE, HfQwen3, randomise
-from engines import one_thread, random_model
-from tokenizers import Tokenizer
+from engines import random_model
 from transformers import Qwen3Config
 
 from tutorial_engine.cache.blocks import BlockManager
@@ -39,7 +38,6 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
 from tutorial_engine.sampling.stopping import StopChecker
 from tutorial_engine.trace.events import Recorder
-from tutorial_engine.viz.attention_explorer import AttentionExplorer
 
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
@@ -51,12 +49,6 @@ MEMORIES: dict[str, Callable[[], KVCacheManager]] = {
     "cells": lambda: CellKVCache.from_config(MODEL.config, 48),
     "by cat": GrowingKVCache,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def right(prompts: list[list[int]], model: Qwen3ForCausalLM = MODEL) -> list[tuple[int, ...]]:
@@ -325,19 +317,6 @@ def test_a_recorder_without_an_engine_says_what_is_missing() -> None:
     memory = PagedKVCache.from_config(MODEL.config, num_blocks=8, trace=Recorder())
     with pytest.raises(ValueError, match="no clock yet: make the engine first"):
         prefill(MODEL, memory, [Request("a", PROMPTS[0])])
-
-
-# -- half of a character --------------------------------------------------------------------------
-
-
-def test_a_lone_surrogate_blocks_no_explorer(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    explorer = AttentionExplorer(model, tokenizer, "One day")
-    shown = explorer.shown_caption
-    with pytest.raises(ValueError, match=r"prompt holds .* half of a character"):
-        explorer.set(prompt="One \ud800day")
-    assert explorer.value("prompt") == "One day" and explorer.shown_caption == shown
-    explorer.set(prompt="Two days")
-    assert explorer.value("prompt") == "Two days" and explorer.shown_caption != shown
 
 
 @pytest.mark.parametrize("made", [Sampler, StopChecker, lambda params: Request("a", [1], params)])

@@ -4,7 +4,6 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from engines import one_thread
 
 from tutorial_engine.cache import PagedKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
@@ -29,17 +28,16 @@ def run(num_blocks: int, prefix_caching: bool) -> tuple[Trace, int]:
         trace=Recorder(),
     )
     runner = ModelRunner(model, memory.storage)
-    with one_thread():
-        engine = LLMEngine(
-            model,
-            config=EngineConfig(max_model_len=40),
-            memory=memory,
-            clock=VirtualClock(),
-            runner=runner,
-        )
-        for name, prompt in zip("ABC", PROMPTS, strict=True):
-            engine.add_request(prompt, SamplingParams(max_tokens=16, ignore_eos=True), name)
-        engine.run()
+    engine = LLMEngine(
+        model,
+        config=EngineConfig(max_model_len=40),
+        memory=memory,
+        clock=VirtualClock(),
+        runner=runner,
+    )
+    for name, prompt in zip("ABC", PROMPTS, strict=True):
+        engine.add_request(prompt, SamplingParams(max_tokens=16, ignore_eos=True), name)
+    engine.run()
     assert engine.trace is not None
     return engine.trace.trace(), runner.num_tokens
 

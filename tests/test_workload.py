@@ -1,11 +1,10 @@
 """Requests that come over time: when they come, when they enter, and what their times count."""
 
 import math
-from collections.abc import Iterator
 from statistics import fmean
 
 import pytest
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, random_model
 
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
@@ -13,12 +12,6 @@ from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Added, Recorder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

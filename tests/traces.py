@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from engines import VOCAB, one_thread, random_model
+from engines import VOCAB, random_model
 from PIL import Image
 
 from tutorial_engine.engine.clock import VirtualClock
@@ -110,21 +110,20 @@ def served(
     """A random workload through a small random engine, at `rate` a second, or all at once."""
     recorder = Recorder()
     config = EngineConfig(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=64)
-    with one_thread():
-        engine = LLMEngine(
-            random_model(),
-            config=config,
-            scheduler=POLICIES[policy],
-            clock=VirtualClock(),
-            trace=recorder,
-        )
-        arrivals = ragged(num_requests, VOCAB, seed, prompts, outputs)
-        times = poisson_times(rate, num_requests, seed) if rate else [0.0] * num_requests
-        named = [
-            Arrival(time, one.prompt, one.params, chr(65 + i))
-            for i, (one, time) in enumerate(zip(arrivals, times, strict=True))
-        ]
-        outputs_ = serve(engine, named, max_steps=2000)
+    engine = LLMEngine(
+        random_model(),
+        config=config,
+        scheduler=POLICIES[policy],
+        clock=VirtualClock(),
+        trace=recorder,
+    )
+    arrivals = ragged(num_requests, VOCAB, seed, prompts, outputs)
+    times = poisson_times(rate, num_requests, seed) if rate else [0.0] * num_requests
+    named = [
+        Arrival(time, one.prompt, one.params, chr(65 + i))
+        for i, (one, time) in enumerate(zip(arrivals, times, strict=True))
+    ]
+    outputs_ = serve(engine, named, max_steps=2000)
     return recorder.trace(), outputs_
 
 
@@ -133,14 +132,13 @@ def chunked(budget: int) -> Trace:
     """A decodes when L comes with 40 tokens; the budget says whether that runs in one step."""
     recorder = Recorder()
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=budget, max_model_len=64)
-    with one_thread():
-        engine = LLMEngine(random_model(), config=config, clock=VirtualClock(), trace=recorder)
-        params = SamplingParams(max_tokens=20, ignore_eos=True)
-        engine.add_request([1, 2, 3], params, "A")
-        for _ in range(5):
-            engine.step()
-        engine.add_request(list(range(40)), params, "L")
-        engine.run()
+    engine = LLMEngine(random_model(), config=config, clock=VirtualClock(), trace=recorder)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    engine.add_request([1, 2, 3], params, "A")
+    for _ in range(5):
+        engine.step()
+    engine.add_request(list(range(40)), params, "L")
+    engine.run()
     return recorder.trace()
 
 

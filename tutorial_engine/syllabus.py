@@ -52,7 +52,7 @@ LESSONS = (
     Lesson("appendix/A1_two_ranks", "one model on two processes; names in other engines"),
 )
 
-# From the ground up: a room knows nothing of those below it in this list. The engine ends with
+# In reading order: a room imports only from rooms above it in this list. The engine ends with
 # `engine`; what follows measures, draws and teaches it.
 ROOMS = (
     Room(

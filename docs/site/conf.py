@@ -29,6 +29,7 @@ suppress_warnings = [
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 default_role = "code"
+toc_object_entries = False  # a page's contents are its modules: thousands of names are no overview
 
 html_theme = "furo"
 html_static_path = ["_static"]

@@ -34,7 +34,7 @@ from tutorial_engine.engine.request import (
     StepOutput,
     TokenCallback,
 )
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.runner import ModelOutput, ModelRunner, runner_for
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -107,7 +107,7 @@ class LLMEngine:
         self.model, self.tokenizer, self.memory, self.trace = model, tokenizer, memory, memory.trace
         self.clock = WallClock() if clock is None else clock
         self.scheduler = scheduler(self.config, memory, self.clock.now, self.trace)
-        self.runner = ModelRunner(model, memory.storage) if runner is None else runner
+        self.runner = runner_for(model, memory.storage, runner)
         self.requests: dict[str, Request] = {}  # request_id -> until its prompt's samples are over
         self.num_steps = 0
         self._intake = Intake(

@@ -239,6 +239,20 @@ class ModelOutput(NamedTuple):
     faults: dict[str, Exception]
 
 
+def runner_for(
+    model: Qwen3ForCausalLM, storage: KVCache, runner: "ModelRunner | None"
+) -> "ModelRunner":
+    """The runner of an engine: the given one, or a new one. ValueError if it reads other memory."""
+    if runner is None:
+        return ModelRunner(model, storage)
+    if getattr(runner, "storage", storage) is not storage:
+        raise ValueError(
+            "this runner reads another memory than the engine's, so the answers would be wrong: "
+            "give LLMEngine memory=memory, and the runner memory.storage of the same memory"
+        )
+    return runner
+
+
 class ModelRunner:
     """Runs a step's tokens in one forward: decodes of some and chunks of others, end to end.
 
@@ -251,12 +265,14 @@ class ModelRunner:
         storage: KVCache,
         attention: AttentionBackend | None = None,
     ) -> None:
+        if isinstance(attention, type):
+            raise ValueError(f"make a {attention.__name__} first, with memory.storage")
         if getattr(attention, "cache", storage) is not storage and attention is not None:
             raise ValueError(
                 f"{type(attention).__name__} does not read this memory, so every token would see "
                 "itself alone: make it with memory.storage"
             )
-        self.model = model
+        self.model, self.storage = model, storage
         self.attention = fast_attention(model.device, storage) if attention is None else attention
         self.num_forwards = self.num_tokens = 0
 

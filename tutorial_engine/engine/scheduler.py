@@ -175,7 +175,10 @@ class Scheduler:
         return bool(self.waiting) and plan.budget > 0 and places > 0
 
     def next_waiting(self) -> Request:
-        """Whose turn is it? The first in the queue; a policy may choose another."""
+        """Whose turn is it? The first in the queue; a policy may choose another.
+
+        Preempted requests and forks wait there, too: a policy may let others overtake them.
+        """
         return self.waiting[0]
 
     def admit(self, plan: StepPlan, request: Request) -> bool:

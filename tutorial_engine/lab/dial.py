@@ -208,8 +208,6 @@ def sweep_block_sizes(
     num_slots: int = 256,
     max_len: int = 64,
     *,
-    budget: int = 64,
-    tokenizer: Tokenizer | None = None,
     repeats: int = 2,
 ) -> list[DialPoint]:
     """The dial from end to end: cells, pages of each block size, rows.
@@ -217,7 +215,7 @@ def sweep_block_sizes(
     Each is run once for the counts, then all again, `repeats` times, for the clock (0: they are not
     measured). ValueError as Dial, and for a request that can never fit.
     """
-    dial = Dial(model, arrivals, num_slots, max_len, budget=budget, tokenizer=tokenizer)
+    dial = Dial(model, arrivals, num_slots, max_len)
     positions: list[Position] = [CELLS, *block_sizes, ROWS]
     points = [dial.at(position) for position in positions]
     rounds = [[dial.measure(position) for position in positions] for _ in range(repeats)]
@@ -236,7 +234,6 @@ def sharing(
     gap: float = 0.02,
     tails: tuple[int, int] = (2, 20),
     outputs: tuple[int, int] = (4, 24),
-    seed: int = 0,
 ) -> list[Arrival]:
     """Requests A, B, ... of unequal lengths, one each `gap` seconds, most with the same prefix.
 
@@ -246,7 +243,7 @@ def sharing(
     at_least_one("every", every)
     if not 1 <= num_requests <= 26:
         raise ValueError(f"num_requests must be 1 .. 26, a letter each; got {num_requests}")
-    draw, arrivals = random.Random(seed), []
+    draw, arrivals = random.Random(0), []
     for i in range(num_requests):
         tail = draw.choices(range(1, vocab_size), k=draw.randint(*tails))
         start = tuple(prefix) if (i + 1) % every else ()

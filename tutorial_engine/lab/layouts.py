@@ -5,16 +5,10 @@ memory, other strides: PyTorch's own strides say where everything lies. Knows no
 Shapes: L layers, n tokens, H_kv K/V heads, D head_dim.
 """
 
-import time
-from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.attention import SdpaAttention, causal_mask, naive_attention
 
 AXES = ("layer", "kv", "token", "head", "dim")
 
@@ -56,17 +50,6 @@ class KVLayout:
             axis: stride * self.kv.itemsize
             for axis, stride in zip(AXES, self.kv.stride(), strict=True)
         }
-
-    def write(self, token: int, kv: Tensor) -> None:
-        """Put a token's K and V of all layers, [L, 2, H_kv, D], in their places."""
-        self.kv[:, :, token] = kv
-
-    def attend(self, layer: int, q: Tensor, n: int, textbook: bool = False) -> Tensor:
-        """The last queries q [q, H, D] of the first n tokens to all of these → [q, H, D]."""
-        k, v = self.kv[layer, 0, :n], self.kv[layer, 1, :n]
-        if textbook:
-            return naive_attention(q, k, v, causal_mask(len(q), n, device=q.device)).out
-        return SdpaAttention().one_sequence(q, k, v)
 
     def touched_by_write(self, token: int) -> Touched:
         """By writing one token: its K and V in all layers."""
@@ -114,42 +97,3 @@ def touched(memory: Tensor, part: Tensor) -> Touched:
     """What reading or writing a view of a memory touches, from its strides."""
     found = runs(memory, part)
     return Touched(sum(length for _, length in found), len(found))
-
-
-class LayoutTimes(NamedTuple):
-    """Seconds, the best of several: writing one token, and one step's attention in all layers."""
-
-    write: float
-    attend: float
-
-
-def time_layout(layout: KVLayout, num_heads: int, repeats: int = 5) -> LayoutTimes:
-    """Measure a decode step on a layout that is full: write its last token, attend in each layer.
-
-    The numbers are of this machine and of a memory that should be larger than its caches.
-    """
-    at_least_one("repeats", repeats)
-    num_layers, _, n, _, head_dim = layout.kv.shape
-    q = torch.randn(1, num_heads, head_dim, dtype=layout.kv.dtype, device=layout.kv.device)
-    new = layout.kv[:, :, n - 1].clone()
-
-    def attend() -> None:
-        for layer in range(num_layers):
-            layout.attend(layer, q, n)
-
-    return LayoutTimes(
-        _best(lambda: layout.write(n - 1, new), repeats, layout.kv.device),
-        _best(attend, repeats, layout.kv.device),
-    )
-
-
-def _best(action: Callable[[], object], repeats: int, device: torch.device) -> float:
-    def seconds() -> float:
-        began = time.perf_counter()
-        action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
-
-    seconds()  # the first time pays for what is made once
-    return min(seconds() for _ in range(repeats))

@@ -266,9 +266,7 @@ def engine_path(
 # -- notebook 04: through the engine's memories ---------------------------------------------------
 
 
-def memory_paths(
-    model: Qwen3ForCausalLM, max_len: int = 128, budget: int = 64
-) -> dict[str, LedgerPath]:
+def memory_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path on pages and on cells: blocks of each size, prefixes found, forks.
 
     And memory that runs out: that takes two prompts at least; the warm row a prompt of over 4
@@ -276,7 +274,7 @@ def memory_paths(
     """
 
     def path(make_memory: MakeMemory, **does: Any) -> LedgerPath:
-        return memory_path(model, make_memory, max_len, budget, **does)
+        return memory_path(model, make_memory, max_len, **does)
 
     pages = partial(_pages, model)
 
@@ -297,16 +295,14 @@ def memory_paths(
     }
 
 
-def in_place_paths(
-    model: Qwen3ForCausalLM, max_len: int = 128, budget: int = 64
-) -> dict[str, LedgerPath]:
+def in_place_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path on pages whose blocks attention reads in place: by the loop, and many at a time.
 
     They need what `memory_paths` need. ValueError if one of them copied K or V.
     """
     pages, paths = partial(_pages, model), dict[str, LedgerPath]()
     for name, backend in (("loop", NaivePagedAttention), ("many blocks", PagedAttention)):
-        path = partial(memory_path, model, max_len=max_len, budget=budget, in_place=backend)
+        path = partial(memory_path, model, max_len=max_len, in_place=backend)
         paths |= {
             **{f"in place, {name}, blocks of {size}": path(pages(size)) for size in BLOCK_SIZES},
             f"in place, {name}, chunked": path(pages(4), budget=4),
@@ -334,8 +330,8 @@ def memory_path(
     model: Qwen3ForCausalLM,
     make_memory: MakeMemory,
     max_len: int,
-    budget: int,
     *,
+    budget: int = 64,
     in_place: Callable[[Any], AttentionBackend] | None = None,
     warm: bool | None = None,
     scarce: bool = False,
@@ -365,20 +361,22 @@ def memory_path(
             engine.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True))
         before = len(recorder.events)
         logits = engine_path(lambda: engine, samples=samples)(prompts, num_tokens, tokens)
-        check(recorder.events[before:])
+        _check_deeds(recorder.events[before:], warm, scarce, forked)
         if in_place is not None:
             assert isinstance(memory.storage, KVStorage), "there are blocks to read"
             if copied := memory.storage.bytes_gathered:
                 raise ValueError(f"{copied} bytes of K and V were copied: it is not in place")
         return logits
 
-    def check(events: Sequence[Event]) -> None:
-        hits = sum(event.num_cached for event in events if isinstance(event, Admitted))
-        if warm is not None and warm != (hits > 0):
-            raise ValueError(f"{hits} tokens were found: the prompts are too short, or alike")
-        if scarce and not any(isinstance(event, Preempted) for event in events):
-            raise ValueError("nobody gave way: give more prompts, or ask for more tokens")
-        if forked and not any(event.num_tokens for event in events if isinstance(event, Forked)):
-            raise ValueError("nothing was shared: the prompts are too short")
-
     return path
+
+
+def _check_deeds(events: Sequence[Event], warm: bool | None, scarce: bool, forked: bool) -> None:
+    """ValueError if no tokens were found, nobody gave way or nothing was shared, as promised."""
+    hits = sum(event.num_cached for event in events if isinstance(event, Admitted))
+    if warm is not None and warm != (hits > 0):
+        raise ValueError(f"{hits} tokens were found: the prompts are too short, or alike")
+    if scarce and not any(isinstance(event, Preempted) for event in events):
+        raise ValueError("nobody gave way: give more prompts, or ask for more tokens")
+    if forked and not any(event.num_tokens for event in events if isinstance(event, Forked)):
+        raise ValueError("nothing was shared: the prompts are too short")

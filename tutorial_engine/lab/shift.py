@@ -5,13 +5,14 @@ compare with a model that never saw the forgotten ones. In one layer they agree;
 layer every key and value has already taken in what is forgotten, and no rotation takes it out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tutorial_engine.cache.cell_table import SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
@@ -33,12 +34,27 @@ class ShiftGap(NamedTuple):
     largest_logit: float
 
 
-def shift_gap(model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int) -> ShiftGap:
+Shift = Callable[[CellKVCache, SeqId, int, int], object]  # (cache, seq_id, keep, discard)
+
+
+def context_shift(cache: CellKVCache, seq_id: SeqId, keep: int, discard: int) -> None:
+    """Keep a sequence's first positions, drop the next `discard`, and move the others down.
+
+    Its cells only: whoever calls this shortens token_ids and num_computed_tokens, too.
+    """
+    cache.seq_rm(seq_id, keep, keep + discard)
+    cache.seq_add(seq_id, keep + discard, -1, -discard)
+
+
+def shift_gap(
+    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, shift: Shift | None = None
+) -> ShiftGap:
     """Run all tokens but the last, forget the first `discard`, shift, run the last; and afresh.
 
-    ValueError unless at least one token is forgotten and one stays before the last.
+    `shift` changes the cells (None: context_shift). ValueError unless at least one token is
+    forgotten and one stays before the last.
     """
-    cache, one = _shifted(model, token_ids, discard)
+    cache, one = _shifted(model, token_ids, discard, shift=shift)
     other, two = _afresh(model, token_ids, discard)
     shifted, fresh = decode(model, cache, [one]), decode(model, other, [two])
     kept, gaps = len(token_ids) - 1 - discard, list[tuple[float, float]]()
@@ -82,15 +98,16 @@ def shifted_text(
     text: str | Sequence[int],
     discard: int,
     max_tokens: int = 16,
+    shift: Shift | None = None,
 ) -> ShiftedText:
     """Forget the first `discard` tokens of a text and go on, greedily: by a shift, and afresh.
 
-    ValueError as shift_gap.
+    `shift` and ValueError as shift_gap.
     """
     token_ids = tokenizer.encode(text).ids if isinstance(text, str) else list(text)
     said = []
     for cache, request in (
-        _shifted(model, token_ids, discard, max_tokens),
+        _shifted(model, token_ids, discard, max_tokens, shift),
         _afresh(model, token_ids, discard, max_tokens),
     ):
         start = len(request.token_ids)
@@ -102,7 +119,7 @@ def shifted_text(
     forgotten, kept, shifted, fresh = (
         tokenizer.decode(part, skip_special_tokens=False) for part in parts
     )
-    gap = shift_gap(model, token_ids, discard)
+    gap = shift_gap(model, token_ids, discard, shift)
     return ShiftedText(forgotten, kept, shifted, fresh, same, max_tokens, gap)
 
 
@@ -134,7 +151,11 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
 
 
 def _shifted(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, max_tokens: int = 0
+    model: Qwen3ForCausalLM,
+    token_ids: Sequence[int],
+    discard: int,
+    max_tokens: int = 0,
+    shift: Shift | None = None,
 ) -> tuple[CellKVCache, Request]:
     """All tokens but the last are run, then the first are forgotten and the others moved down."""
     kept = len(token_ids) - 1 - discard
@@ -145,8 +166,9 @@ def _shifted(
         )
     cache, request = _cells(model, len(token_ids) + max_tokens), Request("A", token_ids[:-1])
     prefill(model, cache, [request])
-    cache.seq_rm("A", 0, discard)
-    cache.seq_add("A", discard, -1, -discard)  # the keys are turned before anything reads them
+    (shift or context_shift)(
+        cache, "A", 0, discard
+    )  # the keys are turned before anything reads them
     request.token_ids, request.num_computed_tokens = list(token_ids[discard:]), kept
     return cache, request
 

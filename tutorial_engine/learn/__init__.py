@@ -4,7 +4,7 @@
 imports it.
 """
 
-from tutorial_engine.learn.own import OwnEngine
+from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.source import show_source

@@ -62,8 +62,8 @@ def _head_first(self: BlockManager, request_id: str) -> None:
 
 
 BUGS_04: Zoo = {
-    "a taken block keeps its hash": (BlockManager, "forget", StaleBlocks.forget),
-    "hashes without the parent's": (BlockManager, "hash_of", _hash_without_parent),
+    "a taken block keeps its name": (BlockManager, "forget", StaleBlocks.forget),
+    "names without the parent's": (BlockManager, "hash_of", _hash_without_parent),
     "found before it is written": (BlockManager, "admit", _found_before_written),
     "a shared block is written": (BlockManager, "_is_own", _always_own),
     "blocks are freed head first": (BlockManager, "free", _head_first),

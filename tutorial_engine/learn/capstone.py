@@ -101,21 +101,13 @@ class Report:
         return "\n".join([*map(repr, self.verdicts), last])
 
 
-def check_engine(
-    factory: Factory,
-    seed: int | None = None,
-    rounds: int = 3,
-    limits: Limits | None = None,
-    model: Qwen3ForCausalLM | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Report:
+def check_engine(factory: Factory, seed: int | None = None, rounds: int = 3) -> Report:
     """Serve random workloads with the engines that `factory(model, limits)` makes, and judge them.
 
     In each round each request has a fresh engine to itself, then all come over time to one. The
     seed is drawn where none is given. What the engine raises becomes a verdict.
     """
-    limits = limits or Limits()
-    model, tokenizer = model or load_model(), tokenizer or load_tokenizer()
+    limits, model, tokenizer = Limits(), load_model(), load_tokenizer()
     first = secrets.randbelow(10**6) if seed is None else seed
     titles = (
         "each request alone has the right tokens",
@@ -222,7 +214,7 @@ def _serve(factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequ
     by_name = {job.name: job for job in jobs}
     waiting = sorted(jobs, key=lambda job: job.from_step)
     most = sum(len(job.prompt) + job.max_tokens for job in jobs)
-    with _counted(model) as batches:
+    with watched(model) as batches:
         engine = _blamed("the factory", factory, model, limits)
         step = silent = 0
         while any(len(received[job.name]) < len(job.tokens) for job in jobs):
@@ -283,7 +275,7 @@ def _blamed(who: str, call: Callable[..., Any], *given: Any) -> Any:
 
 
 @contextmanager
-def _counted(model: Qwen3ForCausalLM) -> Iterator[list[Batch]]:
+def watched(model: Qwen3ForCausalLM) -> Iterator[list[Batch]]:
     """Inside the block, every batch that the model runs is put into the list."""
     batches: list[Batch] = []
     handle = model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))

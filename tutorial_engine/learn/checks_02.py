@@ -127,45 +127,48 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
     )
 
     def run() -> Verdict:
-        draw = torch.Generator().manual_seed(1)
         try:
             theirs = make_cache(config, ROOM)
         except TypeError as error:
             return Verdict(
                 False, f"MyStaticCache(config, max_len) raised TypeError: {error}; it takes both"
             )
-        right, first = RightCache(), 0
-        seen: dict[int, Sequence[Tensor]] = {}
-        for new in (4, 1, 2, 1):
-            batch = Batch.from_sequences([[0] * new], [first])
-            for layer in range(config.num_hidden_layers):
-                k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
-                try:
-                    got = theirs.update(layer, k.clone(), v.clone(), batch)
-                except AttributeError as error:
-                    return Verdict(
-                        False,
-                        f"update raised AttributeError: {error}; make the memory in __init__, as "
-                        "self.k and self.v",
-                    )
-                bad = not_done("update", got, update) or _wrong_pairs(got)
-                if bad is not None:
-                    return bad
-                want = right.update(layer, k, v, batch)[0]
-                others = right.kv.get(1 - layer)
-                bad = _wrong_writing(got[0], want, (k, v), others, layer)
-                bad = bad or _wrong_history(got[0], want, (k, v), layer)
-                bad = bad or _moved(got[0], seen.get(layer))
-                if bad is not None:
-                    return bad
-                seen[layer] = got[0]
-            first += new
-        return Verdict(
-            True, f"update: {first} tokens in 4 steps, 2 layers, and no old key or value was copied"
-        )
+        try:
+            return _wrong_update(theirs, update) or Verdict(
+                True, "update: 8 tokens in 4 steps, 2 layers, and no old key or value was copied"
+            )
+        except AttributeError as error:
+            return Verdict(
+                False,
+                f"update raised AttributeError: {error}; make the memory in __init__, as self.k "
+                "and self.v",
+            )
 
     hint = "A buffer of a layer is [max_len, K/V heads, head_dim]; k and v are [T, heads, head_dim]"
     return guarded("update", run, update, f"{hint}.")
+
+
+def _wrong_update(theirs: Any, update: Any) -> Verdict | None:
+    """Four steps of one sequence in two layers, each beside the right cache."""
+    draw, right, first = torch.Generator().manual_seed(1), RightCache(), 0
+    seen: dict[int, Sequence[Tensor]] = {}
+    for new in (4, 1, 2, 1):
+        batch = Batch.from_sequences([[0] * new], [first])
+        for layer in (0, 1):
+            k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
+            got = theirs.update(layer, k.clone(), v.clone(), batch)
+            bad = not_done("update", got, update) or _wrong_pairs(got)
+            if bad is not None:
+                return bad
+            want = right.update(layer, k, v, batch)[0]
+            bad = _wrong_writing(got[0], want, (k, v), right.kv.get(1 - layer), layer)
+            bad = bad or _wrong_history(got[0], want, (k, v), layer)
+            bad = bad or _moved(got[0], seen.get(layer))
+            if bad is not None:
+                return bad
+            seen[layer] = got[0]
+        first += new
+    return None
 
 
 def _wrong_writing(
@@ -328,14 +331,6 @@ def _wrong_logits(got: object, rows: Tensor) -> str | None:
 def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) -> Verdict:
     """Check a learner's function(cached, new, max_len) → the slots to write, rows 0, 1, ..."""
 
-    def slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
-        pairs = enumerate(zip(cached, new, strict=True))
-        return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
-
-    def packed(cached: list[int], new: list[int]) -> list[int]:
-        ends = list(accumulate(map(sum, zip(cached, new, strict=True))))
-        return [x for end, n in zip(ends, new, strict=True) for x in range(end - n, end)]
-
     def run() -> Verdict:
         for cached, new, max_len in (
             ([0], [4], 8),
@@ -343,53 +338,61 @@ def check_slots(function: Callable[[list[int], list[int], int], Iterable[int]]) 
             ([0, 0], [2, 2], 8),
             ([5, 0, 2], [1, 3, 2], 16),
         ):
-            answer, want = function([*cached], [*new], max_len), slots(cached, new, max_len)
-            where = f"slots_to_write: cached={cached}, new={new}, max_len={max_len}"
+            answer = function([*cached], [*new], max_len)
             bad = not_done("slots_to_write", answer, function)
             if bad is not None:
                 return bad
             got = [_number(x) for x in answer]
-            if got == want:
-                continue
-            if any(isinstance(x, list | tuple | range | Tensor) for x in got):
-                return Verdict(
-                    False, f"{where}: got {got}; one flat list is asked, no list for each row"
-                )
-            if got == slots([0] * len(cached), new, max_len):
-                return Verdict(False, f"{where}: the cached tokens are overwritten: {got}")
-            if got == slots(
-                [0] * len(new), [a + b for a, b in zip(cached, new, strict=True)], max_len
-            ):
-                return Verdict(
-                    False, f"{where}: got {got}; only the new tokens are written, not the cached"
-                )
-            if len(cached) > 1 and got == packed(cached, new):
-                return Verdict(
-                    False,
-                    f"{where}: got {got}; the rows are packed one after the other, but row r "
-                    "begins at r * max_len, however few slots are used before it",
-                )
-            if len(want) > 1 and got == [r * max_len for r, n in enumerate(new) for _ in range(n)]:
-                return Verdict(
-                    False,
-                    f"{where}: got {got}; these are where rows begin; each token needs its own",
-                )
-            if got == [x + 1 for x in want]:
-                return Verdict(False, f"{where}: one too far; the first free slot is number cached")
-            if got == [x - 1 for x in want]:
-                return Verdict(False, f"{where}: one too early; slots are counted from 0")
-            if got == slots(cached, new, 8):
-                return Verdict(False, f"{where}: got {got}; rows have max_len slots, not always 8")
-            if len(got) == len(new) < len(want):
-                return Verdict(False, f"{where}: one slot for each row; each new token needs one")
-            if len(cached) > 1 and [x % max_len for x in got] == [x % max_len for x in want]:
-                return Verdict(False, f"{where}: got {got}; row r begins at slot r * max_len")
-            if len(cached) > 1 and sorted(got) != got:
-                return Verdict(False, f"{where}: got {got}; each row has max_len = {max_len} slots")
-            return Verdict(False, f"{where}: expected {want}, got {got}")
+            if got != _slots(cached, new, max_len):
+                where = f"slots_to_write: cached={cached}, new={new}, max_len={max_len}"
+                return Verdict(False, f"{where}: {_wrong_slots(got, cached, new, max_len)}")
         return Verdict(True, "slots_to_write: prefill, decode, two prefills and a mixed batch")
 
     return guarded("slots_to_write", run, function)
+
+
+def _slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
+    pairs = enumerate(zip(cached, new, strict=True))
+    return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
+
+
+def _wrong_slots(got: list[Any], cached: list[int], new: list[int], max_len: int) -> str:
+    """The usual mistakes, the first that gives these slots; of several rows where it says so."""
+    want, none, several = _slots(cached, new, max_len), [0] * len(cached), len(cached) > 1
+    if any(isinstance(x, list | tuple | range | Tensor) for x in got):
+        return f"got {got}; one flat list is asked, no list for each row"
+    lens = [old + n for old, n in zip(cached, new, strict=True)]
+    ends = zip(accumulate(lens), new, strict=True)
+    packed = [x for end, n in ends for x in range(end - n, end)]
+    begins = [r * max_len for r, n in enumerate(new) for _ in range(n)]
+    for is_so, words in (
+        (got == _slots(none, new, max_len), f"the cached tokens are overwritten: {got}"),
+        (
+            got == _slots(none, lens, max_len),
+            f"got {got}; only the new tokens are written, not the cached",
+        ),
+        (
+            several and got == packed,
+            f"got {got}; the rows are packed one after the other, but row r begins at r * max_len, "
+            "however few slots are used before it",
+        ),
+        (
+            len(want) > 1 and got == begins,
+            f"got {got}; these are where rows begin; each token needs its own",
+        ),
+        (got == [x + 1 for x in want], "one too far; the first free slot is number cached"),
+        (got == [x - 1 for x in want], "one too early; slots are counted from 0"),
+        (got == _slots(cached, new, 8), f"got {got}; rows have max_len slots, not always 8"),
+        (len(got) == len(new) < len(want), "one slot for each row; each new token needs one"),
+        (
+            several and [x % max_len for x in got] == [x % max_len for x in want],
+            f"got {got}; row r begins at slot r * max_len",
+        ),
+        (several and sorted(got) != got, f"got {got}; each row has max_len = {max_len} slots"),
+    ):
+        if is_so:
+            return words
+    return f"expected {want}, got {got}"
 
 
 def _number(x: Any) -> Any:

@@ -10,7 +10,7 @@ from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
-from tutorial_engine.learn.own_scheduler import plan as right_plan
+from tutorial_engine.learn.own_scheduler import plan_step as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
 from tutorial_engine.learn.parts import listed, number, whole
 from tutorial_engine.learn.verdict import Verdict, guarded, not_done
@@ -90,21 +90,22 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
     def run() -> Verdict:
         for running, waiting, budget, most in PLANS:
             answer = function(list(running), list(waiting), budget, most)
-            bad = not_done("plan", answer, function)
+            bad = not_done("plan_step", answer, function)
             if bad is not None:
                 return bad
             if not isinstance(answer, Mapping):
-                return Verdict(False, f"plan must return a dict, name -> tokens; got {answer!r}")
+                told = f"plan_step must return a dict, name -> tokens; got {answer!r}"
+                return Verdict(False, told)
             got = {name: whole(share) for name, share in answer.items()}
             want = right_plan(running, waiting, budget, most)
             if got == want:
                 continue
-            where = f"plan: running {running}, waiting {waiting}, budget {budget}, at most {most}"
+            asked = f"running {running}, waiting {waiting}, budget {budget}, at most {most}"
             why = _why_no_plan(got, want, running, waiting, budget, most)
-            return Verdict(False, f"{where}: got {dict(answer)}; {why}")
-        return Verdict(True, "plan: running first, then waiting, within both limits")
+            return Verdict(False, f"plan_step: {asked}: got {dict(answer)}; {why}")
+        return Verdict(True, "plan_step: running first, then waiting, within both limits")
 
-    return guarded("plan", run, function)
+    return guarded("plan_step", run, function)
 
 
 def _why_no_plan(

@@ -2,6 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tutorial_engine.cache.cell_table import Cell
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab.shift import Shift, random_model, shift_gap
+from tutorial_engine.lab.shift import context_shift as right_shift
 from tutorial_engine.learn.block_attention_check import check_block_attention
 from tutorial_engine.learn.block_checks import check_free, check_stale, check_take
 from tutorial_engine.learn.cause_check import check_causes
@@ -10,11 +16,13 @@ from tutorial_engine.learn.own_memory import Cells
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
 from tutorial_engine.learn.parts import listed, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, not_done
+from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, not_done
+from tutorial_engine.model.rope import RotaryEmbedding
 
 __all__ = [
     "check_block_attention",
     "check_causes",
+    "check_context_shift",
     "check_find",
     "check_free",
     "check_num_blocks",
@@ -233,3 +241,87 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
         return Verdict(True, "visible: by owner and position, wherever the cells are")
 
     return guarded("visible", run, function)
+
+
+# ---- 6. a context shift by hand
+
+SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discard)
+
+
+def _by_steps(*steps: Callable[[CellKVCache, int, int], object]) -> Shift:
+    """A shift of sequence A by these steps: (cache, keep, discard)."""
+    return lambda cache, _, keep, discard: [step(cache, keep, discard) for step in steps]
+
+
+SHIFT_MISTAKES: dict[str, Shift] = {
+    "the others still have their old positions: move them down with seq_add": _by_steps(
+        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard)
+    ),
+    "p1 is where the range ends, not how many positions it has: keep + discard": _by_steps(
+        lambda cache, keep, discard: cache.seq_rm("A", keep, discard),
+        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, -discard),
+    ),
+    "delta is below 0: the others move down": _by_steps(
+        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
+        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, discard),
+    ),
+    "the first `keep` positions stay: drop what is behind them": _by_steps(
+        lambda cache, keep, discard: cache.seq_rm("A", 0, discard),
+        lambda cache, keep, discard: cache.seq_add("A", discard, -1, -discard),
+    ),
+    "the first `keep` positions do not move: seq_add begins behind what was dropped": _by_steps(
+        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
+        lambda cache, keep, discard: cache.seq_add("A", 0, -1, -discard),
+    ),
+    "drop first, then move: after seq_add the others stand where the dropped ones are": _by_steps(
+        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, -discard),
+        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
+    ),
+}
+
+
+def _after(shift: Shift, num_tokens: int, keep: int, discard: int) -> list[Cell]:
+    """All cells of a small real cache in which sequence A was shifted; B has cells there, too."""
+    spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=2, v_head_dim=2)
+    storage = KVStorage(spec, num_tokens + 3, "cpu", slots_first=True)
+    cache = CellKVCache(storage, RotaryEmbedding(2, 10_000.0))
+    for seq_id, count in (("B", 3), ("A", num_tokens)):
+        cache.table.place(cache.table.find_slot(count) or (), seq_id, range(count))
+    shift(cache, "A", keep, discard)
+    return [cache.table[number] for number in range(storage.num_slots)]
+
+
+def check_context_shift(function: Shift) -> Verdict:
+    """Check a learner's function(cache, seq_id, keep, discard) on real caches, and in a model."""
+
+    def positions(cells: Sequence[Cell], seq_id: str) -> list[int]:
+        return sorted(c.pos for c in cells if c.pos is not None and seq_id in c.owners)
+
+    def run() -> Verdict:
+        got = [_after(function, *case) for case in SHIFTS]
+        want = [_after(right_shift, *case) for case in SHIFTS]
+        if got == want:
+            ids = [7 * i % 97 for i in range(20)]
+            gap = shift_gap(random_model(1), ids, 6, function).logits
+            assert gap < 1e-4, f"a fresh run has other logits, by {gap}"
+            told = "the right cells in 4 caches; a model of one layer then has a fresh run's logits"
+            return Verdict(True, f"context_shift: {told}")
+        if got == [_after(_by_steps(), *case) for case in SHIFTS]:
+            if has_gap(function):
+                return Verdict(None, "not done yet: there is still a `...` in context_shift")
+            told = "the cache has not changed: call its seq_rm and its seq_add"
+            return Verdict(False, f"context_shift: {told}")
+        i = next(i for i, cells in enumerate(want) if got[i] != cells)
+        (num_tokens, keep, discard), name = SHIFTS[i], "A"
+        if positions(got[i], "B") != positions(want[i], "B"):
+            name = "B (another one)"
+        pair = [positions(cells[i], name[0]) for cells in (got, want)]
+        mistakes = SHIFT_MISTAKES.items()
+        known = (w for w, wrong in mistakes if [_after(wrong, *case) for case in SHIFTS] == got)
+        return Verdict(
+            False,
+            f"context_shift: {num_tokens} tokens, keep {keep}, discard {discard}: sequence {name} "
+            f"has the positions {pair[0]}; {next(known, f'expected {pair[1]}')}",
+        )
+
+    return guarded("context_shift", run, function)

@@ -34,8 +34,8 @@ from tutorial_engine.learn.checks_03 import (
     check_plan,
     check_shortest,
 )
-from tutorial_engine.learn.own import OwnEngine
 from tutorial_engine.learn.own_cache import CACHES
+from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_scheduler import POLICIES
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict
@@ -61,7 +61,7 @@ CHECKS: dict[str, Checks] = {
     },
     "03": {
         "num_tokens_to_run": check_num_tokens,
-        "plan": check_plan,
+        "plan_step": check_plan,
         "ttft_and_tpot": check_metrics,
         "ShortestFirst": check_shortest,
         "Fair": check_fair,
@@ -73,11 +73,12 @@ class Brought(dict[str, Verdict]):
     """Part → what its check says of the function that came from a notebook file.
 
     `wanted` are the parts that the notebook has, and this engine too; of two caches the one in use.
+    `missing` is the notebook's path where no such file is there, else "".
     """
 
-    def __init__(self, number: str, wanted: Sequence[str]) -> None:
+    def __init__(self, number: str, wanted: Sequence[str], missing: str = "") -> None:
         super().__init__()
-        self.number, self.wanted = number, wanted
+        self.number, self.wanted, self.missing = number, wanted, missing
 
     def __repr__(self) -> str:
         right = [name for name in self.wanted if name in self and self[name].ok]
@@ -85,7 +86,8 @@ class Brought(dict[str, Verdict]):
         lines += [repr(verdict) for verdict in self.values() if verdict.ok is False]
         left = [name for name in self.wanted if name not in right]
         if left:
-            lines.append(f"☐ the package's run for: {', '.join(left)}")
+            why = f" (there is no file {self.missing})" if self.missing else ""
+            lines.append(f"☐ the package's run for: {', '.join(left)}{why}")
         return "\n".join(lines)
 
 
@@ -117,7 +119,7 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         "tokenizer": mine.tokenizer,
         "__name__": path.stem,  # classes are defined in a module
     }
-    found = Brought(number, tuple(checks))
+    found = Brought(number, tuple(checks), "" if path.is_file() else str(path))
     for source in [*_helpers([cell.source for cell in code], exercises), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)

@@ -22,7 +22,8 @@ OUT = ROOT / "handout"
 # what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
 FILES = ("Makefile", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
 FOLDERS = ("tutorial_engine", "figures", "docs")
-README = ROOT / "docs" / "teaching" / "students.md"  # of the archive
+TEACHERS = ROOT / "docs" / "teaching"  # plans with answers, not for students
+README, CAPSTONE = TEACHERS / "students.md", TEACHERS / "capstone.md"  # but for these two
 MOST = 0.7  # of a solution's lines: hints and the package's own code share a few with it
 
 
@@ -59,11 +60,16 @@ def _texts(thing: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from _texts(value, f"{place}[{number}]")
 
 
+def is_for_students(path: Path) -> bool:
+    """Whether a file of the repository may go into their archive: no teacher's page, no cache."""
+    return path == CAPSTONE or not (TEACHERS in path.parents or "__pycache__" in path.parts)
+
+
 def students_files() -> list[Path]:
     """What goes to the students. ValueError when one of their notebooks tells a solution."""
     files = [ROOT / name for name in FILES]
     for folder in FOLDERS:
-        files += [p for p in sorted((ROOT / folder).rglob("*")) if "__pycache__" not in p.parts]
+        files += filter(is_for_students, sorted((ROOT / folder).rglob("*")))
     for name, source in sources().items():
         path = target(name, solved=False)
         told = leaks(nbformat.read(path, as_version=4), solutions(source))

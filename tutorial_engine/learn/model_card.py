@@ -18,13 +18,22 @@ from tutorial_engine.tiny import corpus, train
 from tutorial_engine.viz.tokens import escape
 
 UNSEEN = 12345  # a seed that no training used
+WORDS = {  # that stories are made of
+    "names that are fixed": corpus.NAMES,
+    "syllables of invented names": corpus.SYLLABLES,
+    "colours and sizes": corpus.COLORS,
+    "things": corpus.THINGS,
+    "animals": corpus.ANIMALS,
+    "places": corpus.PLACES,
+    "feelings": corpus.FEELINGS,
+}
 FAR = 4 * train.SEQ_LEN  # tokens of a text that is longer than any row of the training
 
 
 def facts() -> dict[str, str]:
     """Name of a blank in the card → what is to stand there, as Markdown."""
     model, tokenizer = load_model(), load_tokenizer()
-    config, curve = model.config, json.loads((TINY.parent / "curve.json").read_text())
+    config = model.config
     with safe_open(TINY / "model.safetensors", "pt") as weights:
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
@@ -32,7 +41,6 @@ def facts() -> dict[str, str]:
     (astray,) = generate(
         model, "The capital of France is", SamplingParams(max_tokens=16), tokenizer=tokenizer
     )
-    first, last = curve[0], curve[-1]
     rows = {
         "parameters": f"{parameters:,} in {len(shapes)} tensors, bf16",
         "layers": f"{config.num_hidden_layers}, each {config.hidden_size} wide",
@@ -40,38 +48,33 @@ def facts() -> dict[str, str]:
         "vocabulary": f"{tokenizer.get_vocab_size()} tokens (byte-level BPE)",
         "file": f"{(TINY / 'model.safetensors').stat().st_size:,} bytes",
     }
-    words = {
-        "names that are fixed": corpus.NAMES,
-        "syllables of invented names": corpus.SYLLABLES,
-        "colours and sizes": corpus.COLORS,
-        "things": corpus.THINGS,
-        "animals": corpus.ANIMALS,
-        "places": corpus.PLACES,
-        "feelings": corpus.FEELINGS,
-    }
-    training = {
-        "steps": f"{last['step'] + 1:,}",
-        "rows of a step": f"{train.ROWS}, {train.RANDOM_ROWS} of them repeated random tokens",
-        "tokens of a row": str(train.SEQ_LEN),
-        "loss on text, first and last step": (
-            f"{first['text_loss']:.2f} and {last['text_loss']:.2f}"
-        ),
-        "loss on repeats, first and last step": (
-            f"{first['repeat_loss']:.2f} and {last['repeat_loss']:.2f}"
-        ),
-        "best induction score at the end": f"{last['induction']:.2f} (1 is perfect)",
-    }
     return {
         "facts": table(rows),
-        "corpus": table({name: f"{len(some)}" for name, some in words.items()}),
+        "corpus": table({name: f"{len(some)}" for name, some in WORDS.items()}),
         "story": escape(corpus.story(random.Random(UNSEEN))),
-        "training": table(training),
+        "training": table(training()),
         "astray": escape(astray.outputs[0].text.strip()),
         "seq_len": str(train.SEQ_LEN),
         "max_positions": f"{config.max_position_embeddings:,}",
         "near": f"{losses[: train.SEQ_LEN].mean():.2f}",
         "far": f"{losses[-train.SEQ_LEN :].mean():.2f}",
         "far_from": str(FAR - train.SEQ_LEN),
+    }
+
+
+def training() -> dict[str, str]:
+    """What a step of the training was made of, and the losses at both ends of its curve."""
+    curve = json.loads((TINY.parent / "curve.json").read_text())
+    first, last = curve[0], curve[-1]
+    return {
+        "steps": f"{last['step'] + 1:,}",
+        "rows of a step": f"{train.ROWS}, {train.RANDOM_ROWS} of them repeated random tokens",
+        "tokens of a row": str(train.SEQ_LEN),
+        **{
+            f"loss on {name}, first and last step": f"{first[key]:.2f} and {last[key]:.2f}"
+            for name, key in (("text", "text_loss"), ("repeats", "repeat_loss"))
+        },
+        "best induction score at the end": f"{last['induction']:.2f} (1 is perfect)",
     }
 
 

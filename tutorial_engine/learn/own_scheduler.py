@@ -22,7 +22,7 @@ def num_tokens_to_run(num_tokens: int, num_computed_tokens: int, budget_left: in
     return min(num_tokens - num_computed_tokens, budget_left)
 
 
-def plan(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> dict[str, int]:
+def plan_step(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> dict[str, int]:
     """Who runs how many tokens in this step: those who run already, then those who wait."""
     shares: dict[str, int] = {}
     for name, left in [*running, *waiting[: max(0, max_num_seqs - len(running))]]:
@@ -61,7 +61,7 @@ class Fair(ShortestFirst):
 POLICIES: dict[str, type[Scheduler]] = {"ShortestFirst": ShortestFirst, "Fair": Fair}
 PARTS_03: dict[str, Callable[..., Any]] = {
     "num_tokens_to_run": num_tokens_to_run,
-    "plan": plan,
+    "plan_step": plan_step,
     "ttft_and_tpot": ttft_and_tpot,
     **POLICIES,
 }
@@ -70,10 +70,10 @@ PARTS_03: dict[str, Callable[..., Any]] = {
 
 
 class OwnScheduler(Scheduler):
-    """A Scheduler whose steps the parts `plan` or `num_tokens_to_run` decide; see `with_parts`.
+    """A Scheduler that asks the part `plan_step`, or `num_tokens_to_run`; see `with_parts`.
 
-    `plan` is asked once for a step, and once more when all who ran have given way. It is given the
-    waiting requests in the order of the policy.
+    `plan_step` is asked once for a step, and once more when all who ran have given way. It is given
+    the waiting requests in the order of the policy.
     """
 
     parts: Parts
@@ -81,10 +81,10 @@ class OwnScheduler(Scheduler):
 
     def schedule(self) -> list[ScheduledRequest]:
         """As Scheduler.schedule. Without chunked prefill the package's rule decides."""
-        is_own = "plan" in self.parts.own and self.can_chunk
+        is_own = "plan_step" in self.parts.own and self.can_chunk
         self._shares = self._ask_plan(self.config.max_num_batched_tokens) if is_own else None
         if not is_own:
-            self.parts.calls["plan"] += 1
+            self.parts.calls["plan_step"] += 1
         return super().schedule()
 
     def schedule_waiting(self, plan: StepPlan) -> None:
@@ -157,7 +157,7 @@ class OwnScheduler(Scheduler):
         return order
 
     def _ask_plan(self, budget: int) -> dict[str, int]:
-        """The answer of the learner's `plan`. PartFailed for one that no step can run."""
+        """The answer of the learner's `plan_step`. PartFailed for one that no step can run."""
         cap = self.config.long_prefill_token_threshold
 
         def left(requests: Sequence[Request]) -> list[tuple[str, int]]:
@@ -168,8 +168,8 @@ class OwnScheduler(Scheduler):
 
         running, waiting = left(self.running), left(self._in_order())
         most = self.config.max_num_seqs
-        with self.parts.blamed("plan"):
-            answer = self.parts("plan", list(running), list(waiting), budget, most)
+        with self.parts.blamed("plan_step"):
+            answer = self.parts("plan_step", list(running), list(waiting), budget, most)
             return _possible(answer, running, waiting, budget, most)
 
 

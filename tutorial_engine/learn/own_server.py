@@ -25,7 +25,8 @@ from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
-from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel, OwnSampler
+from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
+from tutorial_engine.learn.own_engine import OwnSampler
 from tutorial_engine.learn.own_memory import PARTS_04, InBlocks, OwnCells, OwnPages
 from tutorial_engine.learn.own_scheduler import (
     PARTS_03,
@@ -52,11 +53,11 @@ IN_MODEL = (
 EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {
-    "rows": ("num_tokens_to_run", "plan", "ttft_and_tpot", *POLICIES),
+    "rows": ("num_tokens_to_run", "plan_step", "ttft_and_tpot", *POLICIES),
     "pages": ("num_blocks", "slots", "free", "take", "find", "block_attention"),
     "cells": ("visible",),
 }
-INSIDE = {"num_tokens_to_run": "plan", "project": "layer", "rope": "layer"}
+INSIDE = {"num_tokens_to_run": "plan_step", "project": "layer", "rope": "layer"}
 
 
 @dataclass(frozen=True, repr=False)

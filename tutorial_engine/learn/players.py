@@ -123,7 +123,7 @@ SHOWS = (
         lambda m, t: Run(
             softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "blocks read"
         ),
-        Card((0, 54, 560, 290), 0.6),
+        Card((0, 54, 560, 290), 0.6, phone=(0, 54, 402, 290)),
     ),
     Show(
         "scheduler-one-rule",
@@ -133,7 +133,7 @@ SHOWS = (
         "03_scheduler",
         "Three requests, a budget of 8",
         _policy(Scheduler),
-        Card((0, 36, 700, 150)),
+        Card((0, 36, 700, 150), phone=(0, 0, 372, 122), rows=1),
     ),
     Show(
         "scheduler-prefill-first",

@@ -31,7 +31,8 @@ TERM = re.compile(r"(?<![*\w])\*\*?[A-Za-z]")  # a word in italics or bold: it i
 FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
 TITLE = re.compile(r"<h2>(.*?)</h2>")
 MOST_KEYS = 4  # sentences beside an objective
-MOST_LINES = 14  # of a printed output on a slide
+MOST_LINES = 14  # of a printed output below other things
+WHOLE_SLIDE = 22  # ... and alone
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -43,6 +44,7 @@ section { box-sizing: border-box; min-height: 100vh; padding: 4vh 6vw 7vh; break
 h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
 .small { font-size: .8em; color: #444; margin: 0 0 .3em; }
 img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left; }
+h2 ~ img { max-height: 62vh; }
 pre { font-size: .78em; background: #f4f4f4; padding: .6em; overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
   border-top: 1px solid #999; margin-top: 1em; }
@@ -132,10 +134,11 @@ class Slide(NamedTuple):
 
 def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
     """The slides of a lesson, from its two built copies. Exercises are those of the learner's."""
-    section, task, told = "", False, ""
+    section, task, told, titled = "", False, "", False
     for mine, theirs in zip(learners.cells, solved.cells, strict=True):
         if mine.cell_type == "markdown":
             told, text = _led(DETAILS.sub("", mine.source).strip())
+            titled = False
             for part in filter(None, HEADING.split(text)):
                 title, _, text = part.partition("\n")
                 if not title.startswith("#"):
@@ -143,15 +146,16 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
                     continue
                 marks, _, title = title.partition(" ")
                 task = title.startswith("Exercise")
+                titled = len(marks) > 2 and not task
                 yield _titled(title, text.strip(), section if len(marks) > 2 else "")
                 section = title if len(marks) < 3 else section
             continue
         if "exercise" in mine.metadata.get("tags", []):
             yield Slide(f"<pre>{escape(mine.source)}</pre>", joins=True)
         else:
-            yield from _led_to(told, mine, theirs, section)
+            yield from _led_to(told, titled, mine, theirs, section)
             yield from _shown(mine, theirs, section)
-        task, told = False, ""
+        task, told, titled = False, "", False
 
 
 def _said(part: str, section: str = "") -> Slide:
@@ -171,31 +175,48 @@ def _led(text: str) -> tuple[str, str]:
     return (text[at:], text[:at]) if "\n#" not in text[at:] else ("", text)
 
 
-def _led_to(told: str, mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[Slide]:
-    """What a cell printed, with the paragraph that leads to it; else the paragraph is a note."""
+def _led_to(
+    told: str, titled: bool, mine: NotebookNode, theirs: NotebookNode, section: str
+) -> Iterator[Slide]:
+    """What a cell printed: with the paragraph that leads to it, or below the title before it.
+
+    A long output has a slide of its own. Is it nothing, or too much, the paragraph is a note.
+    """
     printed = "".join(o.text for o in theirs.outputs if o.output_type == "stream").rstrip()
-    if not told:
+    shown, lines = f"<pre>{escape(printed)}</pre>", printed.count("\n") + 1
+    if not printed or QUESTION.search(mine.source) or lines > MOST_LINES:
+        if told:
+            yield _said(told)
+        if titled and MOST_LINES < lines <= WHOLE_SLIDE:
+            yield Slide(_small(section) + shown)
         return
-    if not printed or QUESTION.search(mine.source) or printed.count("\n") >= MOST_LINES:
-        yield _said(told)
+    if not told:
+        if titled:
+            yield Slide(shown, joins=True)
         return
     lead = LEAD.match(told)
     assert lead is not None, "_led cuts before a title"
     last = told[lead.end() :].split("\n\n")[-1]
     body = f"{_small(section)}<h2>{escape(lead[1])}</h2>{markdown2html(last)}"
-    yield Slide(f"{body}<pre>{escape(printed)}</pre>", markdown2html(told))
+    yield Slide(body + shown, markdown2html(told))
 
 
 def _titled(title: str, text: str, section: str) -> Slide:
     """A heading with the objective and its definitions, an exercise's text, or the beginning."""
     objective = OBJECTIVE.search(text)
-    shown = text if title.startswith("Exercise") else text.split("\n\n")[0]
+    shown = text if title.startswith("Exercise") else _beginning(text)
     more = ""
     if objective:
         shown = f"Objective: {objective[1]}"
         more = _listed(keys(text[objective.end() :]))
     body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}{more}"
     return Slide(body, markdown2html(text) if text != shown else "")
+
+
+def _beginning(text: str) -> str:
+    """The first paragraph, with the formula or list that it announces."""
+    first, _, rest = text.partition("\n\n")
+    return f"{first}\n\n{_beginning(rest)}" if first.endswith(":") and rest else first
 
 
 def keys(text: str) -> list[str]:
@@ -223,10 +244,16 @@ def _shown(mine: NotebookNode, theirs: NotebookNode, section: str) -> Iterator[S
         said = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
         first, _, rest = said.partition("\n")
         more = f"<pre>{escape(rest.rstrip())}</pre>" if rest.strip() else ""
+        if pictures and not more:
+            more = _picture(pictures.pop(0))
         yield Slide(f"{_small(section)}<h2>{escape(first)}</h2>{more}")
     for output in pictures:
-        png, caption = output.data["image/png"].strip(), escape(output.data["text/plain"])
-        yield Slide(f'{_small(section)}<img src="data:image/png;base64,{png}" alt="{caption}">')
+        yield Slide(_small(section) + _picture(output))
+
+
+def _picture(output: NotebookNode) -> str:
+    png, caption = output.data["image/png"].strip(), escape(output.data["text/plain"])
+    return f'<img src="data:image/png;base64,{png}" alt="{caption}">'
 
 
 def _small(section: str) -> str:

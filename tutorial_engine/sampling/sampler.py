@@ -158,6 +158,9 @@ class Sampler:
             return scores
         cumulated = filter_logits(scores, self.params, self.filters).double().softmax(-1).cumsum(-1)
         if cumulated[-1].isnan():
+            if apply_temperature(scores, self.params.temperature).max().isfinite():
+                names = ", ".join(one.__name__ for one in self.filters)
+                raise ValueError(f"no token is left after the filters {names}: keep one at least")
             raise ValueError(
                 f"logits up to {float(scores.max())} overflow fp32 when divided by "
                 f"temperature {self.params.temperature}; raise it"

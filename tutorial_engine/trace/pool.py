@@ -124,11 +124,6 @@ class PoolHistory:
         return max(s.usage.used for s in self.snapshots)
 
     @property
-    def most_entries(self) -> int:
-        """Table entries: the most that one request had."""
-        return max(n for s in self.snapshots for n in s.entries.values())
-
-    @property
     def total_entries(self) -> int:
         """Table entries: the most that all requests had at once."""
         return max(sum(s.entries.values()) for s in self.snapshots)

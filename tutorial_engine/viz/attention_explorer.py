@@ -175,6 +175,12 @@ class AttentionExplorer(Explorer):
         y = self._bars(scene, step, best, weights[step])
         self._next(scene, step, best, y)
         self._legend(scene, WIDE - 306)
+        low, top = TOP + SIDE - 50, TOP - 44
+        scene.parts = [
+            [(0, 46, LEFT + SIDE + 8, low + 62)],
+            [(BARS - 116, top, WIDE - BARS + 116, low)],
+        ]
+        scene.keys = [(WIDE - 362, 6, 200, 20), (WIDE - 150, 6, 90, 20)]
         return scene
 
     def _legend(self, scene: Sheet, x: float) -> None:

@@ -148,16 +148,10 @@ def variance_picture(
 
 
 @house_style()
-def training_picture(
-    curve: Sequence[Mapping[str, float]],
-    random_rows: int = RANDOM_ROWS,
-    rows: int = ROWS,
-    vocab_size: int = 512,
-) -> Picture:
+def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512) -> Picture:
     """Loss and induction score of the tiny model's training, from its curve.json.
 
-    Of the `rows` of a training step `random_rows` were random tokens, said again and again. A thin
-    line shows the loss of pure guessing among `vocab_size` tokens.
+    A thin line shows the loss of pure guessing among `vocab_size` tokens.
     """
     series = {key: [point[key] for point in curve] for key in curve[0]}
     steps, induction = series["step"], series["induction"]
@@ -188,7 +182,7 @@ def training_picture(
         f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
         f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
         f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
-        f"{repeat[-1]:.2f}. In every step {random_rows} of the {rows} rows are random tokens "
+        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} rows are random tokens "
         "said again and again, and in these rows only the repeats have a loss.",
     )
 

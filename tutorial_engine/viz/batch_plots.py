@@ -49,24 +49,21 @@ def flat_batch(
     batch: Batch,
     names: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
-    looks: Sequence[int] | None = None,
 ) -> Picture:
     """The flat tokens of a batch, and its block-diagonal causal mask.
 
-    `names` of its sequences, `labels` of its tokens (else their ids); `looks[s]` is the place of
-    sequence s among all requests, so that it keeps the colour it has elsewhere. ValueError where
-    the counts do not fit, and for more than 64 tokens or 128 keys.
+    `names` of its sequences, `labels` of its tokens (else their ids). ValueError where the counts
+    do not fit, and for more than 64 tokens or 128 keys.
     """
     names = [chr(65 + s) for s in range(batch.num_seqs)] if names is None else list(names)
     labels = [str(i) for i in batch.input_ids.tolist()] if labels is None else list(labels)
-    order = list(range(batch.num_seqs)) if looks is None else list(looks)
-    counts = (len(names), len(order), len(labels))
-    if counts != (batch.num_seqs, batch.num_seqs, batch.num_tokens):
+    counts = (len(names), len(labels))
+    if counts != (batch.num_seqs, batch.num_tokens):
         raise ValueError(
-            f"{batch.num_seqs} sequences with {batch.num_tokens} tokens need as many names, looks "
-            f"and labels, got {counts}"
+            f"{batch.num_seqs} sequences with {batch.num_tokens} tokens need as many names and "
+            f"labels, got {counts}"
         )
-    blocks = _blocks(batch, names, [look(i) for i in order])
+    blocks = _blocks(batch, names, [look(s) for s in range(batch.num_seqs)])
     keys = sum(block.mask.shape[1] for block in blocks)
     if batch.num_tokens > MOST_ROWS or keys > MOST_COLUMNS:
         raise ValueError(

@@ -6,6 +6,7 @@ Knows what is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from tutorial_engine.trace.events import BlockCopied, Trace
 from tutorial_engine.viz.block_facts import DIGITS, BlockRun, Owner, without_hashes
@@ -25,7 +26,6 @@ from tutorial_engine.viz.parts import (
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
-from tutorial_engine.viz.simple_blocks import TITLE as SIMPLE_TITLE
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
@@ -33,7 +33,7 @@ MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 16  # what can still be read
 LEFT, TABLE, POOL = 56.0, 372.0, 500.0  # where logical blocks, tables and the pool begin
 LOGICAL, ENTRY = 304.0, 32.0  # widths: logical blocks, a table entry
 LINES = ((4, 27.0), (4, 23.0), (8, 23.0), (8, 20.0))  # tokens in a line, its height: best first
-TALLEST, GAP = 640.0, 14.0  # of all logical blocks; between two requests
+TALLEST, HANDY, GAP = 640.0, 330.0, 14.0  # of all logical blocks, and as it should be; between two
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
 TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
@@ -111,13 +111,13 @@ class BlockView:
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
         """The widest layout in which all tables are seen, and the height of each request."""
-        for chips, tall in LINES:
+        for most, (chips, tall) in product((HANDY, TALLEST), LINES):
             lines = Lines(self.run.block_size, chips, tall)
             heights = [
                 max(lines.height(many), 22) + 14 * (name in noted and many > 0)
                 for name, many in here.items()
             ]
-            if sum(heights) + GAP * len(heights) <= TALLEST:
+            if sum(heights) + GAP * len(heights) <= most:
                 return lines, heights
         fit = int((TALLEST / len(here) - GAP) // lines.height(1)) * lines.in_line
         raise ValueError(
@@ -175,6 +175,19 @@ class _Step(StepSheet):
         """What hovering says, on the one line that there is for it."""
         return cut_to(tip, WIDTH - 2 * MARGIN, 13, keep=True)
 
+    def parts_on_a_phone(self) -> list[list[Box]]:
+        """Tables, the pool three blocks at a time, and the queue of free blocks."""
+        view, top = self.view, self.view.top - 16
+        found: list[list[Box]] = [[(0, top, POOL - 8, view.floor - top - 12)]]
+        found.append([(POOL - 4, top, WIDTH - POOL, 22)])
+        columns, blocks = view.pool.columns, self.run.num_blocks
+        for first in range(0, blocks, columns):
+            for begin in range(first, min(first + columns, blocks), 3):
+                many = min(3, first + columns - begin, blocks - begin)
+                x, y, _, h = view.pool.box(begin)
+                found.append([(x - 7, y - 3, many * view.pool.wide, h + 4)])
+        return [*found, [(POOL - 2, view.queue - 12, WIDTH - POOL, 36)]]
+
     # -- left: a request
 
     def request(self, name: str, top: float) -> None:
@@ -196,7 +209,9 @@ class _Step(StepSheet):
                 self._token(name, one, index * lines.size + offset, tokens.box(offset))
             self._entry(name, one, index, block, entries.box(index))
         if not table:
-            self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
+            said = textwrap.wrap(self.run.why_idle(self.step, name), 70)
+            for i, line in enumerate(said):
+                self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
         elif name in self.now.state.waiting:
             y = top + lines.height(len(table)) + 10
             self.note(f"note.{name}", LEFT, y, self.run.why_idle(self.step, name))
@@ -365,11 +380,7 @@ def fitting(choices: Sequence[str], width: float, bold: bool = False) -> str:
 
 
 def block_view(
-    trace: Trace,
-    step: int,
-    labels: Mapping[int, str] | None = None,
-    title: str = "",
-    simple: bool = False,
+    trace: Trace, step: int, labels: Mapping[int, str] | None = None, simple: bool = False
 ) -> Picture:
     """Who owns which block after a step (from 0) of a recorded run on pages.
 
@@ -380,9 +391,5 @@ def block_view(
     run = BlockRun(without_hashes(trace) if simple else trace, labels or {})
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
-    view = (
-        SimpleBlockView(run, [step], title or SIMPLE_TITLE)
-        if simple
-        else BlockView(run, [step], title or TITLE)
-    )
+    view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step])
     return view.scene(step).picture(run.caption(step), ZOOM)

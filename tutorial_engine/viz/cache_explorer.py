@@ -13,7 +13,7 @@ from tutorial_engine.viz.cache_steps import NAMES, CacheRun, Part, record_run
 from tutorial_engine.viz.explorer import Explorer, number, text
 from tutorial_engine.viz.lanes import GREY
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, FAINT, MARGIN, RIGHT, WIDTH, Grid, Sheet
-from tutorial_engine.viz.request_look import chip, cut_to, look
+from tutorial_engine.viz.request_look import chip, cut_to, look, text_width
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, INK, RED
 from tutorial_engine.viz.words import percent, tokens
@@ -81,6 +81,18 @@ class CacheExplorer(Explorer):
             self._row(sheet, step, row)
         self._table(sheet, step, table)
         self._account(sheet, step, floor)
+        pitch, half = (WIDTH - LEFT - MARGIN) / run.row_len, -(-run.row_len // 2)
+        rows, asked = (TOP - 20, ROW * run.num_rows - 6), (table - 14, LINE * run.num_rows + 26)
+        for first, many in ((0, half), (half, run.row_len - half)):
+            slots = (LEFT + first * pitch - 2, rows[0], many * pitch + 3, rows[1])
+            sheet.parts.append([(8, rows[0], LEFT - 10, rows[1]), slots])
+        sheet.parts += [
+            [(8, asked[0], SLOT - 12, asked[1])],
+            [(8, asked[0], 42, asked[1]), (SLOT - 2, asked[0], NEXT - SLOT - 10, asked[1])],
+            [(8, asked[0], 42, asked[1]), (NEXT - 2, asked[0], WIDTH - NEXT, asked[1])],
+            [(8, floor - 18, 442, 66)],
+            [(SLOT + 220, floor - 18, 390, 66)],
+        ]
         return sheet
 
     def _key(self, sheet: Sheet) -> None:
@@ -88,6 +100,7 @@ class CacheExplorer(Explorer):
         each = f"{self.run.spec.bytes_per_token:,} bytes"
         words = f"a cell is a slot: K and V of one token in all layers, {each}"
         sheet.note("what", MARGIN, 44, words, 12)
+        sheet.keys.append((MARGIN - 2, 30, text_width(words, 12) + 10, 20))
         marks = {
             "written in this step": sheet.sample("written", GREY),
             "in the cache": sheet.sample("cached", GREY),

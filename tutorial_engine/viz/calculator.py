@@ -66,34 +66,23 @@ class MemoryCalculator(Explorer):
     zoom = 1.3
     stands = "same"
 
-    def __init__(
-        self,
-        config_json: str,
-        *,
-        dtype: str = AS_FILE,
-        context: int = 4096,
-        memory: float = 24.0,
-        fraction: float = 0.9,
-        bandwidth: float = 1000.0,
-        peak: float = 150.0,
-        batch: int = 8,
-    ) -> None:
+    def __init__(self, config_json: str, context: int = 4096) -> None:
         super().__init__(
             {
                 "config_json": lines("config.json", config_json),
-                "dtype": choice("dtype", [AS_FILE, *DTYPES], dtype),
+                "dtype": choice("dtype", [AS_FILE, *DTYPES], AS_FILE),
                 "context": number("context (tokens)", context, 1, 1 << 20, "210px"),
-                "memory": amount("memory (GiB)", memory, 0.001, 100_000),
-                "fraction": amount("share of the engine", fraction, 0.01, 1, "260px"),
-                "bandwidth": amount("bandwidth (GB/s)", bandwidth, 0.001, 1e6, "220px"),
-                "peak": amount("peak (TFLOP/s)", peak, 0.001, 1e6, "210px"),
+                "memory": amount("memory (GiB)", 24.0, 0.001, 100_000),
+                "fraction": amount("share of the engine", 0.9, 0.01, 1, "260px"),
+                "bandwidth": amount("bandwidth (GB/s)", 1000.0, 0.001, 1e6, "220px"),
+                "peak": amount("peak (TFLOP/s)", 150.0, 0.001, 1e6, "210px"),
             },
             {
                 name: button(name, f"the sizes of {name}", partial(self._take, name))
                 for name in PRESETS
             },
         )
-        self.slider.value = min(batch, self.num_steps - 1)
+        self.slider.value = min(8, self.num_steps - 1)
 
     def _take(self, name: str) -> None:
         self.parameters["config_json"].value = preset(name)

@@ -40,14 +40,13 @@ class CellRow(NamedTuple):
 class CellsSnapshot:
     """The table, and a few numbers of each cell's K and V in every layer.
 
-    `heat` [layers, 2 (K, V), cells, n] has n evenly spaced ones of head `kv_head`'s `head_dim`
+    `heat` [layers, 2 (K, V), cells, n] has n evenly spaced ones of the first head's `head_dim`
     numbers; NaN in cells that were never written.
     """
 
     rows: tuple[CellRow, ...]
     head: int
     heat: Tensor
-    kv_head: int
     head_dim: int
 
     @property
@@ -75,16 +74,13 @@ def take_snapshot(
     cache: CellKVCache,
     labels: Mapping[int, str] | None = None,
     before: CellsSnapshot | None = None,
-    kv_head: int = 0,
 ) -> CellsSnapshot:
     """What the cells hold now. `labels` has the text of each cell's token.
 
     With the snapshot `before` it, cells that were freed since are known to be left over.
-    ValueError for a head that is not there, or a snapshot of other cells.
+    ValueError for a snapshot of other cells.
     """
     storage, table, labels = cache.storage, cache.table, labels or {}
-    if not 0 <= kv_head < storage.spec.num_kv_heads:
-        raise ValueError(f"no K/V head {kv_head}: there are {storage.spec.num_kv_heads}")
     if before is not None and len(before.rows) != table.num_cells:
         raise ValueError(f"{len(before.rows)} cells before, {table.num_cells} now: not the same")
     rows = []
@@ -95,23 +91,21 @@ def take_snapshot(
         token = labels.get(cell, old.token if old is not None else "")
         known = visible(token) if pos is not None or left_over else ""
         rows.append(CellRow(pos, tuple(sorted(map(int, owners))), shift, known, left_over))
-    heat = _heat(cache, kv_head)
+    heat = _heat(cache)
     for cell, row in enumerate(rows):
         if not row.is_used and not row.left_over:
             heat[:, :, cell] = torch.nan
-    return CellsSnapshot(tuple(rows), table.head, heat, kv_head, storage.spec.k_head_dim)
+    return CellsSnapshot(tuple(rows), table.head, heat, storage.spec.k_head_dim)
 
 
-def _heat(cache: CellKVCache, kv_head: int) -> Tensor:
+def _heat(cache: CellKVCache) -> Tensor:
     """[layers, 2, cells, n]: n numbers of each K and V; pairs that RoPE turns stay together."""
     spec, everything = cache.storage.spec, slice(0, cache.storage.num_slots)
     n = min(MAX_VALUES, spec.k_head_dim, spec.v_head_dim)
     layers = []
     for layer in range(spec.num_layers):
         shelves = cache.storage.read(layer, everything)  # K and V [cells, H_kv, D]
-        few = [
-            x[:, kv_head, [i * x.shape[-1] // n for i in range(n)]].float().cpu() for x in shelves
-        ]
+        few = [x[:, 0, [i * x.shape[-1] // n for i in range(n)]].float().cpu() for x in shelves]
         layers.append(torch.stack(few))
     return torch.stack(layers)
 
@@ -142,14 +136,9 @@ def find_changes(before: CellsSnapshot, now: CellsSnapshot) -> Changes:
     return Changes(tuple(written), tuple(turned), tuple(table))
 
 
-def describe(
-    now: CellsSnapshot, before: CellsSnapshot | None = None, written: Sequence[int] = ()
-) -> str:
-    """One sentence: what the cells hold, and what has changed since `before`.
-
-    Without a moment before, `written` names the used cells to tell of.
-    """
-    news = _told_written(now, written) if before is None else _events(before, now)
+def describe(now: CellsSnapshot, before: CellsSnapshot | None = None) -> str:
+    """One sentence: what the cells hold, and what has changed since `before`."""
+    news = [] if before is None else _events(before, now)
     return "; ".join([*_state(now), *news]) + "."
 
 

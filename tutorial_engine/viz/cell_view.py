@@ -5,20 +5,12 @@ Knows snapshots of cells; knows no model.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.viz.cell_steps import (
-    CellRow,
-    CellsSnapshot,
-    Changes,
-    describe,
-    find_changes,
-    take_snapshot,
-)
+from tutorial_engine.viz.cell_steps import CellRow, CellsSnapshot, Changes
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,
@@ -33,14 +25,12 @@ from tutorial_engine.viz.parts import (
     part_of,
     shade,
 )
-from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, cut_to, hatch_path, look, text_width, tint
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import cut_label
 from tutorial_engine.viz.words import counted, numbered, signed
 
-TITLE = "Cells: one table, K and V of every layer"
 MAX_CELLS, MAX_LAYERS, MAX_OWNERS, MAX_TEXTS = 16, 4, 4, 6  # more would not be readable
 TOP = 92.0  # of the first cell's line
 LEFT, TABLE_END, LAYERS = 62.0, 356.0, 382.0  # where the table begins and ends, and layer 0 begins
@@ -53,36 +43,8 @@ ENDS = torch.tensor([0.05, 0.95])
 Scale = list[list[tuple[float, float]]]  # per layer, of K and of V: low and high
 
 
-def cells_view(
-    cells: CellKVCache | CellsSnapshot,
-    labels: Mapping[int, str] | None = None,
-    title: str = TITLE,
-    before: CellsSnapshot | None = None,
-    changed: Iterable[int] | None = None,
-) -> Picture:
-    """The table, and K and V now; what is new since `before` is outlined and told.
-
-    `labels`: the text of each cell's token. `changed`: cells to outline and tell of, instead.
-    A model of more than 4 layers shows its first three and its last. ValueError above 16 cells,
-    and for `changed` ones that are free.
-    """
-    if isinstance(cells, CellKVCache):
-        cells = take_snapshot(cells, labels, before)
-    changes = find_changes(before, cells) if before is not None else Changes((), (), ())
-    if changed is not None:
-        changes, before = Changes(tuple(changed), (), ()), None
-        if empty := [c for c in changes.written if c not in cells.used]:
-            raise ValueError(f"nothing is in {numbered(empty, 'cell')}: outline used ones")
-    caption = describe(cells, before, changes.written)
-    return cells_scene(cells, changes, title).picture(caption[0].upper() + caption[1:], zoom=1.0)
-
-
 def cells_scene(
-    now: CellsSnapshot,
-    changes: Changes,
-    title: str = TITLE,
-    scale: Scale | None = None,
-    num_texts: int = 0,
+    now: CellsSnapshot, changes: Changes, title: str, scale: Scale, num_texts: int = 0
 ) -> Sheet:
     """Table, K and V, the sequences' texts below, and the key; hovering tells of each cell.
 
@@ -90,7 +52,7 @@ def cells_scene(
     """
     if len(now.rows) > MAX_CELLS:
         raise ValueError(f"{len(now.rows)} cells are too many to be seen: draw at most {MAX_CELLS}")
-    return _CellSheet(now, changes, title, scale or heat_scale([now]), num_texts)
+    return _CellSheet(now, changes, title, scale, num_texts)
 
 
 def shown_layers(now: CellsSnapshot) -> list[int]:
@@ -170,11 +132,22 @@ class _CellSheet(Sheet):
         self._key(floor + 17)
         for cell in range(len(now.rows)):
             self._hot(cell)
+        top, tall = TOP - 60, texts - TOP + 46
+        self.parts = [[(0, top, TABLE_END + 4, tall)]]
+        self.parts.append([(LAYERS - 4, TOP - 58, 354, 20)])
+        top, tall = top + 22, tall - 22
+        wide = 2 * self.places.half + MIDDLE + GAP
+        for first in range(0, len(self.layers), 2):
+            x, many = LAYERS + first * wide - 6, min(2, len(self.layers) - first)
+            self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
+        longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
+        reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)
+        self.parts.append([(6, texts - 6, max(reach, 400), floor - texts + 4)])
 
     def _head(self) -> None:
         """What the columns are."""
         now, y = self.now, TOP - 44
-        used = f"{now.heat.shape[-1]} of the {now.head_dim} numbers of K/V head {now.kv_head}"
+        used = f"{now.heat.shape[-1]} of the {now.head_dim} numbers of K/V head 0"
         if len(self.layers) < now.num_layers:
             used += f"; {now.num_layers} layers, {len(self.layers)} shown"
         self.note("where", LAYERS, y, used, 11.5)
@@ -332,6 +305,7 @@ class _CellSheet(Sheet):
         self.colour_scale("key.heat", (MARGIN, base - 11, 63, 13), 9)
         words = "low to high in its layer"
         self.note("key.heat", 79, base, words)
+        self.keys.append((MARGIN - 2, base - 15, 83 + text_width(words, 11), 22))
         self.legend(97 + text_width(words, 11), base, marks, 20, 18)
 
     def _hot(self, cell: int) -> None:

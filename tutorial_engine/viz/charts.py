@@ -36,12 +36,6 @@ def line_look(i: int) -> dict[str, Any]:
     return {"color": SERIES[i % 6], "linestyle": DASHES[i % 6], "marker": MARKS[i % 6]}
 
 
-def titled(figure: Figure, title: str) -> None:
-    """A title over all panels, if there is one."""
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-
-
 def log_marks(ax: Axes, low: float, high: float, words: Callable[[float, int], str]) -> None:
     """Write the powers of ten on a logarithmic y axis; where these are too few, 2 and 5 as well."""
     few = high / low < 100

@@ -107,50 +107,20 @@ def two_steps_picture(
     sheet = Sheet(960, TABLE + 70)
     note = "arrow: from the token that is read to the one that reads; dashed: residual stream"
     sheet.heading("The two steps", note)
-    pitch = (RIGHT_END - LEFT) / len(ids)
-    middle = [LEFT + (i + 0.5) * pitch for i in range(len(ids))]
-    for i, token in enumerate(ids):
-        ink = {run.before: BLUE, run.found: GREEN, len(ids) - 1: BLUE}.get(i)
-        box = (LEFT + i * pitch + 1, TOKENS, pitch - 2, TALL)
-        fill = tint(ink, 0.25) if ink else PAPER
-        sheet.rect(f"token{i}", box, fill, rx=3, stroke=ink or RULE, stroke_width=1.8 if ink else 1)
-        sheet.inside(f"token{i}.name", box, cut_to(names[token], pitch - 6, 12), 12)
     rows = {"tokens": TOKENS, f"layer {first[0]}": STEP_1, f"layer {second[0]}": STEP_2}
     for name, y in rows.items():
         sheet.text(f"row.{y}", LEFT - 12, y + 18.5, name, 12.5, **RIGHT)
-    taken = (middle[run.found] - pitch / 2 + 1, STEP_1, 150.0, TALL)
-    asking = (RIGHT_END - 150.0, STEP_2, 150.0, TALL)
-    stream: Style = {"stroke": QUIET, "stroke_width": 1.4, "stroke_dasharray": "3 3"}
-    low = TOKENS + TALL
-    for i, end in ((run.found, STEP_1), (len(ids) - 1, STEP_2)):
-        sheet.add(f"stream{i}", "line", x1=middle[i], y1=low, x2=middle[i], y2=end, **stream)
-    _box(sheet, "taken", taken, GREEN, f"{found} after {before}")
-    _box(sheet, "asking", asking, BLUE, f"what came after {last}?")
-    turn = taken[0] + 40
-    ways = ((middle[run.before], low, taken), (turn, STEP_1 + TALL, asking))
-    for step, (x, y, box) in enumerate(ways, 1):
-        across = box[1] + TALL / 2
-        sheet.arrow(f"step{step}", [(x, y), (x, across), (box[0] - 2, across)], RED, 2.2)
-    words = f"{found} takes in the {before} before it, share {run.first:.2f}"
-    sheet.text("step1.who", taken[0] + 162, STEP_1 + 11, f"1 · {who[0]}:", 12.5, **BOLD)
-    sheet.text("step1.words", taken[0] + 162, STEP_1 + 27, words, 12.5)
-    sheet.text("step2.who", turn + 12, STEP_2 - 8, f"2 · {who[1]}:", 12.5, **BOLD)
-    words = f"the last {last} finds it, share {run.second:.2f}"
-    sheet.text("step2.words", turn + 12, STEP_2 + 8, words, 12.5)
-    runs = {
-        "with step 1": (run.second, run.chance),
-        f"without step 1 at this {found}": (run.second_without, run.chance_without),
-    }
-    titles = ("share of step 2", f"probability of {found} as the next token")
-    columns = (300.0, 600.0)
-    for x, title in zip(columns, titles, strict=True):
-        sheet.note(title, x, TABLE, title, 12)
-    for row, (name, values) in enumerate(runs.items()):
-        y = TABLE + 8 + 26 * row
-        sheet.text(f"run{row}", 286, y + 15, name, 12.5, **RIGHT)
-        for x, value, ink in zip(columns, values, (BLUE, GREEN), strict=True):
-            sheet.bar(f"bar{row}.{x:g}", (x, y, 200, 20), value, ink)
-            sheet.text(f"value{row}.{x:g}", x + 208, y + 15, f"{value:.2f}", 13, **BOLD)
+    middle = _tokens(sheet, run, [names[token] for token in ids])
+    _ways(sheet, run, middle, f"{found} after {before}", f"what came after {last}?")
+    left = middle[run.found] - middle[0]  # of what is said about step 1
+    said = (
+        (LEFT + left + 163, STEP_1 + 11, f"{found} takes in the {before} before it", run.first),
+        (LEFT + left + 53, STEP_2 - 8, f"the last {last} finds it", run.second),
+    )
+    for step, (x, y, words, share) in enumerate(said, 1):
+        sheet.text(f"step{step}.who", x, y, f"{step} · {who[step - 1]}:", 12.5, **BOLD)
+        sheet.text(f"step{step}.words", x, y + 16, f"{words}, share {share:.2f}", 12.5)
+    _with_and_without(sheet, run, found)
     return sheet.picture(
         f"Step 1: in {who[0]}, {found} gives {run.first:.2f} of its attention to the {before} "
         f"before it. Step 2: in {who[1]}, the last {last} gives {run.second:.2f} to that {found}, "
@@ -158,6 +128,51 @@ def two_steps_picture(
         f"1 silenced at this one token these are {run.second_without:.2f} and "
         f"{run.chance_without:.2f}."
     )
+
+
+def _tokens(sheet: Sheet, run: TwoSteps, names: Sequence[str]) -> list[float]:
+    """The row of tokens, those of the two steps in colour → the middle of each."""
+    pitch, last = (RIGHT_END - LEFT) / len(names), len(names) - 1
+    for i, name in enumerate(names):
+        ink = {run.before: BLUE, run.found: GREEN, last: BLUE}.get(i)
+        box = (LEFT + i * pitch + 1, TOKENS, pitch - 2, TALL)
+        fill = tint(ink, 0.25) if ink else PAPER
+        sheet.rect(f"token{i}", box, fill, rx=3, stroke=ink or RULE, stroke_width=1.8 if ink else 1)
+        sheet.inside(f"token{i}.name", box, cut_to(name, pitch - 6, 12), 12)
+    return [LEFT + (i + 0.5) * pitch for i in range(len(names))]
+
+
+def _ways(sheet: Sheet, run: TwoSteps, middle: Sequence[float], held: str, asked: str) -> None:
+    """The arrows of both steps, and the residual streams that they begin and end in."""
+    taken = (LEFT + middle[run.found] - middle[0] + 1, STEP_1, 150.0, TALL)
+    asking = (RIGHT_END - 150.0, STEP_2, 150.0, TALL)
+    stream: Style = {"stroke": QUIET, "stroke_width": 1.4, "stroke_dasharray": "3 3"}
+    low = TOKENS + TALL
+    for i, end in ((run.found, STEP_1), (len(middle) - 1, STEP_2)):
+        sheet.add(f"stream{i}", "line", x1=middle[i], y1=low, x2=middle[i], y2=end, **stream)
+    _box(sheet, "taken", taken, GREEN, held)
+    _box(sheet, "asking", asking, BLUE, asked)
+    ways = ((middle[run.before], low, taken), (taken[0] + 40, STEP_1 + TALL, asking))
+    for step, (x, y, box) in enumerate(ways, 1):
+        across = box[1] + TALL / 2
+        sheet.arrow(f"step{step}", [(x, y), (x, across), (box[0] - 2, across)], RED, 2.2)
+
+
+def _with_and_without(sheet: Sheet, run: TwoSteps, found: str) -> None:
+    """Bars: what step 2 finds and what the model predicts, with step 1 and without it."""
+    runs = {
+        "with step 1": (run.second, run.chance),
+        f"without step 1 at this {found}": (run.second_without, run.chance_without),
+    }
+    columns = {"share of step 2": 300.0, f"probability of {found} as the next token": 600.0}
+    for title, x in columns.items():
+        sheet.note(title, x, TABLE, title, 12)
+    for row, (name, values) in enumerate(runs.items()):
+        y = TABLE + 8 + 26 * row
+        sheet.text(f"run{row}", 286, y + 15, name, 12.5, **RIGHT)
+        for x, value, ink in zip(columns.values(), values, (BLUE, GREEN), strict=True):
+            sheet.bar(f"bar{row}.{x:g}", (x, y, 200, 20), value, ink)
+            sheet.text(f"value{row}.{x:g}", x + 208, y + 15, f"{value:.2f}", 13, **BOLD)
 
 
 def _box(sheet: Sheet, name: str, box: Box, ink: str, words: str) -> None:

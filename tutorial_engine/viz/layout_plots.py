@@ -49,18 +49,13 @@ class _Element(NamedTuple):
     dim: int
 
 
-def layouts_picture(
-    layouts: Mapping[str, KVLayout], layer: int, token: int, num_tokens: int | None = None
-) -> Picture:
+def layouts_picture(layouts: Mapping[str, KVLayout], layer: int, token: int) -> Picture:
     """The same small K and V as memory, a strip per order: each element by layer and token.
 
     Framed: the bytes that writing `token` touches; with a bar above: those that attention in
-    `layer` reads, of the first num_tokens (all). ValueError for what is not there or too large.
+    `layer` reads, of all tokens. ValueError for what is not there or too large.
     """
     shape = _shape(layouts, layer, token)
-    n = shape[2] if num_tokens is None else num_tokens
-    if not 1 <= n <= shape[2]:
-        raise ValueError(f"num_tokens must be 1 .. {shape[2]}, got {num_tokens}")
     total = next(iter(layouts.values())).kv.numel()
     piece = shape[3] * shape[4]  # of a token, in one layer, K or V
     line = max(piece, min(total, IN_LINE) // piece * piece)
@@ -82,7 +77,7 @@ def layouts_picture(
     scene.legend(x + 24 + text_width(words, KEY), 46, marks, 16)
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
-        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
+        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, shape[2])
         pieces = [counted(one.runs, "piece") for one in (write, read)]
         told.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line)
@@ -92,7 +87,7 @@ def layouts_picture(
         words = f"writing touches {pieces[0]}, reading {pieces[1]}"
         scene.note(f"{order}.counts", x, y, words, 12)
         strip.draw_numbers()
-        strip.draw_touched(layer, token, n)
+        strip.draw_touched(layer, token, shape[2])
     return scene.picture(
         f"Token {token} is written in all {shape[0]} layers ({write.num_bytes} bytes), and layer "
         f"{layer} is read ({read.num_bytes} bytes): {'; '.join(told)}.",

@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import DialPoint
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
@@ -59,6 +58,7 @@ from tutorial_engine.viz.words import counted, listed, ms, num_bytes, tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
+BLOCK = 16  # tokens of a block, as engines have it
 TOLERANCE = 1e-5  # in one layer a shift is exact up to rounding: fp32, positions in the tens
 FLOOR = 1e-3  # of the tolerance: where bars begin, and where a difference of 0 is written
 
@@ -215,15 +215,14 @@ def _running_chart(
 
 
 @house_style()
-def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Picture:
+def layer_factor(spec: KVCacheSpec, budget: int) -> Picture:
     """What happens when blocks are counted with the bytes of one layer: they are kept in all.
 
     `budget` in bytes. ValueError for one that has no room for a block.
     """
-    at_least_one("block_size", block_size)
-    right = num_blocks_in(budget, spec, block_size)
-    wrong = num_blocks_in(budget, replace(spec, num_layers=1), block_size)
-    block, layers = spec.bytes_per_token * block_size, spec.num_layers
+    right = num_blocks_in(budget, spec, BLOCK)
+    wrong = num_blocks_in(budget, replace(spec, num_layers=1), BLOCK)
+    block, layers = spec.bytes_per_token * BLOCK, spec.num_layers
     most = wrong * block
     figure, (ax,) = panels(9.5, 2.9)
     for y, (name, blocks) in enumerate(
@@ -248,7 +247,7 @@ def layer_factor(spec: KVCacheSpec, budget: int, block_size: int = 16) -> Pictur
     no_axis(ax, "bottom", "left")
     return finish(
         figure,
-        f"{num_bytes(budget)}, blocks of {block_size} tokens, {layers} layers of "
+        f"{num_bytes(budget)}, blocks of {BLOCK} tokens, {layers} layers of "
         f"{spec.num_kv_heads} K/V heads of {spec.k_head_dim} in "
         f"{str(spec.dtype).removeprefix('torch.')}: a block takes {num_bytes(block)} in all "
         f"layers, so {right:,} fit. Divided by the {num_bytes(block // layers)} of one layer there "
@@ -334,9 +333,7 @@ def _panel(
 
 @house_style()
 def shift_picture(
-    gaps: Sequence[ShiftGap] | Mapping[str, ShiftGap],
-    discard: int | None = None,
-    tolerance: float = TOLERANCE,
+    gaps: Sequence[ShiftGap] | Mapping[str, ShiftGap], discard: int | None = None
 ) -> Picture:
     """Largest logit difference of each model, and of the last one K and V layer by layer.
 
@@ -349,10 +346,10 @@ def shift_picture(
         raise ValueError("there is nothing to draw: give at least one ShiftGap")
     name, last = list(gaps.items())[-1]
     most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps.values())
-    low, high = FLOOR * tolerance, 60 * max(most, tolerance)
+    low, high = FLOOR * TOLERANCE, 60 * max(most, TOLERANCE)
     figure, (left, right) = panels(10, 3.9, columns=2, width_ratios=[1, 1.5], sharey=True)
     for x, gap in enumerate(gaps.values()):
-        _bar(left, x, gap.logits, 0.55, tolerance)
+        _bar(left, x, gap.logits, 0.55)
     left.set_xticks(range(len(gaps)), [each.replace(", ", ",\n") for each in gaps])
     log_marks(left, low, high, PLAIN)
     left.set(ylabel="largest difference, log scale", title="logits of the next token")
@@ -360,7 +357,7 @@ def shift_picture(
     named: dict[str, Any] = {"ha": "center", "fontweight": "bold", "fontsize": 10, "bbox": plate}
     for layer, pair in enumerate(zip(last.keys, last.values, strict=True)):
         for at, kind, number in zip((layer - 0.21, layer + 0.21), "KV", pair, strict=True):
-            _bar(right, at, number, 0.36, tolerance)
+            _bar(right, at, number, 0.36)
             right.text(at, low * 1.5, kind, **named)
     layers = range(last.num_layers)
     right.set_xticks(layers, [f"layer {layer}" for layer in layers])
@@ -368,37 +365,37 @@ def shift_picture(
     for ax in (left, right):
         ax.minorticks_off()
         ax.margins(x=0.14)
-        ax.axhline(tolerance, color=INK, linewidth=1.4, linestyle="--")
-    words, where = f"tolerance\n{shown(tolerance)}", right.get_yaxis_transform()
-    right.text(1.015, tolerance, words, va="center", fontsize=9.5, transform=where)
-    return finish(figure, _verdict(gaps, discard, tolerance))
+        ax.axhline(TOLERANCE, color=INK, linewidth=1.4, linestyle="--")
+    words, where = f"tolerance\n{shown(TOLERANCE)}", right.get_yaxis_transform()
+    right.text(1.015, TOLERANCE, words, va="center", fontsize=9.5, transform=where)
+    return finish(figure, _verdict(gaps, discard))
 
 
-def _bar(ax: Axes, x: float, number: float, width: float, tolerance: float) -> None:
+def _bar(ax: Axes, x: float, number: float, width: float) -> None:
     """A bar on a log axis, hatched where it is too high, its number on top; a 0 has no bar."""
-    low = FLOOR * tolerance
+    low = FLOOR * TOLERANCE
     top = max(number, low)
-    look = {"color": BLUE, "edgecolor": BLUE} if number <= tolerance else HATCH | {"edgecolor": RED}
+    look = {"color": BLUE, "edgecolor": BLUE} if number <= TOLERANCE else HATCH | {"edgecolor": RED}
     ax.bar(x, top - low, width, bottom=low, **look)
     # a 0 stands above the letter that names its place
     ax.text(x, top * (1.6 if number else 9), shown(number), ha="center", fontsize=9.5)
 
 
-def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None, tolerance: float) -> str:
+def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None) -> str:
     """Who is within the tolerance, who is not, and where the difference begins."""
     what = "Logits" if discard is None else f"Forgetting {tokens(discard)}: logits"
     told = []
     for name, gap in gaps.items():
-        same = gap.logits <= tolerance  # how far within is rounding, and differs between machines
+        same = gap.logits <= TOLERANCE  # how far within is rounding, and differs between machines
         off = f"off by up to {shown(gap.logits)} where the largest is {gap.largest_logit:.3g}"
         told.append(f"{name}: {'equal' if same else off}")
     name, last = list(gaps.items())[-1]
     both = zip(last.keys, last.values, strict=True)
-    wrong = [i for i, pair in enumerate(both) if max(pair) > tolerance]
+    wrong = [i for i, pair in enumerate(both) if max(pair) > TOLERANCE]
     where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
     return (
         f"{what} with a context shift against a fresh run: {'; '.join(told)}. K "
-        f"and V ({name}) {where} (tolerance {shown(tolerance)})."
+        f"and V ({name}) {where} (tolerance {shown(TOLERANCE)})."
     )
 
 

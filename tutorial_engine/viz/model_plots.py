@@ -156,26 +156,7 @@ def qkv_picture(
     sheet.text("sum.words", total[0], 102, f"sum of all {len(x)}:", 12.5)
     sheet.rect("sum", total, PAPER, rx=3, stroke=RED, stroke_width=2)
     sheet.inside("sum.value", total, result, 14, **BOLD)
-    far = float(torch.cat(results).abs().max())
-    y, wide = 180.0, 660 / dim
-    for name, matrix, values, count in zip("qkv", weights, results, heads, strict=True):
-        made = f"{name} = x @ W_{name}.T: {counted(count, 'head')} of {dim} numbers"
-        sheet.text(
-            f"{name}.title", 150, y, f"{made}; W_{name} has {len(matrix)} rows", 12.5, **BOLD
-        )
-        for i, value in enumerate(values.tolist()):
-            head, column = divmod(i, dim)
-            box = (150 + column * wide, y + 8 + 22 * head, wide, 20.0)
-            sheet.rect(f"{name}{i}", box, shade(part_of(value, (-far, far))))
-            if column == 0:
-                sheet.text(f"{name}.head{head}", 142, box[1] + 15, f"head {head}", 12, **RIGHT)
-        if name == "q":
-            framed = (150 + row % dim * wide, y + 8 + 22 * (row // dim), wide, 20.0)
-            sheet.outline("framed", framed, 1, stroke=RED)
-        y += 34 + 22 * count
-    sheet.colour_scale("scale", (824, 214, 126, 14))
-    for x_at, end, side in ((824, -far, {}), (887, 0.0, CENTRE), (950, far, RIGHT)):
-        sheet.note(f"scale{x_at}", x_at, 244, _signed(end, 1 if end else 0), 12, **side)
+    _results(sheet, results, dim, row)
     sizes = listed(
         f"{len(y)} ({count} × {dim}) for {name}"
         for name, y, count in zip("qkv", results, heads, strict=True)
@@ -185,6 +166,30 @@ def qkv_picture(
         f"number and added up, give {result}, number {row % dim} of head {row // dim} of q "
         f"(framed); all rows of the three matrices give {sizes}."
     )
+
+
+def _results(sheet: Sheet, results: Sequence[Tensor], dim: int, framed: int) -> None:
+    """All numbers of q, k and v, a line for each head; one of q has a frame."""
+    far = float(torch.cat(list(results)).abs().max())
+    y, wide = 180.0, 660 / dim
+    for name, values in zip("qkv", results, strict=True):
+        count = len(values) // dim
+        made = f"{name} = x @ W_{name}.T: {counted(count, 'head')} of {dim} numbers"
+        words = f"{made}; W_{name} has {len(values)} rows"
+        sheet.text(f"{name}.title", 150, y, words, 12.5, **BOLD)
+        for i, value in enumerate(values.tolist()):
+            head, column = divmod(i, dim)
+            box = (150 + column * wide, y + 8 + 22 * head, wide, 20.0)
+            sheet.rect(f"{name}{i}", box, shade(part_of(value, (-far, far))))
+            if column == 0:
+                sheet.text(f"{name}.head{head}", 142, box[1] + 15, f"head {head}", 12, **RIGHT)
+            if (name, i) == ("q", framed):
+                frame = box
+        y += 34 + 22 * count
+    sheet.outline("framed", frame, 1, stroke=RED)
+    sheet.colour_scale("scale", (824, 214, 126, 14))
+    for x_at, end, side in ((824, -far, {}), (887, 0.0, CENTRE), (950, far, RIGHT)):
+        sheet.note(f"scale{x_at}", x_at, 244, _signed(end, 1 if end else 0), 12, **side)
 
 
 def _numbers(sheet: Sheet, name: str, y: float, words: str, numbers: Tensor) -> None:

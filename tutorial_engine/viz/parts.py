@@ -197,6 +197,7 @@ class Sheet(Scene):
         for words, mark in marks.items():
             mark(f"key.{words}", (x, base - KEY, wide, 14.0))
             self.note(f"key.{words}.words", x + wide + 6, base, words)
+            self.keys.append((x - 2, base - 15, legend_width([words], wide, 10), 22))
             x += legend_width([words], wide, gap)
         return x
 

@@ -3,30 +3,30 @@
 const film = JSON.parse(document.getElementById("film").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
-const [stage, view, caption, slider, told, play, speed] =
-  ["stage", "view", "caption", "slider", "told", "play", "speed"].map(byId);
+const make = (tag) => document.createElementNS(SVG, tag);
+const [stage, all, view, caption, slider, told, play, speed] =
+  ["stage", "all", "view", "caption", "slider", "told", "play", "speed"].map(byId);
 const last = film.captions.length - 1;
 const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
+const narrow = matchMedia("(max-width: 720px)"), cuts = [];
 let step = -1, timer = null, rest = 0;
 
 // A track is [[step, value], ...]: the value holds from its step on; null takes the attribute away.
 const parts = film.items.map(({ tag, tracks, tip }) => {
-  const element = document.createElementNS(SVG, tag);
+  const element = make(tag);
   let words = null;
   if (tip) {
-    const group = document.createElementNS(SVG, "g");
+    const group = make("g"), over = make("g"), cover = make("use");
+    words = make("text");
     group.setAttribute("class", "te-hot");
-    words = document.createElementNS(SVG, "text");
-    const over = document.createElementNS(SVG, "g");
-    const cover = document.createElementNS(SVG, "use");
     cover.setAttribute("href", "#te-cover");
     over.setAttribute("class", "te-tip");
     over.append(cover, words);
     group.append(element, over);
-    stage.append(group);
+    all.append(group);
     tip.over = over;
   } else {
-    stage.append(element);
+    all.append(element);
   }
   return { element, words, tip, tracks: Object.entries(tracks), now: new Map() };
 });
@@ -62,31 +62,37 @@ function show(wanted) {
     }
   }
   stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, step));
+  for (const [cut, boxes] of cuts) cut.setAttribute("viewBox", at(boxes, step));
   caption.textContent = film.captions[step];
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${film.step_name} ${step} of ${last}`);
   told.textContent = `${film.step_name} ${step} of ${last}`;
 }
 
-// On a phone the picture is wider than its window: bring most of what this step changed into view.
-function follow() {
-  const room = view.clientWidth;
-  if (card || stage.clientWidth <= room) return;
-  const left = stage.getBoundingClientRect().left;
-  const changed = step === 0 ? [] : parts
-    .filter(({ tracks }) => tracks.some(([, track]) => track.some(([since]) => since === step)))
-    .map(({ element }) => element.getBoundingClientRect())
-    .filter((box) => box.width > 0 && box.width < room)
-    .map((box) => [box.left - left, box.right - left]);
-  const seen = (from) => changed.filter(([a, b]) => a >= from && b <= from + room).length;
-  let best = step === 0 ? 0 : view.scrollLeft;
-  for (const [a] of changed) if (seen(a - 8) > seen(best)) best = a - 8;
-  view.scrollTo({ left: best, behavior: "auto" });
+// On a phone the parts of the picture stand below each other: windows onto the same items.
+function stack() {
+  const rows = card ? film.parts.slice(0, innerWidth < 480 ? card.rows : 0) : film.parts;
+  if (cuts.length || !narrow.matches || !rows.length) return;
+  for (const row of rows) {
+    const line = document.createElement("div");
+    line.className = "parts";
+    for (const boxes of row) {
+      const cut = make("svg"), use = make("use");
+      use.setAttribute("href", "#all");
+      cut.setAttribute("aria-hidden", "true");  // the caption says it
+      cut.style.flex = `0 1 ${boxes[0][1].split(" ")[2]}px`;
+      cut.append(use);
+      line.append(cut);
+      cuts.push([cut, boxes]);
+    }
+    view.append(line);
+  }
+  view.className = "stacked";
+  show(step);
 }
 
 function go(wanted) {
   show(wanted);
-  follow();
   if (!card) history.replaceState(null, "", `#t=${step}`);
 }
 
@@ -132,12 +138,13 @@ play.addEventListener("click", toggle);
 slider.addEventListener("input", () => { run(false); go(Number(slider.value)); });
 speed.addEventListener("change", () => { if (timer !== null) run(true); });
 const fromAddress = () => Number((/^#t=(\d+)$/.exec(location.hash) || [0, film.start])[1]);
-addEventListener("hashchange", () => { show(fromAddress()); follow(); });
+addEventListener("hashchange", () => show(fromAddress()));
+narrow.addEventListener("change", stack);
 slider.max = last;
 show(fromAddress());
-follow();
+stack();
 if (card) {
   document.body.className = "card";
   view.removeAttribute("tabindex");  // there is nothing to scroll
-  new IntersectionObserver(([seen]) => run(seen.isIntersecting && wanted)).observe(stage);
+  new IntersectionObserver(([seen]) => run(seen.isIntersecting && wanted)).observe(view);
 }

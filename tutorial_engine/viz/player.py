@@ -28,12 +28,14 @@ class Frame(NamedTuple):
 class Card(NamedTuple):
     """What a small player shows: a part of the scene (x, y, width, height), at so many steps/s.
 
-    `phone`: the part that can be read where there is less room; None: the same.
+    `phone`: the part that can be read where there is less room; None: the same. `rows`: there it
+    shows the first so many rows of the scene's parts instead, which are as large as `phone`.
     """
 
     box: tuple[float, float, float, float]
     speed: float = 1.0
     phone: tuple[float, float, float, float] | None = None
+    rows: int = 0
 
 
 def player(
@@ -57,7 +59,7 @@ def player(
     film = film_of(frames) | {"step_name": step_name, "start": start}
     if card:
         boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
-        film["card"] = {"boxes": boxes, "speed": card.speed}
+        film["card"] = {"boxes": boxes, "speed": card.speed, "rows": card.rows}
     script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
@@ -102,8 +104,20 @@ def film_of(frames: Sequence[Frame]) -> dict[str, Any]:
         "tip_at": [
             f"translate({plain(f.scene.tip_at[0])},{plain(f.scene.tip_at[1])})" for f in frames
         ],
+        "parts": _parts([frame.scene for frame in frames]),
         "items": [_element(key, own) for key, own in shown.items()],
     }
+
+
+def _parts(scenes: Sequence[Scene]) -> list[list[Track]]:
+    """Rows of the parts that a narrow screen shows, the legends last; [] where a scene has none."""
+    found = [[*scene.parts, scene.keys] for scene in scenes if scene.parts]
+    if len(found) < len(scenes) or len({tuple(map(len, rows)) for rows in found}) > 1:
+        return []
+    return [
+        [_track([" ".join(map(plain, box)) for box in boxes]) for boxes in zip(*row, strict=True)]
+        for row in zip(*found, strict=True)
+    ]
 
 
 def still(film: dict[str, Any], step: int) -> list[Item]:
@@ -209,16 +223,25 @@ font:16px/1.45 system-ui,sans-serif}}
 h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 #stage{{width:100%;height:auto;display:block}}
 .hint{{display:none}}
-@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}.hint{{display:block}}}}
+.parts{{display:none;gap:.4rem 0}}.parts+.parts{{margin-top:.6rem}}
+.parts svg{{min-width:0;height:auto}}
+@media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}.hint{{display:block}}
+main{{display:flex;flex-direction:column}}h1{{order:-2}}
+#caption{{order:-1;min-height:9em;margin:0 0 .6rem}}.stacked .parts{{display:flex}}
+.stacked .parts:last-child{{flex-wrap:wrap}}.stacked+.hint{{display:none}}
+.stacked #stage{{position:absolute;width:0;height:0;min-width:0}}}}
 @media (pointer:coarse){{p.keys:not(.hint){{display:none}}}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
+.card .parts:last-child{{flex-wrap:nowrap}}
 .card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
 position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
-@media (max-width:720px){{#slider{{flex-basis:4rem}}}}
+@media (max-width:720px){{#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
+.bar label{{font-size:0;order:-1}}.bar button{{order:-1}}
+.bar button,.bar select{{font-size:1rem;padding:.25rem .45rem}}}}
 #told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 #caption{{min-height:3em;max-width:60em}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
@@ -238,7 +261,7 @@ _PAGE = """<!doctype html>
 <h1>{title}</h1>
 <div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
- aria-labelledby="caption" font-family="{font}">{defs}</svg>
+ aria-labelledby="caption">{defs}<g id="all" font-family="{font}"></g></svg>
 </div>
 <p class="keys hint">The picture is wider than this screen: swipe it,
 or turn the phone sideways.</p>

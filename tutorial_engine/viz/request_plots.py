@@ -84,7 +84,7 @@ def state_machine(
     if final:
         _state(scene, "legend", (x + 15, y - 2), (15, 10), PAPER, True)
         scene.text("legend.words", x + 38, y + 3, "it is over", 12)
-    for name in ENDS.keys() & {b for _, b in edges}:
+    for name in [name for name in ENDS if name in {b for _, b in edges}]:
         low = y + 24 * (1 + list(ENDS).index(name))
         _arrow(scene, f"arrow.legend.{name}", [(x, low - 1), (x + 30, low - 1)], name)
         scene.text(f"legend.{name}", x + 38, low + 3, ENDS[name], 12)

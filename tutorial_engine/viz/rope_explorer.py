@@ -74,6 +74,10 @@ class RopeExplorer(Explorer):
         self._all_clocks(scene, m, n)
         self._curve(scene, m, n)
         self._table(scene, step)
+        panels = ((0, 284), (284, 308), (580, 380))
+        scene.parts = [[(x, HEAD - 14, wide, TABLE - HEAD + 10)] for x, wide in panels]
+        for x in (226, 411, 596, 781):
+            scene.parts.append([(8, TABLE - 2, 182, 96), (x, TABLE - 2, 171, 96)])
         return scene
 
     def _facts(self, step: int) -> list[tuple[str, float, str]]:

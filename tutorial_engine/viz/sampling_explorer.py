@@ -139,9 +139,10 @@ class SamplingExplorer(Explorer):
         Only the step that is shown is computed.
         """
         if step not in self._draws:
-            off: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-            later = [each.__name__ for each in FILTERS[max(step - 1, 0) :]]
-            params = replace(self.params, **{name: off[name] for name in later})
+            later: dict[str, Any] = {
+                each.__name__: _off(each) for each in FILTERS[max(step - 1, 0) :]
+            }
+            params = replace(self.params, **later)
             if step == 0:
                 params = replace(params, temperature=1.0)
             sampler = Sampler(params)
@@ -382,6 +383,11 @@ class SamplingExplorer(Explorer):
             sheet.text("others.drawn", COLUMNS[2], y, f"others: {n}", 11.5)
 
 
+def _off(each: Filter) -> float:
+    """What switches a filter off: the default of its parameter."""
+    return getattr(SamplingParams, each.__name__)
+
+
 def stages(logits: Tensor, params: SamplingParams) -> list[Stage]:
     """What is left of logits [V] after the model, the temperature, and each of the filters.
 
@@ -411,7 +417,7 @@ def stages(logits: Tensor, params: SamplingParams) -> list[Stage]:
         asked = getattr(params, each.__name__)
         scores = each(scores, asked)
         kept, name = scores.isfinite(), names[each.__name__]
-        is_off = asked == (1 if each.__name__ == "top_p" else 0)
+        is_off = asked == _off(each)
         found.append(
             Stage(
                 name,

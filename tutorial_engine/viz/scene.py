@@ -32,13 +32,19 @@ class Item:
 
 @dataclass
 class Scene:
-    """Items on a canvas of width x height pixels. Tips appear on one line at `tip_at`."""
+    """Items on a canvas of width x height pixels. Tips appear on one line at `tip_at`.
+
+    `parts`: rows of boxes (x, y, width, height) that a narrow screen shows one below the other in
+    place of the whole; `keys`: the entries of legends, which stand below them and wrap like words.
+    """
 
     width: float
     height: float
     tip_at: tuple[float, float] = (8, 0)
     hint: str = ""  # stands on the tip line until the pointer is over something
     items: dict[str, Item] = field(default_factory=dict)
+    parts: list[list[tuple[float, float, float, float]]] = field(default_factory=list)
+    keys: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def add(self, name: str, tag: str, text: str = "", tip: str = "", **attributes: Value) -> None:
         """Put an item on top. ValueError when the name is taken (names tie steps together)."""

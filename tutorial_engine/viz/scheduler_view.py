@@ -4,7 +4,7 @@ Knows places; what there is to say comes from scheduler_steps.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from tutorial_engine.viz.parts import (
@@ -30,6 +30,7 @@ LEFT, END = 44.0, 104.0  # where rows begin; right of the last step, for "finish
 TOP, ROW, BOX = 66.0, 32.0, 26.0  # where the timeline begins, a row of it, a box in a row
 NARROWEST, WIDEST, WORDY = 19.0, 66.0, 49.0  # a step; from WORDY on, boxes have words
 MAX_CELLS = 128  # of the budget
+STEPS = 330.0  # pixels of steps that a narrow screen shows
 MAX_ROWS, MAX_LEN = 64, 10_000  # of the cache: more would be drawn for minutes, and not be seen
 BUDGET, CACHE = 536.0, 392.0  # widths of the budget and of the cache's rows
 ROWS_X, ASKED = 78.0, 27.0  # where cache rows begin; the height of a request's line in the table
@@ -118,6 +119,13 @@ class SchedulerView:
         """Pixels that the tokens of one request take, with the gap below."""
         return LINE * (1 + max((chip.line for chip in chips), default=0)) + 4
 
+    @cached_property
+    def widest_outcome(self) -> float:
+        """Pixels for the longest of the words that say what came of a request in a step."""
+        run = self.run
+        said = (run.outcome(name, step) for name in run.lives for step in range(run.last + 1))
+        return min(12 + max(text_width(words, 12) for words in said), WIDTH - OUTCOME)
+
     def words(self, kind: str, count: int) -> str:
         """What stands in a box: the number of tokens alone where boxes are narrow."""
         return f"{kind} {count or ''}".strip() if self.pitch >= WORDY else str(count or "")
@@ -132,6 +140,7 @@ class SchedulerView:
         if self.details:
             sheet.cache_rows()
             sheet.tokens()
+        sheet.parts = sheet.parts_on_a_phone()
         return sheet
 
 
@@ -144,6 +153,32 @@ class _StepSheet(Sheet):
         self.view, self.run, self.looks = view, view.run, view.looks
         self.step, self.now = step, view.run.steps[step]
 
+    def parts_on_a_phone(self) -> list[list[Box]]:
+        """The steps around this one, then what else there is, in parts that are not so wide."""
+        view, top, tall = self.view, TOP - 8, ROW * len(self.run.lives) + 26
+        first = min(max(self.step - view.shown // 2, 0), self.run.last + 1 - view.shown)
+        end = max(LEFT + view.shown * view.pitch + 60 - STEPS, LEFT)
+        x = min(max(LEFT + (self.step - first + 0.5) * view.pitch - STEPS / 2, LEFT), end)
+        names = (0.0, top, LEFT - 2, tall)
+        cells = min(self.run.budget, MAX_CELLS, view.budget.columns)
+        asked = (view.table - 14, ASKED * len(self.run.lives) + 26)
+        budget = (0.0, view.middle - 14, max(MARGIN + cells * view.budget.wide, 360.0))
+        said, rows = view.table + 8, asked[1] - 22
+        found: list[list[Box]] = [
+            [names, (x - 2, top, STEPS, tall)],
+            [(*budget, asked[0] - view.middle)],
+            [(0, asked[0], OUTCOME - 6, asked[1])],
+            [(OUTCOME - 4, asked[0], WIDTH - OUTCOME, 20)],
+            [(0, said, LEFT - 4, rows), (OUTCOME - 4, said, view.widest_outcome, rows)],
+        ]
+        if view.details:
+            found.append([(0, view.cache - 14, BUDGET + 14, view.tokens - view.cache - 6)])
+            low, half = view.floor - view.tokens - 2, (WIDTH - LEFT) / 2
+            letters = (0.0, view.tokens + 2, LEFT - 4, low)
+            for left in (LEFT - 2, LEFT + half - 2):
+                found.append([letters, (left, view.tokens + 2, half + 4, low)])
+        return found
+
     def head(self) -> None:
         """Which step it is, the engine's limits, and what the boxes mean."""
         run = self.run
@@ -152,6 +187,7 @@ class _StepSheet(Sheet):
         self.heading(f"step {self.step} of 0–{run.last} · {now}", limits)
         note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
+        self.keys.append((MARGIN - 2, 34, text_width(note, KEY) + 14, 22))
         marks: dict[str, Mark] = {}
         seen = {share.kind for life in run.lives.values() for share in life.shares.values()}
         seen |= {"arrives"} if any(map(run.came, run.lives)) else set()

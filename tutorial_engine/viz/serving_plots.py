@@ -21,7 +21,6 @@ from tutorial_engine.viz.charts import (
     lines_across,
     no_axis,
     panels,
-    titled,
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, SERIES, finish, house_style
@@ -29,13 +28,10 @@ from tutorial_engine.viz.tokens import cut_label
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
 from tutorial_engine.viz.words import listed, ms
 
-# What can be asked of a request, as (title, what it means).
+# What is asked of a request, as (title, what it means).
 KINDS = {
-    "queue_time": ("queue time", "arrival to first step"),
     "ttft": ("TTFT", "arrival to first token"),
     "tpot": ("TPOT", "mean gap of a request"),
-    "itl": ("ITL", "every gap between two tokens"),
-    "total": ("total", "arrival to end"),
 }
 Line = Sequence[float | None]
 LABEL = 46  # letters of an axis' name in a line
@@ -44,22 +40,17 @@ LABEL = 46  # letters of an axis' name in a line
 @house_style()
 def latency_distributions(
     policies: Mapping[str, Sequence[RequestMetrics]],
-    kinds: Sequence[str] = ("ttft", "tpot"),
-    title: str = "",
 ) -> Picture:
-    """A strip of all values per policy, with its p50 and p95, for each kind of latency.
+    """A strip of all values per policy, with its p50 and p95, for TTFT and for TPOT.
 
-    `kinds` are of KINDS. ValueError for no policy, and for one without any value.
+    ValueError for no policy, and for one without any value.
     """
-    if not policies or not kinds:
-        raise ValueError("give at least one policy, {name: [RequestMetrics]}, and one kind")
+    if not policies:
+        raise ValueError("give at least one policy, {name: [RequestMetrics]}")
     size = (10, 0.92 * len(policies) + 1.65)
-    figure, axes = panels(*size, columns=len(kinds), sharey=True)
+    figure, axes = panels(*size, columns=len(KINDS), sharey=True)
     parts = []
-    for ax, kind in zip(axes, kinds, strict=True):
-        if kind not in KINDS:
-            raise ValueError(f"there is no {kind!r}, only: {', '.join(KINDS)}")
-        short, meaning = KINDS[kind]
+    for ax, (kind, (short, meaning)) in zip(axes, KINDS.items(), strict=True):
         strips = {name: _milliseconds(metrics, kind) for name, metrics in policies.items()}
         empty = [name for name, values in strips.items() if not values]
         if empty:
@@ -72,15 +63,12 @@ def latency_distributions(
             for name, values in strips.items()
         ]
         parts.append(f"{short} {', '.join(told)}")
-    titled(figure, title)
     shown = "A mark is a request, the line is p50, the diamond is p95."
     return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.", shown)
 
 
 def _milliseconds(metrics: Sequence[RequestMetrics], kind: str) -> list[float]:
     """All values of one kind, without those that never happened."""
-    if kind == "itl":
-        return [1000 * gap for one in metrics for gap in one.itl]
     found = [getattr(one, kind) for one in metrics]
     return [1000 * value for value in found if value is not None]
 
@@ -119,7 +107,6 @@ def sweep(
     lines: Mapping[str, Line | Mapping[str, Line]],
     xlabel: str,
     ylabel: str,
-    title: str = "",
     at_most: Mapping[str, float] | None = None,
 ) -> Picture:
     """Lines over one dial (batch size, budget, arrival rate), a panel for each way to measure.
@@ -158,7 +145,6 @@ def sweep(
         kept = _limits(ax, named, at_most or {})
         ways = [f"{name} " * (len(named) > 1) + _way(pairs, x) for name, pairs in named.items()]
         told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}{kept}")
-    titled(figure, title)
     first, last = f"{x[0]:g}", f"{x[-1]:g}"
     over = f"{xlabel} from {first} to {last}" if first != last else f"{xlabel} = {first}"
     return finish(figure, f"{over[0].upper()}{over[1:]}: {'; '.join(told)}.")
@@ -212,7 +198,6 @@ def throughput_latency(
     curves: Mapping[str, Sequence[tuple[object, float, float]]],
     latency: str = "latency",
     label: str = "",
-    title: str = "",
 ) -> Picture:
     """Throughput against latency: a line per policy through its points, in the order given.
 
@@ -242,7 +227,7 @@ def throughput_latency(
     ax.yaxis.set_major_formatter(ROUND)
     ax.set_ylabel(f"{latency}, ms")
     ax.set_xlabel("tokens per second, all requests together")
-    ax.set_title(title or f"Throughput against {latency}")
+    ax.set_title(f"Throughput against {latency}")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
     lines_across(ax)
@@ -252,13 +237,11 @@ def throughput_latency(
 
 
 @house_style()
-def itl_over_time(
-    traces: Mapping[str, Trace], request_id: str, newcomer: str | None = None
-) -> Picture:
+def itl_over_time(traces: Mapping[str, Trace], request_id: str) -> Picture:
     """Inter-token latency of a request over time, a line per run; marked: a long prompt's arrival.
 
-    `newcomer` is the id of the long prompt (else: the longest of the others that came after its
-    first token). ValueError where a trace lacks one of them, or the request has no two tokens.
+    The long prompt is the longest of those that came after the request's first token. ValueError
+    where none did, and for a request that is not there or has no two tokens.
     """
     if not traces:
         raise ValueError("give at least one trace: {name: trace, ...}")
@@ -270,7 +253,7 @@ def itl_over_time(
         gaps = [1000 * gap for gap in life.metrics.itl]
         if not gaps:
             raise ValueError(f"{name}: request {request_id!r} has fewer than two tokens: no gap")
-        late = _newcomer(name, run, life, newcomer)
+        late = _newcomer(name, run, life)
         times = [1000 * (when - run.start) for when in life.token_times[1:]]
         ax.plot(times, gaps, markersize=5.5, label=name, drawstyle="steps-pre", **line_look(i))
         top = max(top, *gaps)
@@ -303,10 +286,8 @@ def _name(life: Life) -> str:
     return cut_label(life.request_id, 16)
 
 
-def _newcomer(name: str, run: Rows, life: Life, wanted: str | None) -> Life:
+def _newcomer(name: str, run: Rows, life: Life) -> Life:
     """Who came with the long prompt."""
-    if wanted is not None:
-        return run.life(wanted)
     others = [o for o in run.lives if o is not life and o.arrival >= life.token_times[0]]
     if not others:
         raise ValueError(f"{name}: nobody came after the first token of {life.request_id!r}")

@@ -138,7 +138,12 @@ class StepSheet(Sheet):
             self.block(block)
         self.rest()
         self.key()
+        self.parts = self.parts_on_a_phone()
         return self
+
+    def parts_on_a_phone(self) -> list[list[Box]]:
+        """What a narrow screen shows, one below the other."""
+        raise NotImplementedError
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""
@@ -164,6 +169,17 @@ class _Step(StepSheet):
     """The simple picture of one step."""
 
     view: SimpleBlockView
+
+    def parts_on_a_phone(self) -> list[list[Box]]:
+        """Tables, and below them the pool, column by column."""
+        view, top = self.view, self.view.top - 16
+        tall, pool = view.floor - top - 12, view.pool
+        wide, ends = min(pool.wide, TOKENS + 90), pool.x + pool.wide * view.columns
+        lefts = [pool.x + i * pool.wide - 4 for i in range(view.columns)]
+        return [
+            [(0, top, TABLE + 82, tall)],
+            *([(x, top, min(wide, ends - x), tall)] for x in lefts),
+        ]
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""

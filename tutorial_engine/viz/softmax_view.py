@@ -28,6 +28,7 @@ from tutorial_engine.viz.style import INK, RULE
 from tutorial_engine.viz.tokens import token_label
 from tutorial_engine.viz.words import counted
 
+NEW_TOKENS = 6  # of each request, before the query that is watched
 MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
 ROUNDING = 1e-4  # fp32: what two orders of the same sums may differ by
 COLUMNS = (MARGIN, 112.0, 408.0, 478.0, 576.0, 630.0, 904.0)  # where each begins
@@ -129,7 +130,6 @@ def record_softmax(
     *,
     layer: int,
     head: int,
-    new_tokens: int = 6,
     block_size: int = 4,
 ) -> RecordedSoftmax:
     """Serve all prompts together on pages with paged attention; what A's last query did.
@@ -142,12 +142,11 @@ def record_softmax(
             f"the model has layers 0 .. {layers - 1} and heads 0 .. {heads - 1}; got layer "
             f"{layer}, head {head}"
         )
-    lengths = [len(tokenizer.encode(text).ids) + new_tokens for text in prompts]
-    blocks = sum(-(-length // block_size) for length in lengths)
+    lengths = [len(tokenizer.encode(text).ids) + NEW_TOKENS for text in prompts]
     memory = PagedKVCache.from_config(
         model.config,
         block_size=block_size,
-        num_blocks=blocks,
+        num_blocks=sum(-(-length // block_size) for length in lengths),
         dtype=model.dtype,
         device=model.device,
     )
@@ -160,11 +159,11 @@ def record_softmax(
         clock=VirtualClock(),
         runner=ModelRunner(model, memory.storage, recorder),
     )
-    params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     for i, text in enumerate(prompts):
         engine.add_request(text, params, chr(ord("A") + i))
-    outputs = {output.request_id: output for output in engine.run()}
-    ids = [*tokenizer.encode(prompts[0]).ids, *outputs["A"].outputs[0].token_ids]
+    (first,) = (output for output in engine.run() if output.request_id == "A")
+    ids = [*first.prompt_token_ids, *first.outputs[0].token_ids]
     many = sum(len(step.scores) for step in recorder.steps)
     return RecordedSoftmax(
         layer,
@@ -232,6 +231,15 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
     words = f"the attention that the model ran differs by {differs}"
     sheet.note("whole.below", COLUMNS[1], y + 38, words, 11)
     _strip(sheet, "whole", run.whole, y + 8, ends)
+    top, tall = TOP - 46, y - TOP + 40
+    names = (0, top, COLUMNS[1] - 14, tall)
+    sums = (COLUMNS[2] - 4, top, COLUMNS[5] - COLUMNS[2] - 2, tall)
+    sheet.parts = [
+        [(0, top, COLUMNS[2] - 8, tall)],
+        [names, sums, (COLUMNS[6] - 4, top, WIDTH - COLUMNS[6], tall)],
+        [(*names[:3], tall + 52), (COLUMNS[5] - 4, top, COLUMNS[6] - COLUMNS[5] - 10, tall + 52)],
+        [(COLUMNS[1] - 4, y + 6, 344, 40)],
+    ]
     return sheet
 
 

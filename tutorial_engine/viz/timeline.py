@@ -26,6 +26,7 @@ from tutorial_engine.viz.tokens import SPACE, cut_label, visible
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
 from tutorial_engine.viz.words import POLICIES, counted, ms, tokens
 
+TITLE = "What each request did in each step"
 WIDE = 1000.0  # pixels, as wide as a notebook shows
 END = 118.0  # right of the last step, for "finished · length"
 COLUMN = 78.0  # the most that a step takes
@@ -33,36 +34,28 @@ TALL = 80.0  # of the budget bars
 FEW = 4  # requests that a caption tells one by one
 
 
-def timeline(
-    trace: Trace, title: str = "What each request did in each step", by: By = "step"
-) -> Picture:
+def timeline(trace: Trace) -> Picture:
     """A row per request, a box per step, and below them how full each step was.
 
-    by="time": a step is as wide as it took on the engine's clock. Step s of request r (counted from
-    0) is the item `box.r.s`, its part of the budget `budget.r.s`. ValueError when no step of the
-    trace ran to its end.
+    All steps are equally wide. Step s of request r (counted from 0) is the item `box.r.s`, its part
+    of the budget `budget.r.s`. ValueError when no step of the trace ran to its end.
     """
-    if by not in ("step", "time"):
-        raise ValueError(f'by is "step" or "time", got {by!r}')
     run = rows(trace)
-    left, right = name_width([run]), WIDE - END
-    if by == "step":
-        right = min(right, left + COLUMN * max(len(run.steps), 7))
+    left = name_width([run])
+    right = min(WIDE - END, left + COLUMN * max(len(run.steps), 7))
     scene = Sheet(right + END, 0)
-    axis = Axis.of(run, left, right, by, run.start, run.end - run.start)
+    axis = Axis.of(run, left, right, "step", run.start, run.end - run.start)
     tall = lane_height(len(run.lives))
     style = LaneStyle.of([(run, axis)], tall)
-    top = _head(scene, title, [run], by, limits(run), style) + 16
+    top = _head(scene, TITLE, [run], "step", limits(run), style) + 16
     bottom = top + tall * len(run.lives)
     base = bottom + 48 + TALL
-    if by == "time":
-        time_marks(scene, axis, base + 6, top)
     draw_lanes(scene, run, axis, top, tall, style)
     ruler(scene, run, axis, bottom)
     for i, words in enumerate(("tokens", "run")):
         scene.note(f"budget.title.{i}", 10, base - TALL / 2 + 4 + 14 * i, words, TEXT)
     _draw_budget(scene, run, axis, base)
-    scene.height = base + (26 if by == "time" else 10)
+    scene.height = base + 10
     scene.tip_at = (8, scene.height + 14)
     return scene.picture(_caption(run), zoom=1.1)
 

@@ -1,0 +1,169 @@
+"""Introduced in notebook 03. The check of `slots_for`: who gives way when memory is out.
+
+First with requests that are letters, which names the usual mistakes; then in the real engine.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.learn.verdict import Verdict, guarded, has_gap
+from tutorial_engine.model.batch import Allocation
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Preempted, Recorder
+
+# (request, running, allocate(request), preempt(victim)) → the slots, or None
+SlotsFor = Callable[[Any, list[Any], Callable[[Any], Any], Callable[[Any], None]], Any]
+CASES = (  # who asks, of so many that run, and how many of them must give way before there is room
+    ("A", "ABC", 0),
+    ("A", "ABC", 1),
+    ("A", "ABCD", 2),
+    ("C", "ABC", 1),
+    ("B", "ABCD", 3),
+)
+PROMPTS = ([65] * 10, [66] * 7, [67] * 3)
+BLOCKS = (6, 64)  # so few that somebody has to give way, and room for all; of 4 slots each
+
+
+class _Told(Exception):
+    """What the function did that no loop may do."""
+
+
+class _Letter:
+    """Stands for a request; equal to itself only, as a request is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def slots_for(
+    request: Any, running: list[Any], allocate: Callable[[Any], Any], preempt: Callable[[Any], None]
+) -> Any:
+    """The loop of Scheduler.schedule_running: the right answer."""
+    while (slots := allocate(request)) is None:
+        victim = running[-1]
+        preempt(victim)
+        if victim is request:
+            return None
+    return slots
+
+
+def check_slots_for(function: SlotsFor, model: Qwen3ForCausalLM) -> Verdict:
+    """Check a learner's slots_for(request, running, allocate, preempt) → slots or None."""
+
+    def run() -> Verdict:
+        for case in CASES:
+            where = f"slots_for: {case[0]} asks, {', '.join(case[1])} run"
+            try:
+                got, want = _played(function, *case), _played(slots_for, *case)
+            except _Told as told:
+                return Verdict(False, f"{where}: {told}")
+            if got != want:
+                if got[0] is None and has_gap(function):
+                    return Verdict(None, "not done yet: there is still a `...` in slots_for")
+                return Verdict(False, f"{where}: {_why_not(got, want)}")
+        (few, gave_way), (many, _) = (_served(function, model, blocks) for blocks in BLOCKS)
+        if few != many:
+            return Verdict(False, "slots_for: in the engine the requests get other tokens")
+        who = f"{' and '.join(gave_way)} gave way, and all tokens are right"
+        return Verdict(True, f"slots_for: in an engine with {4 * BLOCKS[0]} slots {who}")
+
+    return guarded("slots_for", run, function)
+
+
+def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[object, str]:
+    """What came of a case: what was returned, and who gave way. _Told for what cannot be."""
+    running, gave_way, calls = [_Letter(name) for name in run], list[_Letter](), Counter[str]()
+    request = running[run.index(asks)]
+
+    def allocate(one: object) -> str | None:
+        if one is not request:
+            raise _Told(f"it asks for slots for {one!r}; they are for {asks}")
+        if request in gave_way:
+            raise _Told(f"it goes on after {asks} itself gave way: then return None")
+        calls["allocate"] += 1
+        if calls["allocate"] > 2 * len(run):
+            raise _Told("it asks again and again, and nobody gives way: preempt in the loop")
+        return f"slots of {asks}" if len(gave_way) >= needed else None
+
+    def preempt(victim: Any) -> None:
+        if victim not in running:
+            raise _Told(f"preempt({victim!r}), which is not in running: preempt takes it out")
+        gave_way.append(victim)
+        running.remove(victim)
+
+    answer = function(request, running, allocate, preempt)
+    return answer, "".join(one.name for one in gave_way)
+
+
+def _why_not(got: tuple[object, str], want: tuple[object, str]) -> str:
+    (answer, gave_way), (slots, victims) = got, want
+    if gave_way and victims and gave_way[0] != victims[0]:
+        return f"{gave_way[0]} gave way; the last of running does, here {victims[0]}"
+    if len(gave_way) > len(victims):
+        return f"{gave_way[-1]} gave way, and there was room: ask before each preempt"
+    if slots is None and len(gave_way) == len(victims) - 1:
+        return f"{victims[-1]} is the last itself: it has to give way too, and then return None"
+    if len(gave_way) < len(victims):
+        return "one victim may not be enough: repeat until there is room"
+    if answer is None:
+        return "there was room, and it returns None: return the slots"
+    return f"it returns {answer!r}; expected {slots!r}"
+
+
+class _Asking(Scheduler):
+    """Scheduler.schedule_running with the learner's function for its inner loop."""
+
+    function: SlotsFor
+
+    def schedule_running(self, plan: StepPlan) -> None:
+        def preempt(victim: Request) -> None:
+            self.preempt(victim)
+            plan.preempted.append(victim)
+
+        for request in list(self.running):
+            if request in plan.preempted:
+                break
+            num_tokens = self.num_tokens_to_run(request, plan)
+            if num_tokens == 0:
+                continue
+
+            def allocate(one: Request, n: int = num_tokens) -> Allocation | None:
+                ask = one.request_id, one.token_ids, one.num_computed_tokens, n
+                return self.memory.allocate(*ask)
+
+            allocation = type(self).function(request, self.running, allocate, preempt)
+            if allocation is None:
+                return
+            self._book(plan, request, allocation)
+
+
+def _served(
+    function: SlotsFor, model: Qwen3ForCausalLM, num_blocks: int
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """The tokens of three requests in a pool of so many blocks of 4, and who gave way."""
+    spec, trace = KVCacheSpec.from_model(model.config, model.dtype), Recorder()
+    storage = KVStorage(spec, 4 * num_blocks, model.device, slots_first=True)
+    engine = LLMEngine(
+        model,
+        config=EngineConfig(max_num_batched_tokens=16),
+        scheduler=type("Asking", (_Asking,), {"function": staticmethod(function)}),
+        memory=PagedKVCache(storage, 4, trace=trace),
+        clock=VirtualClock(),
+    )
+    for name, ids in zip("ABC", PROMPTS, strict=True):
+        engine.add_request(ids, SamplingParams(max_tokens=6, ignore_eos=True), name)
+    texts = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
+    preempted = [event for event in trace.trace().events if isinstance(event, Preempted)]
+    return texts, [event.request_id for event in preempted]
