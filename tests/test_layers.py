@@ -106,13 +106,7 @@ def test_heads_of_q_and_k_are_normed_together_as_alone(dtype: torch.dtype) -> No
     torch.testing.assert_close(
         joined(heads), alone, atol=0, rtol=(1e-6, 2**-7)[dtype.itemsize == 2]
     )
-    plain, saved, weights = joined(heads), joined.state_dict(), joined.weight
-    joined.prepack()
-    joined.prepack()  # again: nothing changes
-    assert joined.weight is None and torch.equal(joined(heads), plain)
-    assert torch.equal(joined.plain_weight(), weights) and joined.num_weights == weights.numel()
-    assert torch.equal(joined.state_dict()["weight"], saved["weight"]) and len(saved) == 1
-    assert copy.deepcopy(joined).to(torch.float32)(heads.float()).dtype == torch.float32
+    assert [*joined.state_dict()] == ["weight"] and joined.weight.numel() == 80
 
 
 @pytest.mark.parametrize("prepack", [False, True])

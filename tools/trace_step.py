@@ -6,8 +6,7 @@ Runs the shipped model until both requests decode, then watches one `LLMEngine.s
 sys.setprofile. Prints how many files and functions of the package the step enters and with how many
 calls; then the path, as an outline: each function where it is entered for the first time, below
 the one that called it. A comprehension or a lambda belongs to the function that it stands in; which
-of them are frames of their own depends on the Python. `Module.__call__` is left out, as that of
-nn.Module is: it calls `forward`.
+of them are frames of their own depends on the Python.
 """
 
 import sys
@@ -86,7 +85,7 @@ class Outline:
 def place(frame: FrameType) -> tuple[str, str] | None:
     """(file, function) of a frame of the package, None for any other."""
     file = Path(frame.f_code.co_filename)
-    if PACKAGE not in file.parents or frame.f_code.co_qualname == "Module.__call__":
+    if PACKAGE not in file.parents:
         return None
     return str(file.relative_to(PACKAGE)), frame.f_code.co_qualname.split(".<locals>.<")[0]
 

@@ -85,7 +85,7 @@ def gguf_tensors(model: Qwen3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
         sizes = (attention.q_size, attention.kv_size, attention.kv_size)
         q, k, v = attention.qkv_proj.plain_weight().split(sizes)
         gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
-        q_norm, k_norm = attention.qk_norm.plain_weight().chunk(2)
+        q_norm, k_norm = attention.qk_norm.weight.chunk(2)
         weights = {
             "attn_norm": own.input_layernorm.weight,
             "attn_q": q,

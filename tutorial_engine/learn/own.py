@@ -55,7 +55,7 @@ class LayerWeights(NamedTuple):
         sizes = (attn.q_size, attn.kv_size, attn.kv_size)
         q, k, v = attn.qkv_proj.plain_weight().split(sizes)
         gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
-        q_norm, k_norm = attn.qk_norm.plain_weight().chunk(2)
+        q_norm, k_norm = attn.qk_norm.weight.chunk(2)
         return cls(
             input_norm=layer.input_layernorm.weight,
             q=q,

@@ -29,9 +29,11 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
 class Module(nn.Module):
     """An nn.Module that costs less to call: a forward of a small model makes fifty calls.
 
-    Its parts are found like any other attribute, and not in the last of the tables that PyTorch
-    looks into. Without gradients it asks for hooks of `forward` alone, not for the other kinds.
+    A part is found where Python looks first; PyTorch keeps it in a table where it looks last.
+    Without gradients, a call asks for hooks of `forward` only, and not for the other kinds.
     """
+
+    _parameters: dict[str, Any]  # read here, `weight` is found sooner than by `self.weight`
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -125,9 +127,7 @@ class Linear(Module):
         """x [..., in] → [..., out]."""
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        weight = self.weight
-        assert weight is not None, "a Linear holds its weight plain or packed"
-        return F.linear(x, weight, self.bias)
+        return F.linear(x, self._parameters["weight"], self.bias)
 
     def extra_repr(self) -> str:
         """Shape and layout, for `print(model)`."""
@@ -163,21 +163,6 @@ def packed_is_faster(out_features: int, in_features: int, dtype: torch.dtype) ->
     return took[packed] < took[plain]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last axis, computed in fp32, cast last.
-
-    weight is [size], or [heads, size] for x [T, heads, size]; eps is a number in a tensor.
-    """
-    if not (x.is_cpu and x.dtype == weight.dtype == torch.float32):
-        if weight.ndim == 1:
-            return F.rms_norm(x, weight.shape, weight, float(eps))
-        return F.rms_norm(x, x.shape[-1:], None, float(eps)) * weight
-    # F.rms_norm is seven small operations here, and these five give the same sooner
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # sqrt(sum(x²))
-    mean = torch.addcmul(eps, length, length, value=1 / x.shape[-1])  # eps + length² / size
-    return x * mean.rsqrt() * weight
-
-
 class RMSNorm(Module):
     """x / sqrt(mean(x²) + eps) · weight over the last axis, computed in fp32, cast last.
 
@@ -185,10 +170,11 @@ class RMSNorm(Module):
     made once. Source: Zhang and Sennrich 2019.
     """
 
-    def __init__(self, size: int, eps: float = 1e-6) -> None:
+    def __init__(self, size: int, eps: float = 1e-6, where: Tensor | None = None) -> None:
         super().__init__()
         self.eps = torch.tensor(eps, dtype=torch.float32, device="cpu")  # []
         self.weight = nn.Parameter(torch.ones(size))
+        self.register_buffer("where", where, persistent=False)  # see QKNorm
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -198,7 +184,18 @@ class RMSNorm(Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., size] → normed; with a residual of the same shape → (normed, x + residual)."""
         total = x if residual is None else x + residual
-        normed = rms_norm(total, self.weight, self.eps)
+        weight, where = self._parameters["weight"], self._buffers["where"]
+        if where is not None:
+            weight = weight.take(where)  # [H + H_kv, D]
+        if total.is_cpu and total.dtype == weight.dtype == torch.float32:
+            # F.rms_norm is seven small operations here, and these five give the same sooner
+            length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)  # sqrt(sum(x²))
+            mean = torch.addcmul(self.eps, length, length, value=1 / total.shape[-1])  # of x²
+            normed = total * mean.rsqrt() * weight
+        elif weight.ndim == 1:
+            normed = F.rms_norm(total, weight.shape, weight, float(self.eps))
+        else:
+            normed = F.rms_norm(total, weight.shape[-1:], None, float(self.eps)) * weight
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:
@@ -206,54 +203,17 @@ class RMSNorm(Module):
         return f"{self.weight.numel()}, eps={float(self.eps):g}"
 
 
-class QKNorm(Module):
-    """An RMSNorm over each head of q and one over each head of k, as one call: q's heads first.
+class QKNorm(RMSNorm):
+    """One RMSNorm for the heads of q and another for those of k, in one call: q's heads first.
 
-    `weight` [2 D] has q's weights, then k's. `prepack()` repeats them for all heads once, and not
-    in each call.
+    x is [T, H + H_kv, D]. `weight` [2 D] has q's weights, then k's, and `where` says for each head
+    at which places of it its own are.
     """
 
-    per_head: Tensor | None
-
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.eps = torch.tensor(eps, dtype=torch.float32, device="cpu")  # []
-        self.weight: Tensor | None = nn.Parameter(torch.ones(2 * head_dim))
-        self.register_buffer("per_head", None, persistent=False)
-
-    @property
-    def num_weights(self) -> int:
-        """q's and k's, the same packed and plain."""
-        return 2 * self.head_dim
-
-    def prepack(self) -> None:
-        """Replace the weights by those of each head, [H + H_kv, D] (inference only)."""
-        if self.weight is not None:
-            self.per_head, self.weight = self._repeat(self.weight.detach()), None
-
-    def plain_weight(self) -> Tensor:
-        """[2 D], put together from those of each head if need be."""
-        if self.per_head is not None:
-            return self.per_head[[0, -1]].flatten()
-        assert self.weight is not None, "a QKNorm holds its weight plain or repeated"
-        return self.weight
-
-    def _repeat(self, weight: Tensor) -> Tensor:
-        q, k = weight.chunk(2)
-        return torch.cat((q.expand(self.num_heads, -1), k.expand(self.num_kv_heads, -1)))
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.weight is None:
-            destination[f"{prefix}weight"] = self.plain_weight()
-
-    def forward(self, heads: Tensor) -> Tensor:
-        """heads [T, H + H_kv, D] → normed."""
-        per_head = self.per_head
-        if per_head is None:
-            per_head = self._repeat(self.plain_weight())
-        return rms_norm(heads, per_head, self.eps)
+        q, k = torch.arange(2 * head_dim, device="cpu").chunk(2)
+        where = torch.cat((q.expand(num_heads, -1), k.expand(num_kv_heads, -1)))
+        super().__init__(2 * head_dim, eps, where)
 
 
 class SiluAndMul(Module):

@@ -52,10 +52,11 @@ class Qwen3Attention(Module):
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
     ) -> Tensor:
         """hidden [T, hidden] → [T, hidden]."""
-        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 H_kv, D]
-        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv_proj(hidden).view(-1, heads + 2 * kv_heads, self.head_dim)
+        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
         qk = apply_rope(self.qk_norm(qk), *angles)
-        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
+        q, k = qk.split_with_sizes((heads, kv_heads), 1)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 
@@ -170,9 +171,6 @@ class Qwen3ForCausalLM(Module):
 
         The others are laid out by columns, but for a head that is tied to the embedding.
         """
-        for m in self.modules():
-            if isinstance(m, QKNorm):
-                m.prepack()
         if not can_prepack(self.device, self.dtype):
             return False
         linears = [m for m in self.modules() if isinstance(m, Linear)]
@@ -195,10 +193,10 @@ class Qwen3ForCausalLM(Module):
 
     def num_parameters(self) -> int:
         """Weights of the architecture, a tied head counted once. The same packed or plain."""
-        counted = [m for m in self.modules() if isinstance(m, Linear | QKNorm)]
-        in_counted = {id(p) for m in counted for p in m.parameters()}
-        total = sum(m.num_weights for m in counted)
-        total += sum(p.numel() for p in self.parameters() if id(p) not in in_counted)
+        linears = [m for m in self.modules() if isinstance(m, Linear)]
+        in_linears = {id(p) for m in linears for p in m.parameters()}
+        total = sum(m.num_weights for m in linears)
+        total += sum(p.numel() for p in self.parameters() if id(p) not in in_linears)
         if self.config.tie_word_embeddings and self.lm_head.is_packed:
             total -= self.lm_head.num_weights  # the embedding was counted already
         return total

@@ -49,7 +49,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> RopeAngles:
         """positions [T] → cos and sin [T, 1, head_dim / 2]."""
-        angles = positions[:, None, None] * self.inv_freq  # fp32, the same for all heads
+        angles = positions.view(-1, 1, 1) * self.inv_freq  # fp32, the same for all heads
         return RopeAngles(angles.cos(), angles.sin())
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, Module, QKNorm
+from tutorial_engine.model.layers import Linear, Module
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 AllReduce = Callable[[Tensor], Tensor]  # a rank's part [T, hidden] → the sum over all ranks
@@ -106,7 +106,7 @@ def shard(
     part = without_weights(own)
     whole = dict(model.named_parameters())
     for name, module in model.named_modules():
-        if isinstance(module, Linear | QKNorm):
+        if isinstance(module, Linear):
             whole[f"{name}.weight"] = nn.Parameter(module.plain_weight(), requires_grad=False)
     state = {
         name: nn.Parameter(_part_of(name, whole[name], model.config, rank, tp_size), False)
@@ -145,7 +145,7 @@ def replicated_parameters(model: Qwen3ForCausalLM) -> int:
     head = 0 if config.tie_word_embeddings else model.lm_head.num_weights
     small = sum(
         parameter.numel()
-        for name, parameter in model.state_dict().items()
+        for name, parameter in model.named_parameters()
         if "norm" in name or name.endswith("o_proj.bias")
     )
     return config.vocab_size * config.hidden_size + head + small

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, QKNorm
+from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
@@ -52,7 +52,7 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
             first = output[0] if isinstance(output, tuple) else output
             owned = (
                 module.num_weights
-                if isinstance(module, Linear | QKNorm)
+                if isinstance(module, Linear)
                 else sum(p.numel() for p in module.parameters())
             )
             place = "  " + name.split(".")[-1] if name.startswith("layers.") else name
