@@ -164,7 +164,8 @@ class Qwen3ForCausalLM(Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [n, hidden] → logits [n, V] fp32. Pass only the rows you will look at."""
-        return self.lm_head(hidden).float()
+        logits = self.lm_head(hidden)
+        return logits if logits.dtype == torch.float32 else logits.float()
 
     def prepack(self, where_faster: bool = False) -> bool:
         """Prepack every Linear (see there), or those that it makes faster here. Are all packed?
