@@ -171,8 +171,7 @@ UNSEEN = """() => {
 def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    with one_thread():
-        frames = show_of(name).make(model, tokenizer).frames
+    frames = show_of(name).make(model, tokenizer).frames
     file = save_player(frames, tmp_path / "player.html", name)
     context = browser.new_context(
         has_touch=True, is_mobile=True, viewport={"width": 390, "height": 780}
@@ -197,8 +196,7 @@ def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
 def test_a_player_without_parts_is_swiped(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    with one_thread():
-        file = MAKE["sampling"](model, tokenizer, PROMPT).player(tmp_path / "player.html")
+    file = MAKE["sampling"](model, tokenizer, PROMPT).player(tmp_path / "player.html")
     page = browser.new_page(viewport={"width": 390, "height": 780})
     page.goto(file.as_uri())
     assert page.get_by_text("swipe it").is_visible()

@@ -38,6 +38,12 @@ SHARE_MISTAKES: dict[str, Callable[[int, int, int], int]] = {
     "a prompt may run in chunks: as many of its tokens as the budget has": lambda n, done, left: (
         n - done if n - done <= left else 0
     ),
+    "no special case: a prompt that is half read has more than 1 token left": (
+        lambda n, done, left: min(1 if done else n, left)
+    ),
+    "no special case for those that have begun, and never more than the budget has left": (
+        lambda n, done, left: 1 if done else min(n, left)
+    ),
 }
 
 
@@ -130,6 +136,8 @@ def _why_no_plan(
         return f"{sum(shares.values())} tokens are over the budget of {budget}"
     if len(shares.keys() | dict(running).keys()) > most:
         return "more would run than may; those who run already count"
+    if any(shares.get(name) == 1 < want.get(name, 0) for name, _ in running):
+        return "a request that runs already may have more than 1 token left: run them"
     if shares == right_plan([], [*waiting[:room], *running], budget, most + len(running)):
         return "those who run already come first"
     if sum(shares.values()) < sum(want.values()):

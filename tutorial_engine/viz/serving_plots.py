@@ -224,8 +224,11 @@ def throughput_latency(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
     ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(0, 1.15 * max(times) or 1))
+    wide = 0 < 10 * min(times) < max(times)  # the small ones would lie on the axis
+    if wide:
+        ax.set(yscale="log", ylim=(min(times) / 1.5, 1.5 * max(times)))
     ax.yaxis.set_major_formatter(ROUND)
-    ax.set_ylabel(f"{latency}, ms")
+    ax.set_ylabel(f"{latency}, ms{', logarithmic' if wide else ''}")
     ax.set_xlabel("tokens per second, all requests together")
     ax.set_title(f"Throughput against {latency}")
     numbers = f"numbers: {label}" if label else None
