@@ -1,6 +1,6 @@
 """A small, real LLM inference engine, built up notebook by notebook.
 
-Rooms from the ground up; a number is the notebook that introduces a module.
+Rooms in reading order; a number is the notebook that introduces a module.
 
 tutorial_engine/
   model/               token ids to logits

@@ -426,12 +426,15 @@ if predictions.reveal("gathered", str(copied)):
 # *PagedAttention* is the name of an attention that reads each block where it lies.
 
 # %% [markdown]
-# It needs a softmax that works block by block, called a *running* softmax. Three values are kept for a query:
-# **m**, the largest score so far; **l**, the sum of exp(score − m); and **acc**, the sum of exp(score − m) · v.
-# When a block brings a larger score, the old sums were made with the old m. Both are corrected by one factor,
-# exp(old m − new m). In the end the output is acc / l. Why m? In fp32 exp(89) is already
-# infinite. Taking m from all scores keeps each exp at 1 or below, and it cancels in acc / l. Here one query reads its
-# four blocks:
+# It needs a softmax that works block by block, called a *running* softmax. In fp32 exp(89) is already infinite. So a
+# softmax subtracts the largest score m from all scores: each exp is then at most 1, and m cancels in the end. But here
+# the scores come in pieces, and a later block may have a larger one.
+
+# %% [markdown]
+# Three values are kept for a query: **m**, the largest score so far; **l**, the sum of exp(score − m); and **acc**, the
+# sum of exp(score − m) · v. If a block brings a larger score, the old sums were made with the old m. Both are corrected
+# by one factor, exp(old m − new m). In the end the output is acc / l. Here one query reads its four blocks; compare each
+# bar of colours with the one at the bottom:
 
 # %% tags=["figure-running-softmax"]
 from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
@@ -651,6 +654,8 @@ chosen = predictions.reveal("full", found_by(again)["B"])
 # At least one token must run, because without a forward there are no logits to choose the next token from.
 # And blocks are found whole or not at all. So the last block runs again. Note that A was over when B came:
 # a block that nobody holds any more keeps its content, and can be found until somebody takes it.
+#
+# In the package a name is called by what it is, a *hash*. Here it is made:
 
 # %%
 from tutorial_engine.cache.blocks import BlockManager
@@ -720,8 +725,8 @@ box("radix")
 #
 # A user may ask for several continuations of one prompt, here two (`n=2`). A runs the prompt.
 # Then the request is **forked**: a second request, A.1, gets a table with the same blocks, the open last one
-# included. Each block counts its holders in `ref_cnt`. Our engine draws one token for each request that runs. So A.1
-# runs the last token of the prompt once more, and only this one.
+# included. Each block counts its holders in `ref_cnt`. Both need a first token of their own, so A.1 needs logits of
+# its own: it runs the last token of the prompt once more, and only this one.
 
 # %%
 predictions.ask(
@@ -749,8 +754,9 @@ block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 # %% [markdown]
 # Full blocks are only read, so both may hold them. The open block is different: the next token of one request
 # and the next token of the other would get the same slot. Whoever writes first gets a copy of it. The other one is
-# then the only holder, and goes on in the original. A block is its *own* if one table holds it and it has no name. If
-# not, `_copy_on_write` claims a new block, copies the tokens that are there already, and lets go of the old one.
+# then the only holder, and goes on in the original. A request may write into a block only if no other table holds it
+# and it has no name (`_is_own`). If not, `_copy_on_write` claims a new block, copies the tokens that are there already,
+# and lets go of the old one.
 #
 # <details><summary>What if the prompt ends exactly at a border?</summary>Then the last token of the prompt, which A.1 runs
 # once more, lies in a full block. A.1 writes its K and V again, so this block is copied.</details>
@@ -805,8 +811,9 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
 #
 # ### Exercise 5: a request ends and gives its blocks back (10 minutes)
 #
-# `free` puts the blocks of a table into the queue, and changes `ref_cnt` and `free_queue` in place. A block that another request
-# still holds must stay out of the queue.
+# `free` puts the blocks of a table into the queue, and changes `ref_cnt` and `free_queue` in place. For example `ref_cnt`
+# is `{0: 2, 1: 1}` if two requests hold block 0, and `free_queue` is `[7, 8]`. A block that another request still holds
+# must stay out of the queue.
 #
 # <details><summary>Hint</summary>Go through the table backwards. Count the holders of each block down, and
 # append the block to the queue if nobody holds it any more.</details>
@@ -950,8 +957,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # %% [markdown]
 # The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were found
 # in the prefix cache in the last test: finding fewer than “no bug” wastes work. `integrity` is the first complaint of
-# `check_integrity`, which runs after each step and compares tables, counts, queue and names with one another. (In the
-# package a name is called by what it is, a hash.)
+# `check_integrity`, which runs after each step and compares tables, counts, queue and names with one another.
 #
 # No bug shows when a request is alone. Some need company, one needs samples, and one needs blocks that are used
 # again. Freeing the head first gives right tokens everywhere: only `found` tells. So a cache is tested with all of
@@ -1143,7 +1149,7 @@ box("swap")
 
 # %% [markdown]
 # The number of copies does not depend on the size of a block, so in a larger block each token pays less for them.
-# With small blocks recompute is cheaper, and with large ones swapping.
+# With these numbers recompute is cheaper for small blocks, and swapping for large ones.
 #
 # As long as each request fits into the pool alone, a lack of memory changes no token. If it does not fit, its
 # answer ends early, or the request is refused when it is added:
@@ -1231,7 +1237,7 @@ for name, trace in drama(model, tokenizer, prefix_caching=True).items():
     )
 
 # %% [markdown]
-# So a prefix cache hides most of this thrash here: the users take few of E's blocks in between.
+# So a prefix cache hides most of this thrash here: the users take few of E's blocks before E comes back.
 
 # %%
 print(predictions.score())
@@ -1372,7 +1378,7 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 # A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm`
 # frees their cells, and `seq_add` moves the positions of the others down. A key was turned by its old
 # position (RoPE, notebook 01), so each key is turned back by the difference. This is its *shift*. Nothing is
-# computed again, which is why it is fast. `angles` belong to the shifts, and this is done in each layer:
+# computed again, which is why it is fast. `angles` are the RoPE angles of each cell's shift, and this is done in each layer:
 
 # %%
 from tutorial_engine.cache import CellKVCache
@@ -1442,7 +1448,7 @@ for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
     print(f"forgotten: {told.forgotten!r}, kept: {told.kept!r}")
     print(f"  with the shift: {told.shifted!r}")
     print(f"  afresh:         {told.fresh!r}")
-    print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts part")
+    print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts differ")
 
 # %% [markdown]
 # In the second text "kite" comes back, though only the forgotten sentence had it. Does it come from there? Both ways
@@ -1460,7 +1466,7 @@ print(
 
 # %% [markdown]
 # No: the fresh run never saw the forgotten sentence, and finds "kite" as likely. The model learned the word in its
-# training. What the shift changes is seen elsewhere: in both examples the two texts part.
+# training. What the shift changes is seen elsewhere: in both examples the two texts differ.
 
 # %%
 box("context_shift")

@@ -343,7 +343,8 @@ def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdi
                 True, f"stale: {sum(map(len, wants))} stale reads in {len(logs)} logs{found}"
             )
         i = next(i for i, want in enumerate(wants) if answers[i] != want)
-        told = f"stale: of the log\n{log_text(logs[i])}\ngot {log_text(answers[i]) or 'nothing'}"
+        said = log_text(answers[i]) or "nothing"
+        told = f"stale: in this log\n{log_text(logs[i])}\nyour function found {said}"
         same = (
             words
             for words, wrong in STALE_MISTAKES.items()

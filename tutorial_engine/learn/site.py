@@ -217,7 +217,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
             parts.append(f"## {name}\n\n```{{eval-rst}}\n{directive}\n```\n")
         yield room, "\n".join(parts)
     tree = ["```{toctree}", ":maxdepth: 1", *(room for room, _, _ in rooms), "```", ""]
-    head = "# The package\n\nRooms by concept, from the ground up; what the docstrings say.\n"
+    head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
     yield "index", "\n".join([head, *tree])
 
 
