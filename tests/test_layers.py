@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from tutorial_engine.model import layers
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, RMSNorm, can_prepack
+from tutorial_engine.model.layers import Linear, Module, QKNorm, RMSNorm, can_prepack
 from tutorial_engine.model.qwen3 import Qwen3MLP
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -35,6 +35,41 @@ def random_norm(size: int, eps: float) -> RMSNorm:
     norm = RMSNorm(size, eps)
     norm.weight.data.uniform_(0.5, 1.5)
     return norm
+
+
+class Twice(Module):
+    """Calls its part on what the part gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = RMSNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.part(x))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_module_calls_its_hooks_and_the_part_that_it_has_now(grad: bool) -> None:
+    module, calls, x = Twice(), [], torch.randn(2, 4, requires_grad=grad)
+    with torch.set_grad_enabled(grad):
+        plain = module(x)
+        for one in (module, module.part):
+            one.register_forward_pre_hook(lambda *_: calls.append("before"))
+            one.register_forward_hook(lambda *_: calls.append("after"))
+        module.register_full_backward_pre_hook(lambda *_: calls.append("backward"))
+        again = module(x=x)
+        assert torch.equal(again, plain)
+        assert calls == ["before", *2 * ["before", "after"], "after"]
+        if grad:
+            again.sum().backward()
+            assert calls[-1] == "backward"
+        other = copy.deepcopy(module)
+        other.part.weight.data.zero_()
+        assert torch.equal(other(x), 0 * x) and torch.equal(module(x), plain)
+        module.part = nn.Identity()
+        assert torch.equal(module(x), x) and [*module.children()] == [module.part]
+        module.part = None
+        assert module.part is None and not [*module.children()]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,6 +93,20 @@ def test_norm_with_residual_returns_normed_and_sum(dtype: torch.dtype) -> None:
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, norm(x + residual))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_of_q_and_k_are_normed_together_as_alone(dtype: torch.dtype) -> None:
+    joined, q_norm, k_norm = QKNorm(6, 2, 40, 1e-6), random_norm(40, 1e-6), random_norm(40, 1e-6)
+    joined.weight.data.copy_(torch.cat((q_norm.weight, k_norm.weight)))
+    joined, q_norm, k_norm = [one.to(dtype) for one in (joined, q_norm, k_norm)]
+    heads = (3 * torch.randn(7, 8, 40)).to(dtype)
+    alone = torch.cat((q_norm(heads[:, :6]), k_norm(heads[:, 6:])), dim=1)
+    # in bf16 the joined one is rounded once more, before the weights
+    torch.testing.assert_close(
+        joined(heads), alone, atol=0, rtol=(1e-6, 2**-7)[dtype.itemsize == 2]
+    )
+    assert [*joined.state_dict()] == ["weight"] and joined.weight.numel() == 80
 
 
 @pytest.mark.parametrize("prepack", [False, True])
@@ -120,6 +169,20 @@ def test_packed_weight_comes_back_exactly(dtype: torch.dtype, shape: tuple[int, 
     assert linear.prepack() == packed and torch.equal(linear(x), once), "packed twice"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_by_columns_is_the_same_matrix_in_another_order(dtype: torch.dtype) -> None:
+    plain = random_linear(96, 200, True, dtype)
+    columns = copy.deepcopy(plain)
+    columns.by_columns()
+    assert columns.weight.t().is_contiguous() and torch.equal(columns.weight, plain.weight)
+    x = torch.randn(3, 96).to(dtype)
+    torch.testing.assert_close(columns(x), plain(x))
+    for saved in (columns.plain_weight(), columns.state_dict()["weight"]):
+        assert saved.is_contiguous() and torch.equal(saved, plain.weight)
+    assert columns.prepack() == can_prepack(CPU, dtype)
+    assert torch.equal(columns.plain_weight(), plain.weight)
+
+
 def test_a_model_packs_what_is_faster_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which layout wins is the machine's affair; that the model follows the verdict is ours."""
     for shape in ((64, 48), (300, 200)):
@@ -133,6 +196,8 @@ def test_a_model_packs_what_is_faster_packed(monkeypatch: pytest.MonkeyPatch) ->
     possible = can_prepack(CPU, torch.float32)
     for m in linears:
         assert m.is_packed == (possible and m.out_features > m.in_features)
+        if not m.is_packed:  # the shipped model's head is wide, so none of these is its embedding
+            assert m.weight.t().is_contiguous() == possible
 
 
 def test_tied_embedding_survives_prepacking() -> None:

@@ -24,7 +24,7 @@ from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, Sd
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import RMSNorm, can_prepack
+from tutorial_engine.model.layers import QKNorm, can_prepack
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 LENGTHS = [1, 40, 7, 13]
@@ -123,14 +123,10 @@ def test_bf16_is_as_near_to_the_truth_as_transformers(
     assert rms(ours - theirs) <= 0.03 * rms(truth)
 
 
-right_norm, right_attention = RMSNorm.forward, attention.naive_attention
+right_attention = attention.naive_attention
 BUGS: Zoo = {
     **BUGS_01,
-    "no q_norm and k_norm": (
-        RMSNorm,
-        "forward",  # of heads; the layers' own norms see [T, hidden]
-        lambda self, x, *residual: x if x.ndim == 3 else right_norm(self, x, *residual),
-    ),
+    "no q_norm and k_norm": (QKNorm, "forward", lambda self, heads: heads),
     "no scale": (
         attention,
         "naive_attention",

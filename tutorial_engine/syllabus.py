@@ -62,7 +62,7 @@ ROOMS = (
             Module("config", 1, "the numbers of a config.json that fix every shape"),
             Module("batch", 1, "the tokens of one forward, end to end, no padding"),
             Module("rope", 1, "positions turn pairs of a head"),
-            Module("layers", 1, "Linear (prepacked), RMSNorm, SiluAndMul"),
+            Module("layers", 1, "Linear (prepacked), RMSNorm, QKNorm, SiluAndMul"),
             Module("attention", 1, "the causal rule, the textbook attention, its fast twins"),
             Module("qwen3", 1, "the decoder"),
             Module("checkpoint", 1, "Hugging Face files to a running model"),

@@ -699,9 +699,8 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
 cos_sin = rotary(torch.arange(4))  # of the angles of positions 0 to 3
-q_norm = first_layer.self_attn.q_norm
-norm_first = apply_rope(q_norm(random_heads), *cos_sin)
-norm_last = q_norm(apply_rope(random_heads, *cos_sin))
+norm_first = apply_rope(rms_norm(random_heads, w.q_norm), *cos_sin)
+norm_last = rms_norm(apply_rope(random_heads, *cos_sin), w.q_norm)
 for position in (0, 3):
     equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
     print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
@@ -709,9 +708,9 @@ for position in (0, 3):
 # %% [markdown]
 # Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
 # turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. For the same reason q and k are joined and turned in one call. `o_proj` mixes the results of
-# the heads. `angles` is the pair of cosines and sines here. `attention` is passed in as an object, because the
-# next notebook replaces it: the cache lives there.
+# is enough. For the same reason `qk_norm` holds both norms, and q and k are normalised together and turned
+# together. `o_proj` mixes the results of the heads. `angles` is the pair of cosines and sines here. `attention`
+# is passed in as an object, because the next notebook replaces it: the cache lives there.
 
 # %%
 from tutorial_engine.model.qwen3 import Qwen3Attention

@@ -85,13 +85,14 @@ def gguf_tensors(model: Qwen3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
         sizes = (attention.q_size, attention.kv_size, attention.kv_size)
         q, k, v = attention.qkv_proj.plain_weight().split(sizes)
         gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
+        q_norm, k_norm = attention.qk_norm.weight.chunk(2)
         weights = {
             "attn_norm": own.input_layernorm.weight,
             "attn_q": q,
             "attn_k": k,
             "attn_v": v,
-            "attn_q_norm": attention.q_norm.weight,
-            "attn_k_norm": attention.k_norm.weight,
+            "attn_q_norm": q_norm,
+            "attn_k_norm": k_norm,
             "attn_output": attention.o_proj.plain_weight(),
             "ffn_norm": own.post_attention_layernorm.weight,
             "ffn_gate": gate,

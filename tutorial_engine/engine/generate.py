@@ -7,7 +7,6 @@ runners and requests; knows no cache layout and no layer. The oracle of the engi
 import time
 from collections.abc import Iterator, Sequence
 
-import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
@@ -65,7 +64,6 @@ def stream(
     return serve(runner, requests, chunk_size)
 
 
-@torch.inference_mode()
 def serve(
     runner: Runner, requests: Sequence[Request], chunk_size: int | None = None
 ) -> Iterator[StepOutput]:
@@ -84,7 +82,7 @@ def serve(
             finish = request.append(token, now)  # the first token and the last one, too
             if finish is not None:
                 request.end(RequestStatus.FINISHED, finish, now)
-            output = request.group.output() if request.is_over else None
+            output = request.group.output() if finish is not None else None
             text = request.checker.take_text()
             yield StepOutput(request.request_id, token, text, finish, output)
         running = [request for request in running if not request.is_over]

@@ -104,12 +104,14 @@ def prefill(
     to rounding. They are inference tensors: clone() before you write to them. ValueError, before
     anything runs, for a prompt that is empty or longer than the cache.
     """
+    if chunk_size is None:
+        hidden = forward(model, cache, requests, attention=attention)
+        return model.compute_logits(hidden)
     _check(model, requests)
-    if chunk_size is not None:
-        at_least_one("chunk_size", chunk_size)
-        # all of it must be possible before a part of it runs; asked again, memory answers the same
-        for request in requests:
-            _allocate(cache, request, None)
+    at_least_one("chunk_size", chunk_size)
+    # all of it must be possible before a part of it runs; asked again, memory answers the same
+    for request in requests:
+        _allocate(cache, request, None)
     last: dict[str, Tensor] = {}  # request_id -> hidden state of its last token so far
     left = list(requests)
     while left:

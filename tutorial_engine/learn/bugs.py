@@ -67,8 +67,8 @@ BUGS_01: Zoo = {
     "q_norm and k_norm after RoPE": edited(
         model.Qwen3Attention,
         "forward",
-        ("(self.q_norm(q), self.k_norm(k))", "(q, k)"),
-        ("    out = att", "    q, k = self.q_norm(q), self.k_norm(k)\n    out = att"),
+        ("self.qk_norm(qk), *angles)", "qk, *angles)"),
+        ("    q, k = qk", "    qk = self.qk_norm(qk)\n    q, k = qk"),
     ),
     "query head h reads K/V head h % n": edited(
         attention,

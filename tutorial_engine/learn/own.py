@@ -55,13 +55,14 @@ class LayerWeights(NamedTuple):
         sizes = (attn.q_size, attn.kv_size, attn.kv_size)
         q, k, v = attn.qkv_proj.plain_weight().split(sizes)
         gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
+        q_norm, k_norm = attn.qk_norm.weight.chunk(2)
         return cls(
             input_norm=layer.input_layernorm.weight,
             q=q,
             k=k,
             v=v,
-            q_norm=attn.q_norm.weight,
-            k_norm=attn.k_norm.weight,
+            q_norm=q_norm,
+            k_norm=k_norm,
             o=attn.o_proj.plain_weight(),
             mlp_norm=layer.post_attention_layernorm.weight,
             gate=gate,

@@ -150,21 +150,32 @@ class SdpaAttention:
         if self.cache is None and len(lengths) > 1 and len(set(lengths)) == 1:
             return _sdpa(q, k, v, len(lengths))
         cache = NoCache() if self.cache is None else self.cache
-        pairs = zip(q.split(lengths), cache.update(layer, k, v, batch), strict=True)
+        queries = (q,) if len(lengths) == 1 else q.split(lengths)
+        pairs = zip(queries, cache.update(layer, k, v, batch), strict=True)
         outs = [self.one_sequence(q_s, *kv) for q_s, kv in pairs]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
-        return _one_query(q, k, v) if q.shape[0] == 1 else _sdpa(q, k, v)
+        if q.shape[0] > 1:
+            return self._several(q, k, v)
+        # The query heads of a group are the rows of its K/V head: it is read once for all of them.
+        # The newest token sees every key, so there is no mask.
+        grouped = q.view(1, k.shape[1], -1, q.shape[2])  # [1, H_kv, group, D]
+        out = F.scaled_dot_product_attention(
+            grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+        )  # [1, H_kv, group, D_v]
+        return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
+
+    def _several(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _sdpa(q, k, v)
 
 
 class BlockedAttention(SdpaAttention):
     """SDPA for one query, `blocked_attention` for more: faster on CPUs. For inference only."""
 
-    def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As SdpaAttention.one_sequence."""
-        return _one_query(q, k, v) if q.shape[0] == 1 else blocked_attention(q, k, v)
+    def _several(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return blocked_attention(q, k, v)
 
 
 def fast_attention(device: torch.device, cache: KVCache | None = None) -> SdpaAttention:
@@ -199,19 +210,6 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
         mixed = torch.bmm(weights, values[:, :end]).view(kv_heads, group, rows, -1)
         out[start : start + rows] = mixed.permute(2, 0, 1, 3).reshape(rows, heads, -1)
     return out
-
-
-def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """SDPA for one new token, q [1, H, D]: the query heads of a group are the rows of its K/V head.
-
-    So each K/V head is read once for the group, not once for each of its query heads; and the
-    newest token sees every key, so there is no mask.
-    """
-    grouped = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, group, D]
-    out = F.scaled_dot_product_attention(
-        grouped, k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    )  # [1, H_kv, group, D_v]
-    return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:

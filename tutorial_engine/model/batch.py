@@ -56,7 +56,7 @@ class Batch:
             raise ValueError(
                 f"seq_starts must run from 0 to {self.input_ids.numel()}, got {starts}"
             )
-        lengths = tuple(end - start for start, end in pairwise(starts))
+        lengths = tuple([end - start for start, end in pairwise(starts)])
         if min(lengths) < 1:
             raise ValueError(f"every sequence needs at least one token, got seq_starts {starts}")
         object.__setattr__(self, "query_lens", lengths)  # every layer asks for it
@@ -99,7 +99,7 @@ class Batch:
         # the rows of one tensor: one copy to the device
         input_ids, positions_, slot_mapping = torch.tensor(
             [ids, positions, new_slots], device=device
-        )
+        ).unbind()
         contexts = tuple(allocation.context_slots for allocation in allocations)
         return cls(input_ids, positions_, starts, tuple(seq_ids), slot_mapping, contexts)
 

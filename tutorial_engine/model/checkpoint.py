@@ -32,6 +32,8 @@ MERGED = {
     "v_proj": ("qkv_proj", 2),
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
+    "q_norm": ("qk_norm", 0),
+    "k_norm": ("qk_norm", 1),
 }
 
 

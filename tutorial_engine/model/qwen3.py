@@ -2,7 +2,8 @@
 
 Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
 Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.
-Source: Qwen3 technical report (2025); parameter names as in transformers, q/k/v and gate/up joined.
+Source: Qwen3 technical report (2025). Parameter names are those of transformers; q/k/v, gate/up and
+the norms of q and k are joined.
 """
 
 import torch
@@ -13,6 +14,8 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import (
     Linear,
+    Module,
+    QKNorm,
     RMSNorm,
     SiluAndMul,
     can_prepack,
@@ -31,7 +34,7 @@ def check_ids(input_ids: Tensor, vocab_size: int) -> None:
         )
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(Module):
     """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -43,22 +46,22 @@ class Qwen3Attention(nn.Module):
             config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
         )
         self.o_proj = Linear(self.q_size, config.hidden_size, config.attention_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.qk_norm = QKNorm(self.num_heads, self.num_kv_heads, self.head_dim, config.rms_norm_eps)
 
     def forward(
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
     ) -> Tensor:
         """hidden [T, hidden] → [T, hidden]."""
-        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 H_kv, D]
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)  # turned both at once
-        q, k = apply_rope(qk, *angles).split((self.num_heads, self.num_kv_heads), dim=1)
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv_proj(hidden).view(-1, heads + 2 * kv_heads, self.head_dim)
+        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
+        qk = apply_rope(self.qk_norm(qk), *angles)
+        q, k = qk.split_with_sizes((heads, kv_heads), 1)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 
 
-class Qwen3MLP(nn.Module):
+class Qwen3MLP(Module):
     """SwiGLU: widen twice (gate and up, one matmul), gate, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -72,7 +75,7 @@ class Qwen3MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
 
 
-class Qwen3DecoderLayer(nn.Module):
+class Qwen3DecoderLayer(Module):
     """Attention and MLP, each behind a norm, each added to the running sum (the residual)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -100,7 +103,7 @@ class Qwen3DecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
-class Qwen3Model(nn.Module):
+class Qwen3Model(Module):
     """Embedding, decoder layers, final norm: token ids in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -128,7 +131,7 @@ class Qwen3Model(nn.Module):
         return hidden
 
 
-class Qwen3ForCausalLM(nn.Module):
+class Qwen3ForCausalLM(Module):
     """The decoder and the head that turns hidden states into logits over the vocabulary.
 
     Fresh, it has no weights: `checkpoint.load_model` reads them, `draw_weights` makes random ones.
@@ -161,16 +164,22 @@ class Qwen3ForCausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [n, hidden] → logits [n, V] fp32. Pass only the rows you will look at."""
-        return self.lm_head(hidden).float()
+        logits = self.lm_head(hidden)
+        return logits if logits.dtype == torch.float32 else logits.float()
 
     def prepack(self, where_faster: bool = False) -> bool:
-        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?"""
+        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?
+
+        The others are laid out by columns, but for a head that is tied to the embedding.
+        """
         if not can_prepack(self.device, self.dtype):
             return False
         linears = [m for m in self.modules() if isinstance(m, Linear)]
         for m in linears:
             if not where_faster or packed_is_faster(m.out_features, m.in_features, self.dtype):
                 m.prepack()
+            elif m.weight is not self.model.embed_tokens.weight:
+                m.by_columns()
         return all(m.is_packed for m in linears)
 
     @property

@@ -49,7 +49,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> RopeAngles:
         """positions [T] → cos and sin [T, 1, head_dim / 2]."""
-        angles = positions[:, None, None] * self.inv_freq  # fp32, the same for all heads
+        angles = positions.view(-1, 1, 1) * self.inv_freq  # fp32, the same for all heads
         return RopeAngles(angles.cos(), angles.sin())
 
 
@@ -64,4 +64,5 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         torch.addcmul(first * cos, second, sin, value=-1),  # first · cos − second · sin
         torch.addcmul(second * cos, first, sin),
     )
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    both = torch.cat(turned, dim=-1)
+    return both if both.dtype == x.dtype else both.to(x.dtype)

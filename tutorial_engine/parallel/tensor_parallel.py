@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear
+from tutorial_engine.model.layers import Linear, Module
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 AllReduce = Callable[[Tensor], Tensor]  # a rank's part [T, hidden] → the sum over all ranks
@@ -71,7 +71,7 @@ def shard_config(config: ModelConfig, tp_size: int) -> ModelConfig:
     )
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(Module):
     """A Linear whose input features lie on different ranks: its own part, then one all-reduce.
 
     The bias is added to the sum, once, not by every rank.

@@ -201,7 +201,7 @@ def train(args: argparse.Namespace) -> None:
 def hugging_face_tensors(
     model: Qwen3ForCausalLM, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, Tensor]:
-    """The weights in this dtype under transformers' names: q/k/v and gate/up apart again."""
+    """The weights in this dtype under transformers' names: what we merged is apart again."""
     config = model.config
     q_rows, kv_rows = (
         n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -209,6 +209,7 @@ def hugging_face_tensors(
     sizes = {
         "qkv_proj": (q_rows, kv_rows, kv_rows),
         "gate_up_proj": (config.intermediate_size,) * 2,
+        "qk_norm": (config.head_dim,) * 2,
     }
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

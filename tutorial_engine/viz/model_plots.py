@@ -73,8 +73,8 @@ def recorded_shapes(model: Qwen3ForCausalLM) -> dict[str, str]:
         "ids": went_in("embed_tokens"),
         "stream": came_out("embed_tokens"),
         "attention.norm": came_out("input_layernorm"),
-        "q": went_in("q_norm"),
-        "k": went_in("k_norm"),
+        "q": went_in("attention: q"),
+        "k": went_in("attention: k and v"),
         "v": went_in("attention: k and v"),
         "q.turned": went_in("attention: q"),
         "k.turned": went_in("attention: k and v"),
@@ -107,7 +107,7 @@ def recorded_projection(
 ) -> Projection:
     """Run the ids and keep what went into the layer's projection, and what came out, at one token.
 
-    The results are before q_norm, k_norm and RoPE. ValueError for a token or layer out of range.
+    The results are before their norms and RoPE. ValueError for a token or layer out of range.
     """
     layers = model.config.num_hidden_layers
     if not 0 <= token < len(ids):
