@@ -192,7 +192,7 @@ def run_one(seed: int, number: int, interrupts: float = 0.1) -> Counter[str]:
                 workload = interrupted(workload, draw)
                 counts += check(workload)
         except Exception as error:
-            again = f"python tests/long_run.py --seed {seed} --only {number}"
+            again = f".venv/bin/python tests/long_run.py --seed {seed} --only {number}"
             raise AssertionError(f"{again}\n{smallest(workload)} shows: {error}") from error
     return counts
 

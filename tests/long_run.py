@@ -1,7 +1,7 @@
 """The engine under random workloads, for as long as you like. A failure says how to see it again.
 
-    python tests/long_run.py --minutes 60 --seed 1
-    python tests/long_run.py --seed 1 --only 4711
+    .venv/bin/python tests/long_run.py --minutes 60 --seed 1
+    .venv/bin/python tests/long_run.py --seed 1 --only 4711
 
 Memories, policies, samples, streams, failing samplers, callbacks and forwards, aborts, Ctrl-C and
 callers' mistakes are mixed (fuzz.py); each request must come out as if it were alone, and alone it
@@ -39,7 +39,7 @@ def try_one(seed: int, number: int) -> Counter[str]:
     try:
         return run_one(seed, number)
     except (Exception, TakesForEver) as error:
-        print(f"FAILED: python tests/long_run.py --seed {seed} --only {number}")
+        print(f"FAILED: .venv/bin/python tests/long_run.py --seed {seed} --only {number}")
         traceback.print_exception(error, limit=-6, file=sys.stdout)
         sys.stdout.flush()
         return Counter(failures=1)

@@ -150,13 +150,13 @@ layer_factor(wide, 10 * 2**30)
 # starts, and fails there.
 #
 # How much a token costs depends on the model. In *multi-head latent attention* (MLA) all heads of a layer make their
-# K and V from one short vector, and only this vector is kept. It takes the place of K and V:
+# K and V from one short vector. Kept are this vector and one small key for the position (RoPE), the same for all heads:
 
 # %%
 k_and_v = {
     "Llama-2-7B, K and V for each of 32 heads": wide.bytes_per_token,
     "Llama-3.1-8B, 8 K/V heads (GQA)": 2 * 32 * 8 * 128 * 2,
-    "DeepSeek-V3, a vector of 512 + 64 (MLA)": 61 * (512 + 64) * 2,
+    "DeepSeek-V3, a vector of 512, a key of 64 (MLA)": 61 * (512 + 64) * 2,
 }
 for name, size in k_and_v.items():
     print(f"{name:42}{size / 1024:4.0f} KiB a token, {10 * 2**30 // (16 * size):6,} blocks of 16")
@@ -228,14 +228,15 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now decides where every K and V is written, and where it is read. The storage below the map is
-# the one of notebook 02: one tensor for each layer. Seen with five axes it is a pool of pages. This is
-# only another view of the same memory, so the pool itself is one piece. Only the blocks of one request are
+# the one of notebook 02: one tensor for K and one for V, layer after layer. Seen with five axes it is a pool of pages.
+# This is only another view of the same memory, so the pool itself is one piece. Only the blocks of one request are
 # scattered in it.
 
 # %%
 k_pages = small.pages()[0]
 print("[layers, blocks, K/V heads, block size, head_dim] =", list(k_pages.shape))
 print("a view, no copy:", k_pages.data_ptr() == small.storage.k.data_ptr())
+print("numbers from one index to the next, axis by axis:", k_pages.stride())  # slots before heads
 
 # %% [markdown]
 # This is the package's map. It is called with the *new* blocks of a table. Their slots are appended to those that
@@ -406,8 +407,8 @@ for name in "ABC":
 # %%
 predictions.ask(
     "gathered",
-    "Up to 12 tokens, A has the neighbours 0, 1 and 2. How many of all these "
-    f"{sum(map(sum, contexts.values()))} tokens are copied together?",
+    "Up to 12 tokens, A has the neighbours 0, 1 and 2. Add up the contexts that are not one piece: how many of all "
+    f"these {sum(map(sum, contexts.values()))} tokens are gathered?",
     ["none", "24", "69", "all of them"],
 )
 
@@ -541,10 +542,12 @@ for name, backend in ways.items():  # measured here
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
 # starting them costs more than the copy that was saved. The version for many blocks starts far fewer, but to merge
 # the sums it still starts more than one copy and one attention need. So our engine gathers unless it is told otherwise.
-#
+
+# %% [markdown]
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block
 # table itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but
-# the output. FlashAttention is the same running softmax for keys in one piece.
+# the output. *FlashAttention* is this loop as a kernel. It began with keys in one piece; today it takes a block table,
+# and vLLM calls it on its pages. To cut one long context into parts and merge their sums is called *split-KV*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -956,7 +959,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 
 # %% [markdown]
 # The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were found
-# in the prefix cache in the last test: finding fewer than “no bug” wastes work. `integrity` is the first complaint of
+# in the prefix cache in the last test: finding fewer than “no bug” wastes work, and finding more is an alarm, because
+# those blocks are stale. `integrity` is the first complaint of
 # `check_integrity`, which runs after each step and compares tables, counts, queue and names with one another.
 #
 # No bug shows when a request is alone. Some need company, one needs samples, and one needs blocks that are used
@@ -1259,7 +1263,7 @@ box("admission")
 #
 # **Objective:** give each token a place of its own.
 #
-# What if a block has room for one token only? Then no slot is ever wasted. llama.cpp works this way. A
+# What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp does so. A
 # **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
 # cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 14 explains. `head` is where the search for a free cell begins: behind
@@ -1284,8 +1288,8 @@ print(a_gap())
 # %%
 predictions.ask(
     "cell",
-    "The next token of A comes with position 4. Into which cell does it go, and in which order does its query read "
-    "the cells, by position?",
+    "The next token of A comes with position 4. Into which cell does it go? And in which cells are the positions "
+    "0, 2, 3 and 4 then?",
     ["cell 4: 0, 2, 3, 4", "cell 1: 0, 2, 3, 1", "cell 1: 0, 1, 2, 3"],
 )
 
@@ -1313,15 +1317,14 @@ show_source(CellTable.find_slot, first="found: list", last="return found")
 # Find the cells that a token may look at: those of its own sequence, up to its own position.
 #
 # <details><summary>Hint</summary>A cell must be used, <code>seq_id</code> must be one of its owners, and its
-# position must be at most <code>pos</code>. Collect pairs (position, number of the cell) and sort them.</details>
+# position must be at most <code>pos</code>.</details>
 
 
 # %% tags=["exercise"]
 def visible(cells, seq_id, pos):
-    """cells: a list of (position or None, owners) -> numbers of the visible cells, by position."""
+    """cells: a list of (position or None, owners) -> numbers of the visible cells, in any order."""
     ### BEGIN SOLUTION
-    seen = [(p, i) for i, (p, owners) in enumerate(cells) if p is not None and seq_id in owners]
-    return [i for p, i in sorted(seen) if p <= pos]
+    return [i for i, (p, own) in enumerate(cells) if p is not None and seq_id in own and p <= pos]
     ### END SOLUTION
 
 
@@ -1337,9 +1340,14 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# `serve` prints the first answer only. As each request has two, two sequences own the cells of a prompt. There are only 28 cells. Those that
-# are given back get tokens of others, and the order in memory is no longer that of the text. In the explorer you
-# change cells by hand, and the real model runs on them. Its operations have the names of
+# `serve` prints the first answer only. As each request has two, two sequences own the cells of a prompt. There are only
+# 28 cells. Those that are given back get tokens of others, and the order in memory is no longer that of the text.
+#
+# Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells in the
+# order in which they lie, and your answer becomes a mask. The order does not matter, because RoPE is in each key.
+
+# %% [markdown]
+# In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
 # llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing. `seq_rm` takes an owner away, and a
 # cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
 # operation did to the table.
@@ -1492,9 +1500,10 @@ layouts_picture(layouts(few_numbers), layer=1, token=1)
 
 # %% [markdown]
 # A forward goes layer by layer. By layer, each attention gets one tensor of K and one of V without gaps, however many
-# tokens there are. By token, each layer would have to be picked out between the others. So all engines that we name
-# here keep the data by layer: our pages and cells as in the second row, our rows as in the third. (The number of
-# pieces is not a time: how much a gap costs must be measured.)
+# tokens there are. By token, each layer would have to be picked out between the others. So the engines that we name
+# here keep the data by layer, if not asked otherwise: our pages and cells as in the second row, our rows as in the third.
+# (vLLM can keep all layers of a block side by side, for blocks that are copied to another memory: then the 64 copies of
+# section 11 become few. The number of pieces is not a time: how much a gap costs must be measured.)
 
 # %% [markdown]
 # ## 16 · Which block size?
@@ -1536,13 +1545,14 @@ for p in points:
 # %% [markdown]
 # **How to read it.** Begin with the left panel, and find the reasons in the others and in the table. Small pages
 # *find* the common 8 tokens, so fewer tokens run. Blocks of 16 do not, because 8 tokens fill no such block. Large
-# blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells waste nothing, but
-# have no prefix cache here. Rows have room for four requests only.
+# blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells leave no slot empty at
+# the end of a block, but have no prefix cache here. Rows have room for four requests only.
 #
-# Small blocks have a price: more *table entries*, and more to *gather*, because fewer contexts are one piece.
+# Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
+# piece.
 
 # %% [markdown]
-# **Why 16?** vLLM's default is 16 tokens in a block, and here pages of 8 and less are faster. But these
+# **Why 16?** vLLM's default is 16 tokens in a block (SGLang's is 1), and here pages of 8 and less are faster. But these
 # requests have at most 64 tokens. The next cell takes requests as a server sees them, with hundreds of tokens.
 # It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading* is the copy
 # of its K in one layer through the block table.
@@ -1562,8 +1572,10 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 # **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
 # block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
-# <details><summary>Answer</summary>Only full blocks are found, so blocks of 1 find the most and waste nothing. A block
-# that is larger than the common beginning is never full of common tokens, so nothing is found.</details>
+# <details><summary>Answer</summary>Only full blocks are found, so the smallest ones find the most, and blocks of 1 waste
+# nothing. A block that is larger than the common beginning is never full of common tokens, so nothing is found. (Cells
+# find nothing here, so whole prompts are read in chunks; the cells of a chunk that is still to come count as
+# wasted.)</details>
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
@@ -1580,8 +1592,8 @@ dials
 #
 # **Objective:** check that every way through this engine gives the same logits.
 #
-# The ledger of notebook 02 now has all paths. Here they are in groups. The last row is your server, with all
-# the parts that you wrote.
+# The ledger of notebook 02 now has all paths. Here they are in groups. The last row is your server, with your parts
+# of this notebook.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
@@ -1628,7 +1640,8 @@ print(bring(server, "03_scheduler.ipynb"))
 # %% [markdown]
 # Twelve users, a pool that is too small for them, and your code from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
-# picture, *recompute* is what a request runs when it comes back: the tokens that it has lost, and its newest one.
+# picture, *recompute* is what a request runs when it comes back: the tokens that it has lost, and its newest one. Who
+# comes back with few of them has found the rest in the prefix cache.
 
 # %% tags=["figure-preempted"]
 from tutorial_engine.viz.timeline import timeline
@@ -1636,6 +1649,13 @@ from tutorial_engine.viz.timeline import timeline
 run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
 print(sum(isinstance(e, Preempted) for e in run.trace.events), "times a request gave way")
 timeline(run.trace)
+
+# %% [markdown]
+# And the last row of the ledger, with everything that you wrote:
+
+# %%
+both = {"no cache": paths["no cache"], "all your parts": server.path()}
+print(ledger_table(ledger(both, prompts, num_tokens=12)))
 
 # %% [markdown]
 # ## 19 · A real model

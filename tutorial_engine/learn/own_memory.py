@@ -101,9 +101,8 @@ def block_attention(
 
 
 def visible(cells: Cells, seq_id: SeqId, pos: int) -> list[int]:
-    """Numbers of the cells that a query of a sequence may attend to, by position."""
-    seen = [(p, i) for i, (p, own) in enumerate(cells) if p is not None and seq_id in own]
-    return [i for p, i in sorted(seen) if p <= pos]
+    """Numbers of the cells that a query of a sequence may attend to."""
+    return [i for i, (p, own) in enumerate(cells) if p is not None and seq_id in own and p <= pos]
 
 
 PARTS_04: dict[str, Callable[..., Any]] = {
@@ -331,7 +330,7 @@ class OwnTable(CellTable):
             known = [cell for cell in found if cell is not None and cell in numbers]
             if listed(answer) is None or len(known) < len(found):
                 raise CannotBe(f"gave {answer!r}: the cells are 0 .. {self.num_cells - 1}")
-        return known
+        return sorted(known, key=lambda cell: cells[cell][0] or 0)  # as the package reads them
 
 
 class OwnCells(CellKVCache):

@@ -5,8 +5,10 @@ and formulas, questions and their answers, pictures, open exercises. The rest of
 the speaker's notes, which open in a window of their own.
 """
 
+import base64
 import html
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -268,11 +270,18 @@ def _shown(mine: NotebookNode, theirs: NotebookNode, section: str, known: str) -
         said = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
         first, _, rest = said.partition("\n")
         more = f"<pre>{escape(rest.rstrip())}</pre>" if rest.strip() else ""
-        if pictures and not more:
+        if pictures and not more and _is_wide(pictures[0]):
             more = _picture(pictures.pop(0))
         yield Slide(f"{_small(section)}<h2>{escape(first)}</h2>{more}")
     for output in pictures:
         yield Slide(_small(section) + _picture(output))
+
+
+def _is_wide(output: NotebookNode) -> bool:
+    """Does a picture keep its size below a title?"""
+    head = base64.b64decode(output.data["image/png"])[16:24]  # of every PNG
+    width, height = struct.unpack(">II", head)
+    return bool(width > 1.5 * height)
 
 
 def _picture(output: NotebookNode) -> str:
