@@ -775,6 +775,9 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # tensors, it adds them first, and returns the normed copy and the sum. So the last addition of a layer is
 # left to the next norm: the layer returns the MLP's result and the sum so far. The stream after a layer is
 # therefore `residual + hidden`.
+#
+# The formula of the norm is yours, in the fewest operations that PyTorch needs for it on a CPU; elsewhere one call does
+# it. `where` is for the norm of q and k: it picks the weights of q or of k for each head.
 
 # %%
 from tutorial_engine.model.layers import RMSNorm

@@ -1266,8 +1266,7 @@ box("admission")
 # What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp does so. A
 # **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
 # cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
-# belongs to), and a *shift*, which section 14 explains. `head` is where the search for a free cell begins: behind
-# the token that was placed last, or at a freed cell if that is earlier. If this cell is used, the search goes on.
+# belongs to), and a *shift*, which section 14 explains.
 
 
 # %%
@@ -1284,6 +1283,10 @@ def a_gap():
 
 
 print(a_gap())
+
+# %% [markdown]
+# `head` in the print is where the search for a free cell begins: behind the token that was placed last, or at a freed
+# cell if that is earlier. If that cell is used, the search goes on.
 
 # %%
 predictions.ask(
