@@ -1525,7 +1525,7 @@ box("kv_unified")
 from tutorial_engine.lab.layouts import layouts
 from tutorial_engine.viz.layout_plots import layouts_picture
 
-few_numbers = torch.arange(48.0).view(3, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
+few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
 
 # %% [markdown]
@@ -1583,7 +1583,8 @@ for p in points:
 # *find* the common 8 tokens, so fewer tokens run. Blocks of 16 do not, because 8 tokens fill no such block. Large
 # blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells leave no slot empty at
 # the end of a block, but have no prefix cache here. Rows have room for four requests only.
-#
+
+# %% [markdown]
 # Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
 # piece. The virtual clock does not charge this price: it counts only forwards and tokens. So on this clock small pages
 # cannot lose, and the price must be measured.

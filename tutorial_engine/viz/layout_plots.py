@@ -98,7 +98,7 @@ def layouts_picture(
         strip.draw_touched(layer, token)
     room = f"There is room for {counted(shape[2], 'token')}, and {n} are there. "
     return scene.picture(
-        f"{room * (n < shape[2])}Token {token} is written in all {shape[0]} layers "
+        f"{room * (n < shape[2])}Token {token} is written in each of {shape[0]} layers "
         f"({write.num_bytes} bytes), and layer {layer} is read ({read.num_bytes} bytes): "
         f"{'; '.join(told)}.",
         zoom=1.0,
