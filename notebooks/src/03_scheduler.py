@@ -183,10 +183,10 @@ def with_three(**limits):
     return engine
 
 
-engine = with_three(max_num_batched_tokens=8)
-print("waiting:", engine.state().waiting)
-results = [engine.step(), engine.step()]
-after_two = engine.state()
+two_steps = with_three(max_num_batched_tokens=8)
+print("waiting:", two_steps.state().waiting)
+given = [two_steps.step(), two_steps.step()]
+after_two = two_steps.state()
 
 # %%
 predictions.ask(
@@ -196,9 +196,9 @@ predictions.ask(
 )
 
 # %%
-second = ", ".join(f"{name} {n}" for name, n in steps(engine.trace.trace())[1].items())
-if predictions.reveal("second", second):
-    for number, ran in enumerate(steps(engine.trace.trace())):
+planned = steps(two_steps.trace.trace())
+if predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in planned[1].items())):
+    for number, ran in enumerate(planned):
         print(f"step {number} runs {ran}, {sum(ran.values())} of 8 tokens")
 
 # %%
@@ -209,14 +209,14 @@ predictions.ask(
 )
 
 # %%
-got = " and ".join(result.request_id for result in results[1])
+got = " and ".join(result.request_id for result in given[1])
 if predictions.reveal("token", got if " and " in got else f"only {got}"):
     for name, state in sorted(after_two.requests.items()):
         known, computed = len(state.token_ids), state.num_computed_tokens
         print(f"{name}: {state.status}, {computed} of {known} known tokens are computed")
 
 # %% [markdown]
-# B has read 6 of its 7 prompt tokens. It gets no new token, because the token that follows is already in
+# B has read 6 of its 7 prompt tokens, a *chunk* of its prompt. It gets no new token, because the token that follows is already in
 # the prompt. Only a request whose known tokens are all computed gets a new token.
 
 # %% [markdown]
@@ -347,11 +347,15 @@ show_source(LLMEngine._step, first="scheduled = ", last="self._inbox")
 #
 # **Objective:** read the loops that `schedule` calls, and find where it gives way when memory runs out.
 #
-# Here are the method that plans a step, and its version of your exercise 1. `plan` is an object of the class
-# `StepPlan`: it notes what the step runs so far, and `plan.budget` is what is left.
+# `schedule` goes through the running requests, and then through the waiting ones. For each it asks
+# `num_tokens_to_run`, its version of your exercise 1, and then the cache. `plan` is an object of the class `StepPlan`:
+# it notes what the step runs so far, and `plan.budget` is what is left.
+
+# %% [markdown]
 # There are two more settings. `long_prefill_token_threshold` is the longest chunk of a prompt; `None` means no
 # limit (`cap or wanted`). Without chunks (`can_chunk`, set by `enable_chunked_prefill`) a request runs all its tokens
-# or none, and a prompt that is longer than the whole budget is refused when it is added.
+# or none, and a prompt that is longer than the whole budget is refused when it is added. One exception: a preempted
+# request counts its output, too. It can come back longer than the budget, and is cut then.
 
 # %%
 show_source(Scheduler.schedule)
@@ -408,8 +412,8 @@ show_source(Scheduler.schedule_running)
 #
 # A preempted request keeps its tokens, but none of them is computed any more. So the rule of section 2
 # brings it back without a special case: its difference is large again. `schedule` admits nobody in a step in which
-# somebody gave way: that one would be back at once. But if nothing else is scheduled, the queue is asked all the
-# same, because a step has to run something.
+# somebody gave way: the victim would be back at once. But if nothing else is scheduled, the queue is asked all the
+# same, because in our engine a step has to run something.
 
 # %% [markdown]
 # The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
@@ -431,6 +435,12 @@ show_source(Scheduler.admit, first="num_tokens = ", last="self.running.append")
 from tutorial_engine.learn.elsewhere import box, in_vllm
 
 print(in_vllm())
+
+# %% [markdown]
+# Some things differ there. Both loops stand in one long `schedule`. `num_computed_tokens` moves on before the forward,
+# in `_update_after_schedule`; ours moves on after it. The second loop skips requests that cannot go yet, for instance
+# because they wait for a grammar, so others overtake them. With priorities the victim is the one with the lowest
+# priority. A step in which somebody gave way admits nobody, even if it is then empty.
 
 # %%
 predictions.ask(
@@ -727,8 +737,8 @@ for name, outs in results.items():
 # %% [markdown]
 # One by one has the smallest TPOT, because nobody shares its forwards. But its users wait longest for their
 # first token. Sharing makes each token a little later, and the first token much earlier. Static batching looks as
-# good as the one rule in the p50 of TTFT: half of the requests are in its first batch. Its p95 and its tokens per
-# second tell of the second one.
+# good as the one rule in the p50 of TTFT: half of the requests are in its first batch. The second batch waits: you see
+# it in the p95 and in the tokens per second.
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
 # runs. The one rule lets them run along.
@@ -762,7 +772,8 @@ latency_distributions(measured)
 # %%
 predictions.ask(
     "sixteen",
-    "We go from 1 request at once to 16. What happens to the time between two tokens of a request?",
+    "On the virtual clock, we go from 1 request at once to 16. What happens to the time between two tokens of a "
+    "request?",
     ["it stays nearly the same", "it grows 2 to 3 times", "it grows 8 times", "it grows 16 times"],
 )
 
@@ -961,7 +972,7 @@ predictions.ask(
 BUDGETS = [4, 8, 16, 32, 64, 128]
 by_budget = {budget: with_budget(budget) for budget in BUDGETS}
 longest = {b: 1000 * max(outs[0].metrics.itl) for b, (_, outs, _) in by_budget.items()}
-ttfts = {b: 1000 * outs[1].metrics.ttft for b, (_, outs, _) in by_budget.items()}
+ttft_of_l = {b: 1000 * outs[1].metrics.ttft for b, (_, outs, _) in by_budget.items()}
 texts = [[out.outputs[0].token_ids for out in outs] for _, outs, _ in by_budget.values()]
 print("the same tokens with every budget:", all(one == texts[0] for one in texts))
 
@@ -970,15 +981,15 @@ from tutorial_engine.viz.serving_plots import sweep
 
 ratio = speed_chunked / speed_whole
 if chosen := predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
-    for b, (trace, _, speed) in by_budget.items():
-        told = f"longest gap {longest[b]:3.0f} <= {10 + b:3} ms, TTFT of L {ttfts[b]:3.0f} ms"
-        print(f"budget {b:3}: {told}, {trace.num_steps} steps, {speed:.0f} tokens/s")
-lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttfts.values()]}
+    for b, (by_b, _, speed) in by_budget.items():
+        told = f"longest gap {longest[b]:3.0f} <= {10 + b:3} ms, TTFT of L {ttft_of_l[b]:3.0f} ms"
+        print(f"budget {b:3}: {told}, {by_b.num_steps} steps, {speed:.0f} tokens/s")
+lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttft_of_l.values()]}
 sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 
 # %% [markdown]
-# Chunking does not raise the throughput: every token still has to run. With a budget of 16 it does not
-# lower it either, because the chunks ride along in steps that A needs anyway. With a still smaller budget
+# Chunking does not raise the throughput: every token still has to run. With a budget of 16, and by this clock, it does
+# not lower it either, because the chunks ride along in steps that A needs anyway. With a still smaller budget
 # the engine needs more steps, and each step pays for its forward. L pays for the short gaps of A: its first
 # token comes later. So the token budget is a dial between the users who decode and the user who comes.
 
@@ -1049,7 +1060,7 @@ throughput_latency(curves, "TTFT p95", "requests per second") if chosen else Non
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of
-# users that you counted, the engine is full, and throughput grows no more. From then on the queue grows as long
+# users that you counted, the engine is full, and throughput hardly grows. From then on the queue grows as long
 # as users keep coming: with twice as many users the last ones wait longer still. The curve turns a little earlier,
 # because users who come at random times sometimes come all at once; the line with equal distances shows it. No
 # scheduler can prevent this. A better one moves the turn to the right. Under static batching even few users wait
@@ -1148,6 +1159,7 @@ predictions.ask(
 )
 
 # %%
+server.use(ShortestFirst, check_shortest)  # in case that you come back from exercise 7
 measure("shortest first", server.engine(**one_place))
 answer = {(True, True): 0, (True, False): 1, (False, True): 2}[kept("shortest first")]
 if predictions.reveal("starve", answer):
@@ -1194,8 +1206,8 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# A right policy with a patience of 0.1 s, the value that the class begins with, keeps the promise about the longest
-# wait, and breaks the one about the mean. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly
+# If your policy is correct, then with a patience of 0.1 s, the value that the class begins with, it keeps the promise
+# about the longest wait, and breaks the one about the mean. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly
 # everybody has waited for 0.1 s, and then they are served in the order of their arrival. The picture shows
 # whose turn it is under each policy:
 
@@ -1226,7 +1238,7 @@ found = sorted({before_l(name) for name in tried if all(kept(name))})
 if chosen := predictions.reveal("patience", " or ".join(map(str, found)) or 3):
     first, last = three[:2]
     later, less = (ttfts[last]["L"] - ttfts[first]["L"]) / 12, (mean_of(first) - mean_of(last)) / 12
-    print(f"one short one before L: L {later:.0f} ms later, the mean {less:.0f} ms smaller")
+    print(f"one short one before L: L {later:.0f} ms later, the mean {less:.1f} ms smaller")
     tell(*tried)
 both = {
     "longest wait": [max(ttfts[name].values()) for name in tried],
@@ -1237,8 +1249,8 @@ label = "patience of your policy in seconds"
 sweep(PATIENCE, {"TTFT": both}, label, "ms", at_most=promised) if chosen else None
 
 # %% [markdown]
-# Your policy turns the number into seconds: a short one takes about 70 ms, so the patience must last for that
-# many of them. The picture is the trade of fairness as a curve. A patience of 0 is first come, first served. A
+# Your policy turns the number into seconds. For five short ones before L, the patience must be longer than four of them
+# take, and not longer than five of them take. The picture is the trade of fairness as a curve. A patience of 0 is first come, first served. A
 # very large one is shortest first. In between, the mean falls and L pays for it. Set `patience` in your class
 # to a value that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
 
@@ -1346,17 +1358,17 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 
 # %%
 def fussy(result):
-    if result.token is not None and len(engine.requests["B"].tokens) == 2:  # new tokens of B
+    if result.token is not None and len(shared.requests["B"].tokens) == 2:  # new tokens of B
         raise RuntimeError("the connection is gone")
 
 
-engine = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
+shared = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
-    engine.add_request(ids, own, name, on_token=fussy if name == "B" else None)
+    shared.add_request(ids, own, name, on_token=fussy if name == "B" else None)
 for _ in range(3):
-    engine.step()
-print("running:", engine.state().running, "waiting:", engine.state().waiting)
-row_of_a = engine.state().requests["A"].table  # which row of the cache A has
+    shared.step()
+print("running:", shared.state().running, "waiting:", shared.state().waiting)
+row_of_a = shared.state().requests["A"].table  # which row of the cache A has
 
 # %%
 predictions.ask(
@@ -1367,10 +1379,10 @@ predictions.ask(
 )
 
 # %%
-engine.abort("A")
-outs = engine.run(max_steps=1)
-has_it = [name for name, one in engine.state().requests.items() if one.table == row_of_a]
-outs += engine.run()
+shared.abort("A")
+outs = shared.run(max_steps=1)
+has_it = [name for name, one in shared.state().requests.items() if one.table == row_of_a]
+outs += shared.run()
 
 # %%
 if predictions.reveal("leaves", has_it[0] if has_it else 0):
@@ -1380,8 +1392,8 @@ if predictions.reveal("leaves", has_it[0] if has_it else 0):
         same = done.token_ids == alone[out.request_id][: len(done.token_ids)]
         told = f"{done.finish_reason}, {len(done.token_ids)} tokens, as alone: {same}"
         print(f"{out.request_id}: {told} {out.error or ''}")
-    engine.check_integrity()
-    print("free rows:", engine.memory.num_free_rows, "of", engine.config.max_num_seqs)
+    shared.check_integrity()
+    print("free rows:", shared.memory.num_free_rows, "of", shared.config.max_num_seqs)
 
 # %% [markdown]
 # A request that is aborted or fails ends alone, with a reason. Its row is free at once, and the others get
@@ -1416,13 +1428,14 @@ print(table(ledger(paths, prompts, num_tokens=12)))
 # alone would not promise that, because it is larger than the margin. So the tokens are compared as well.)
 #
 # The ledger compares greedy tokens. Sampled tokens are the same too, because each request has a random
-# generator of its own, drawn by its seed alone, and the logits differ too little here to change a draw:
+# generator of its own, with the request's seed, and the logits differ too little here to change a draw:
 
 # %%
 print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
 
 # %% [markdown]
-# Your parts serve one last time, now whole stories, up to the end of the text:
+# Your parts serve one last time, now whole stories, up to the end of the text. The policy is the last one that you
+# wrote: shorter prompts go first.
 
 # %%
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
@@ -1450,21 +1463,30 @@ cases = {
     "four unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12)],
     "eight unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12, 4, 24, 8, 12)],
 }
-ratios = {}
+# %%
+ratios, lines = {}, []
 for case, work in cases.items():
-    coming = [Arrival(when, prompts[1], wants(n)) for when, n in work]
-    ends = []
+    coming, ends = [Arrival(when, prompts[1], wants(n)) for when, n in work], {}
     for policy in (StaticBatching, Scheduler):
         engine = make_engine(policy, max_num_seqs=4)
-        ends.append(max(out.metrics.finished for out in serve(engine, coming)))
-    ratios[case] = ends[0] / ends[1]
+        ends[policy] = [out.metrics.finished for out in serve(engine, coming)]
+        if policy is StaticBatching:  # all answers of a batch at its end
+            ends["as it was"] = static_as_it_was(engine.trace.trace()).values()
+    ratios[case] = max(ends[StaticBatching]) / max(ends[Scheduler])
+    waits = [sum(ends[way]) - sum(when for when, _ in work) for way in ("as it was", Scheduler)]
+    was, now = (f"{1000 * wait / len(work):3.0f} ms" for wait in waits)
+    lines.append(
+        f"{case:28} {ratios[case]:.2f} times as long; mean answer {was} as it was, {now} now"
+    )
 if predictions.reveal("gains", sum(ratio > 1.01 for ratio in ratios.values())):
-    for case, ratio in ratios.items():
-        print(f"{case:28} static batching takes {ratio:.2f} times as long")
+    print("static batching takes")
+    print("\n".join(lines))
 
 # %% [markdown]
-# Continuous batching wins when somebody waits, or comes, while a batch still runs and has a free place. It gains
-# nothing for one request, when nobody waits for the places that become free, or when requests never overlap.
+# Measured by the end of the last request, continuous batching wins when somebody waits, or comes, while a batch still
+# runs and has a free place. It gains nothing for one request, when nobody waits for the places that become free, or
+# when requests never overlap. But a server that gives all answers of a batch at once loses to it in one more case:
+# compare the means of the four unequal requests.
 
 # %% [markdown]
 # All of this runs with any dense Qwen3 model, which is downloaded once. Here it goes on with our three texts;

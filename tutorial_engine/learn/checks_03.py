@@ -71,7 +71,9 @@ def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
                 )
                 why = next(same, f"expected {want}")
                 return Verdict(False, f"num_tokens_to_run: {what}, {case}: got {got}; {why}")
-        return Verdict(True, "num_tokens_to_run: prefill, chunk, decode and recompute, one rule")
+        return Verdict(
+            True, "num_tokens_to_run: a new prompt, the rest of one, and decode: one rule"
+        )
 
     return guarded("num_tokens_to_run", run, function)
 
