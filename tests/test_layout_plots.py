@@ -29,6 +29,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "end": lambda: layouts_picture(layouts(numbered()), layer=0, token=3),
     "one": lambda: layouts_picture({"by layer": KVLayout("by layer", numbered(6, 5, 1, 3))}, 5, 0),
     "bf16": lambda: layouts_picture(layouts(numbered(2, 2, 4, 8).bfloat16()), 1, 1),
+    "room": lambda: layouts_picture(layouts(numbered()), layer=1, token=1, num_tokens=3),
 }
 every_scene = pytest.mark.parametrize("name", PICTURES)
 
@@ -64,10 +65,10 @@ def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
     assert boxes == sorted(boxes, key=lambda b: (b[1], b[0])) and len(set(boxes)) == len(boxes)
 
 
-@pytest.mark.parametrize("name", ["all", "end"])
+@pytest.mark.parametrize("name", ["all", "end", "room"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: str) -> None:
-    layer, token = {"all": (1, 2), "end": (0, 3)}[name]
+    layer, token, n = {"all": (1, 2, N), "end": (0, 3, N), "room": (1, 1, 3)}[name]
     layout, found = KVLayout(order, numbered()), items(drawn(name))
 
     def over(kind: str) -> set[int]:
@@ -88,26 +89,37 @@ def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: s
         }
 
     assert over("write") == places(layout.kv[:, :, token])
-    assert over("read") == places(layout.kv[layer])
+    assert over("read") == places(layout.kv[layer, :, :n])
 
 
 @every_scene
 def test_counters_are_those_of_the_layouts(name: str) -> None:
-    kv, layer, token = {
-        "all": (numbered(), 1, 2),
-        "end": (numbered(), 0, 3),
-        "one": (numbered(6, 5, 1, 3), 5, 0),
-        "bf16": (numbered(2, 2, 4, 8).bfloat16(), 1, 1),
+    kv, layer, token, n = {
+        "all": (numbered(), 1, 2, N),
+        "end": (numbered(), 0, 3, N),
+        "one": (numbered(6, 5, 1, 3), 5, 0, 5),
+        "bf16": (numbered(2, 2, 4, 8).bfloat16(), 1, 1, 2),
+        "room": (numbered(), 1, 1, 3),
     }[name]
     found = items(drawn(name))
     for order in ["by layer"] if name == "one" else ORDERS:
         layout = KVLayout(order, kv)
-        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, kv.shape[2])
+        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
         said = [f"{t.runs} piece{'s' * (t.runs != 1)}" for t in (write, read)]
         assert found[f"{order}.counts"].text == f"writing touches {said[0]}, reading {said[1]}"
         assert f"{order}, writing touches {said[0]} and reading {said[1]}" in drawn(name).caption
         assert f"layers ({write.num_bytes} bytes), and layer {layer} is read" in drawn(name).caption
         assert f"is read ({read.num_bytes} bytes): " in drawn(name).caption
+
+
+def test_free_places_are_empty_and_make_heads_first_read_a_piece_for_each_head() -> None:
+    """A full storage hides it: there, the heads of a layer are neighbours."""
+    texts = [e.text for e in items(drawn("room")).values()]
+    assert "free" in texts and f"K{N - 1}" not in texts and "K2" in texts
+    assert "room for 4 tokens, and 3 are there" in drawn("room").caption
+    reads = [drawn(name).caption.count("and reading 2 pieces") for name in ("all", "room")]
+    assert reads == [2, 1]  # by layer, heads first: 2 · H when there is room
+    assert f"and reading {2 * H} pieces" in drawn("room").caption
 
 
 def test_tokens_and_layers_are_named_besides_their_colour() -> None:
@@ -129,6 +141,8 @@ REFUSED: dict[str, tuple[Callable[[], Picture], str]] = {
     "nothing": (lambda: picture(layouts={}), "at least one layout"),
     "no layer": (lambda: picture(layer=3), r"layers 0 \.\. 2 .* got layer 3"),
     "no token": (lambda: picture(token=-1), "got layer 0, token -1"),
+    "no such place": (lambda: picture(num_tokens=5), "token 0 of 5 in room for 4"),
+    "a free token": (lambda: picture(token=3, num_tokens=3), "token 3 of 3 in room for 4"),
     "too large": (lambda: picture(layouts=layouts(numbered(6, 8))), "at most 256, 6 layers"),
     "two shapes": (
         lambda: picture(layouts=layouts(numbered()) | {"b": KVLayout("by layer", numbered(2))}),

@@ -159,12 +159,12 @@ k_and_v = {
     "DeepSeek-V3, a vector of 512, a key of 64 (MLA)": 61 * (512 + 64) * 2,
 }
 for name, size in k_and_v.items():
-    print(f"{name:42}{size / 1024:4.0f} KiB a token, {10 * 2**30 // (16 * size):6,} blocks of 16")
+    print(f"{name:48}{size / 1024:4.0f} KiB a token, {10 * 2**30 // (16 * size):6,} blocks of 16")
 
 # %% [markdown]
-# When vLLM starts, it prints two lines about its pool. The first says how many tokens the pool holds. The
-# second says how many requests of the greatest allowed length that would be. Here are both lines for our
-# pool of 12 blocks of 4 tokens, if a request may have up to 32 tokens.
+# When vLLM starts, it prints two numbers about its pool (version 0.33 prints them in one line). The first says how
+# many tokens the pool holds. The second says how many requests of the greatest allowed length that would be. Here are
+# both numbers, a line each, for our pool of 12 blocks of 4 tokens, if a request may have up to 32 tokens.
 
 # %%
 predictions.ask(
@@ -190,7 +190,7 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# The second line does not say "no more than this many requests can run". It is a promise for the worst case, in which
+# The second number does not say "no more than this many requests can run". It is a promise for the worst case, in which
 # every request is as long as it may be. Your three requests were shorter, and all ran at once on this pool.
 
 # %% [markdown]
@@ -519,8 +519,9 @@ import time
 
 def decode_seconds(backend, num_tokens=960, block_size=16):
     """The least time of one decode step over so many tokens in scattered blocks, of 5."""
-    memory = make_pages(80, block_size, prefix_caching=False)
-    for block in random.Random(0).sample(range(80), 80):  # the free queue in another order
+    num_blocks = 1280 // block_size
+    memory = make_pages(num_blocks, block_size, prefix_caching=False)
+    for block in random.Random(0).sample(range(num_blocks), num_blocks):  # the queue, shuffled
         memory.blocks.free_queue.move_to_end(block)
     runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
     engine = make_engine(memory, runner, max_model_len=1024, max_num_batched_tokens=1024)
@@ -553,7 +554,7 @@ for name, backend in ways.items():  # measured here
 #
 # ```python
 # @triton.jit
-# def decode_kernel(Q, K, V, TABLES, KV_LENS, OUT, SCALE, SIZE: tl.constexpr):
+# def decode_kernel(Q, K, V, TABLES, KV_LENS, OUT, SCALE, MAX_BLOCKS, GROUP, SIZE: tl.constexpr):
 #     seq, head = tl.program_id(0), tl.program_id(1)  # one program for each request and head, all at once
 #     kv_len = tl.load(KV_LENS + seq)
 #     query = load_vector(Q, seq, head) * SCALE
@@ -561,7 +562,8 @@ for name, backend in ways.items():  # measured here
 #     for i in range(tl.cdiv(kv_len, SIZE)):
 #         block = tl.load(TABLES + seq * MAX_BLOCKS + i)  # the table is read here, on the chip
 #         valid = i * SIZE + tl.arange(0, SIZE) < kv_len
-#         keys, values = load_block(K, block, head, valid), load_block(V, block, head, valid)
+#         kv_head = head // GROUP
+#         keys, values = load_block(K, block, kv_head, valid), load_block(V, block, kv_head, valid)
 #         score = tl.where(valid, tl.sum(keys * query, axis=1), -float("inf"))
 #         largest = tl.maximum(m, tl.max(score))
 #         weight, factor = tl.exp(score - largest), tl.exp(m - largest)
@@ -569,7 +571,8 @@ for name, backend in ways.items():  # measured here
 #     store_vector(OUT, seq, head, acc / l)
 # ```
 #
-# `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic.
+# `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic. Each request has a row of
+# `MAX_BLOCKS` entries in `TABLES`. `GROUP` is how many query heads share a K/V head (GQA).
 #
 # </details>
 
@@ -722,14 +725,23 @@ show_source(BlockManager.admit, first="chain = ")
 box("radix")
 
 # %% [markdown]
+# Two other methods are called in each step. `extend` gives a running request a new block when its last one is full.
+# `commit` is called after the forward: it names the blocks that are full by now. What if two requests have computed the
+# same block? Then the first one keeps the name and is found. The other one stays in its table, without a name.
+
+# %%
+show_source(BlockManager.commit, first="for index", last="self.blocks[block].hash")
+
+# %% [markdown]
 # ## 8 · Two answers to one prompt
 #
 # **Objective:** see *copy on write*.
 #
 # A user may ask for several continuations of one prompt, here two (`n=2`). A runs the prompt.
 # Then the request is **forked**: a second request, A.1, gets a table with the same blocks, the open last one
-# included. Each block counts its holders in `ref_cnt`. Both need a first token of their own, so A.1 needs logits of
-# its own: it runs the last token of the prompt once more, and only this one.
+# included. Each block counts its holders in `ref_cnt`. A.1 chooses its first token from the
+# same logits as A. But our engine keeps no logits after a step. So A.1 runs the last token of the prompt once more, and
+# only this one.
 
 # %%
 predictions.ask(
@@ -1029,7 +1041,8 @@ check_causes(causes() or {}, runs)
 # its beginning; one salt for all who may share; a larger pool; and requests that come one after the other.
 #
 # The last cause belongs to our engine, which gives a block its name after the forward that computes it. Other
-# engines differ:
+# engines differ. vLLM names blocks before the forward, and this is right, because it names only those that this very
+# step computes. The planted bug of section 9 names the blocks of later chunks, too. Nobody has written these yet.
 
 # %%
 box("same_step")
@@ -1208,6 +1221,7 @@ predictions.ask(
 
 # %% tags=["figure-thrash"]
 from tutorial_engine.learn.eager_pages import cost, drama, tokens
+from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.viz.timeline import timelines
 
 rules = drama(model, tokenizer)
@@ -1239,9 +1253,21 @@ for name, trace in drama(model, tokenizer, prefix_caching=True).items():
     print(
         f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run, {its.milliseconds:5,.0f} ms"
     )
+    came = {
+        e.step: e.num_cached
+        for e in trace.events
+        if isinstance(e, Admitted) and e.request_id == "E"
+    }
+    others = max(
+        e.step for e in trace.events if isinstance(e, TokenSampled) and e.request_id != "E"
+    )
+    print(f"   E is admitted (step: tokens found): {came}; the users' last step is {others}")
 
 # %% [markdown]
-# So a prefix cache hides most of this thrash here: the users take few of E's blocks before E comes back.
+# Why does E give way only once now? With the cache, the tokens that are found *and* the next chunk must fit. This is
+# just what did not fit one step ago. So E waits, as under the other rule. When the users are done, it still finds most
+# of the tokens of its first chunk, because the users have taken few of its blocks. If others took these blocks, E would
+# be admitted for a first chunk again, and the thrash would be back.
 
 # %%
 print(predictions.score())
@@ -1305,7 +1331,8 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
     print(cells)
 
 # %% [markdown]
-# This search is all that is needed to find room for n tokens: from `head` to the end, and then from the start.
+# This search is all that ours needs to find room for n tokens: from `head` to the end, and then from the start.
+# (llama.cpp's `find_slot` also goes back to the first cell when much is free before `head`.)
 
 # %%
 show_source(CellTable.find_slot, first="found: list", last="return found")
@@ -1346,8 +1373,8 @@ for out in run.outputs:
 # `serve` prints the first answer only. As each request has two, two sequences own the cells of a prompt. There are only
 # 28 cells. Those that are given back get tokens of others, and the order in memory is no longer that of the text.
 #
-# Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells in the
-# order in which they lie, and your answer becomes a mask. The order does not matter, because RoPE is in each key.
+# Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads the cells
+# from the first to the last used one, in the order in which they lie, and your answer becomes a mask. The order does not matter, because RoPE is in each key.
 
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
@@ -1498,13 +1525,19 @@ box("kv_unified")
 from tutorial_engine.lab.layouts import layouts
 from tutorial_engine.viz.layout_plots import layouts_picture
 
-few_numbers = torch.arange(36.0).view(3, 2, 3, 2, 1)  # layers, K and V, tokens, heads, head_dim
-layouts_picture(layouts(few_numbers), layer=1, token=1)
+few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
+layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer. By layer, each attention gets one tensor of K and one of V without gaps, however many
-# tokens there are. By token, each layer would have to be picked out between the others. So the engines that we name
-# here keep the data by layer, if not asked otherwise: our pages and cells as in the second row, our rows as in the third.
+# A forward goes layer by layer. By layer, attention reads one piece of K and one of V, however many tokens there are. By
+# token, each layer would have to be picked out between the others. So the engines that we name here keep the data by
+# layer, if not asked otherwise.
+#
+# Our pages and cells are as in the second row, and our rows as in the third. With the heads first, there is one piece
+# for each head, as long as some places are free. But then all keys of one head lie together, and this is how attention
+# multiplies them: head by head.
+
+# %% [markdown]
 # (vLLM can keep all layers of a block side by side, for blocks that are copied to another memory: then the 64 copies of
 # section 11 become few. The number of pieces is not a time: how much a gap costs must be measured.)
 
@@ -1550,12 +1583,14 @@ for p in points:
 # *find* the common 8 tokens, so fewer tokens run. Blocks of 16 do not, because 8 tokens fill no such block. Large
 # blocks leave more slots empty, so fewer requests run *at once*, and some are *preempted*. Cells leave no slot empty at
 # the end of a block, but have no prefix cache here. Rows have room for four requests only.
-#
-# Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
-# piece.
 
 # %% [markdown]
-# **Why 16?** vLLM's default is 16 tokens in a block (SGLang's is 1), and here pages of 8 and less are faster. But these
+# Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
+# piece. The virtual clock does not charge this price: it counts only forwards and tokens. So on this clock small pages
+# cannot lose, and the price must be measured.
+
+# %% [markdown]
+# **Why 16?** vLLM's default is 16 tokens in a block, and here pages of 8 and less are faster. But these
 # requests have at most 64 tokens. The next cell takes requests as a server sees them, with hundreds of tokens.
 # It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading* is the copy
 # of its K in one layer through the block table.
@@ -1568,17 +1603,29 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only a few percent of the slots are
-# wasted. Larger blocks save little more, and waste much more. So 16 is a good place between. Copying through the
-# table (gathering) hardly depends on the size here. Reading in place does: each block is one turn of the loop
-# (section 6), a second reason against very small blocks.
-#
+# wasted. Larger blocks save little more, and waste much more. Copying through the table (gathering) hardly depends on
+# the size here. Does reading in place? This is the decode step of section 6, with blocks of other sizes:
+
+# %% tags=["nbval-ignore-output"]
+sizes = (1, 4, 16, 64, 128)
+print(f"{'ms, with blocks of':18}" + "".join(f"{size:8}" for size in sizes))
+for name, backend in ways.items():  # measured here
+    least = [1000 * decode_seconds(backend, block_size=size) for size in sizes]
+    print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
+
+# %% [markdown]
+# It does: each block is one turn of the loop, so the loop is much slower with small blocks, and still gains beyond 16.
+# So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller ones waste less, and find more of
+# a common beginning. In a kernel, a turn starts no PyTorch operations, so small blocks cost less there than here.
+# SGLang's default is 1: then every common token is found, and nothing is wasted.
+
+# %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
 # block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
 # <details><summary>Answer</summary>Only full blocks are found, so the smallest ones find the most, and blocks of 1 waste
 # nothing. A block that is larger than the common beginning is never full of common tokens, so nothing is found. (Cells
-# find nothing here, so whole prompts are read in chunks; the cells of a chunk that is still to come count as
-# wasted.)</details>
+# find nothing here, because they have no prefix cache.)</details>
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz.dial_explorer import DialExplorer
@@ -1623,6 +1670,11 @@ rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
 for name, group in groups.items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
 print(ledger_table([rows[path] for path in ("no cache", "transformers", "yours")]))
+
+# %% [markdown]
+# The last line compares two things: the tolerance, and how far the best token stands before the second one (top1 −
+# top2). The tolerance alone does not protect the tokens, as it is larger than the distance that the line promises. What
+# protects them is that the real differences, in the rows above, are much smaller than this distance.
 
 # %% [markdown]
 # ## 18 · Your engine

@@ -110,7 +110,7 @@ BOXES = {
     "admission": Box(
         "who is let in",
         "vLLM asks for room for the whole prompt, as here; SGLang adds a guess of the output; "
-        "llama.cpp has one place for each request.",
+        "llama.cpp asks only for a free slot.",
         "cache.paged.PagedKVCache.tokens_to_admit",
         "The whole prompt must fit, and its blocks are taken at once.",
         "The whole prompt must fit (scheduler_reserve_full_isl in vllm/config/scheduler.py, on by "
@@ -119,8 +119,9 @@ BOXES = {
         "author saw a server fall from about 100 to 1.5 tokens a second.",
         "The rest of the prompt and a guess of the tokens to come must fit "
         "(PrefillAdder.add_one_req in python/sglang/srt/managers/schedule_policy.py).",
-        "There is no pool to share out: a request waits for a free slot "
-        "(server_context_impl::get_available_slot in tools/server/server-context.cpp).",
+        "A request waits for a free slot (server_context_impl::get_available_slot in "
+        "tools/server/server-context.cpp). With one common buffer (the default, see --kv-unified) "
+        "nobody asks whether its prompt fits: the slots can promise more than there is.",
     ),
     "same_step": Box(
         "two requests with the same beginning in the same step",
@@ -128,9 +129,10 @@ BOXES = {
         "policy; in llama.cpp both run it.",
         "cache.blocks.BlockManager.commit",
         "A block gets its name after the forward, so both run the beginning.",
-        "A block gets its name when it is planned (KVCacheManager.allocate_slots in "
-        "vllm/v1/core/kv_cache_manager.py). The second request finds it in the same step: each "
-        "layer writes the K and V of all requests before anybody reads them.",
+        "The blocks that this step computes get their names when it is planned, those of later "
+        "chunks do not (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py). The "
+        "second request finds them in the same step: each layer writes the K and V of all requests "
+        "before anybody reads them.",
         "With the policy lpm one of the two is held back until the other has filled the cache "
         "(SchedulePolicy._compute_prefix_matches in "
         "python/sglang/srt/managers/schedule_policy.py). With fcfs both run the beginning.",
@@ -195,8 +197,8 @@ BOXES = {
     ),
     "swap": Box(
         "memory is full while requests run",
-        "vLLM and SGLang compute again, as here, and may keep copies in main memory; llama.cpp "
-        "keeps prompts of idle slots there.",
+        "vLLM and SGLang compute again, as here; llama.cpp empties idle slots, and then ends "
+        "requests that run.",
         "engine.scheduler.Scheduler.preempt",
         "The last one gives way, and is computed again.",
         "The same (Scheduler._preempt_request in vllm/v1/core/sched/scheduler.py). The first vLLM "
@@ -205,8 +207,11 @@ BOXES = {
         "Requests are retracted and computed again (ScheduleBatch.retract_decode in "
         "python/sglang/srt/managers/schedule_batch.py). The prefix cache may spill to the "
         "computer's memory (HiRadixCache in python/sglang/srt/mem_cache/hiradix_cache.py).",
-        "Prompts of idle slots are kept in the computer's memory (--cache-ram; "
-        "server_prompt_cache in tools/server/server-task.cpp).",
+        "Nobody gives way to be computed again. In one common buffer, idle slots are purged first; "
+        "if this is not enough, active ones are ended with an error (as the description of pull "
+        "request 16736 says; read there, not looked up in this build). Prompts of idle slots are "
+        "kept in the computer's memory (--cache-ram; server_prompt_cache in "
+        "tools/server/server-task.cpp).",
     ),
     "kv_unified": Box(
         "is the context divided among the users?",

@@ -49,13 +49,19 @@ class _Element(NamedTuple):
     dim: int
 
 
-def layouts_picture(layouts: Mapping[str, KVLayout], layer: int, token: int) -> Picture:
+def layouts_picture(
+    layouts: Mapping[str, KVLayout], layer: int, token: int, num_tokens: int | None = None
+) -> Picture:
     """The same small K and V as memory, a strip per order: each element by layer and token.
 
     Framed: the bytes that writing `token` touches; with a bar above: those that attention in
-    `layer` reads, of all tokens. ValueError for what is not there or too large.
+    `layer` reads, of the first `num_tokens` (None: of all). Behind these, places are drawn free.
+    ValueError for what is not there or too large.
     """
     shape = _shape(layouts, layer, token)
+    n = shape[2] if num_tokens is None else num_tokens
+    if not token < n <= shape[2]:
+        raise ValueError(f"token {token} of {n} in room for {shape[2]}: it must be one of them")
     total = next(iter(layouts.values())).kv.numel()
     piece = shape[3] * shape[4]  # of a token, in one layer, K or V
     line = max(piece, min(total, IN_LINE) // piece * piece)
@@ -65,8 +71,10 @@ def layouts_picture(layouts: Mapping[str, KVLayout], layer: int, token: int) -> 
     defined = "a piece is memory without a gap"
     if shape[3] > 1 == shape[4]:
         defined += "; a white line parts two heads"
-    scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
+    scene.heading(f"The same {total} places in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
+    if n < shape[2]:
+        marks["free"] = scene.sample("free", LAYERS[0], rx=0)
     x = scene.legend(10, 46, marks, 14, 8)
     words = "K1 = key of token 1, V1 = its value (paler)"
     scene.note("key.kv", x + 8, 46, words, KEY)
@@ -77,20 +85,22 @@ def layouts_picture(layouts: Mapping[str, KVLayout], layer: int, token: int) -> 
     scene.legend(x + 24 + text_width(words, KEY), 46, marks, 16)
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
-        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, shape[2])
+        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
         pieces = [counted(one.runs, "piece") for one in (write, read)]
         told.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
-        strip = _Strip(scene, order, layout, 62 + tall * i, line)
+        strip = _Strip(scene, order, layout, 62 + tall * i, line, n)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
         x = 22 + text_width(order, 12, bold=True)
         words = f"writing touches {pieces[0]}, reading {pieces[1]}"
         scene.note(f"{order}.counts", x, y, words, 12)
         strip.draw_numbers()
-        strip.draw_touched(layer, token, shape[2])
+        strip.draw_touched(layer, token)
+    room = f"There is room for {counted(shape[2], 'token')}, and {n} are there. "
     return scene.picture(
-        f"Token {token} is written in all {shape[0]} layers ({write.num_bytes} bytes), and layer "
-        f"{layer} is read ({read.num_bytes} bytes): {'; '.join(told)}.",
+        f"{room * (n < shape[2])}Token {token} is written in each of {shape[0]} layers "
+        f"({write.num_bytes} bytes), and layer {layer} is read ({read.num_bytes} bytes): "
+        f"{'; '.join(told)}.",
         zoom=1.0,
     )
 
@@ -126,8 +136,11 @@ def _read_mark(scene: Sheet, name: str, box: Box, up: float = 6) -> None:
 class _Strip:
     """The memory of one order, from its first byte to its last, as lines of boxes."""
 
-    def __init__(self, scene: Sheet, order: str, layout: KVLayout, top: float, line: int) -> None:
+    def __init__(
+        self, scene: Sheet, order: str, layout: KVLayout, top: float, line: int, num_tokens: int
+    ) -> None:
         self.scene, self.order, self.layout, self.line = scene, order, layout, line
+        self.num_tokens = num_tokens  # behind them, places are free
         axes = ORDERS[order]
         self.heads_first = axes.index("head") < axes.index("token")
         wide = (WIDTH - LEFT - 12) / line
@@ -148,15 +161,17 @@ class _Strip:
         scene, elements, size = self.scene, self.elements, self.layout.kv.itemsize
         for i, e in enumerate(elements):
             where = f"byte {i * size}: layer {e.layer}, {KIND[e.kv]} of token {e.token}"
-            tip = f"{where}, head {e.head}, number {e.dim}"
+            there = e.token < self.num_tokens
+            tip = f"{where}, head {e.head}, number {e.dim}{', free' * (not there)}"
             thin = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
             name, box = f"{self.order}.{i}", self.grid.box(i)
-            scene.cell(name, box, STATES[e.kv], LAYERS[e.layer], tip, **thin)
+            scene.cell(name, box, STATES[e.kv] if there else "free", LAYERS[e.layer], tip, **thin)
         for i, box in self.parts(lambda i: elements[i][:3]):
             e = elements[i]
             edge: Style = {"stroke": LAYERS[e.layer].colour, "stroke_width": 1}
             scene.outline(f"{self.order}.whole{i}", box, **edge)
-            self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
+            if e.token < self.num_tokens:
+                self.say(f"token{i}", box, f"{KIND[e.kv]}{e.token}", 14.5, 10.5)
         for i, box in self.parts(lambda i: elements[i].layer):
             words = f"layer {elements[i].layer}"
             heads = " | ".join(f"head {head}" for head in range(self.layout.kv.shape[3]))
@@ -174,10 +189,10 @@ class _Strip:
             style = CENTRE | DEAF | look
             self.scene.text(f"{self.order}.{name}", x + wide / 2, y + down, words, size, **style)
 
-    def draw_touched(self, layer: int, token: int, n: int) -> None:
+    def draw_touched(self, layer: int, token: int) -> None:
         """A bar above what attention in a layer reads, a frame around a token's write."""
         kv = self.layout.kv
-        read, written = self.places(kv[layer, :, :n]), self.places(kv[:, :, token])
+        read, written = self.places(kv[layer, :, : self.num_tokens]), self.places(kv[:, :, token])
         for i, box in self.parts(lambda i: i in read):
             if i in read:
                 _read_mark(self.scene, f"{self.order}.read{i}", box)
