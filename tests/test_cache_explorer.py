@@ -1,6 +1,7 @@
 """The cache explorer: what is shown is what the engine wrote, read and chose, step by step."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.viz import cache_steps
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cache_steps import record_steps
 from tutorial_engine.viz.scene import HATCHED
@@ -293,3 +295,21 @@ def test_recorded_parts_are_tensors_of_the_batch_that_ran(model: Qwen3ForCausalL
         slots = torch.tensor([slot for part in parts for slot in part.slots])
         assert torch.equal(batch.slot_mapping, slots)
         assert batch.input_ids.tolist() == [token for part in parts for token in part.ids]
+
+
+def test_the_engine_runs_when_a_prompt_or_the_chunk_changes_and_at_no_step(
+    explorer: CacheExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Any] = []
+
+    def counted(*args: Any) -> Any:
+        runs.append(args)
+        return record_steps(*args)
+
+    monkeypatch.setattr(cache_steps, "record_steps", counted)
+    for step in range(explorer.num_steps):
+        turn(explorer, step=step)
+    assert not runs
+    turn(explorer, chunk=5)
+    turn(explorer, B="Mia saw a dog.")
+    assert len(runs) == 2

@@ -1,6 +1,7 @@
 """KV storage: a slot gives back what was put into it, in both layouts, and nothing else moves."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -331,3 +332,33 @@ def test_inference_mode_leaves_nothing_behind_that_others_cannot_use(slots_first
         k.add_(1)  # it is an ordinary tensor
     storage.write(0, torch.tensor([SLOTS - 1]), *random_kv(1))
     assert unwritten(storage, 0) == []
+
+
+def test_both_layouts_answer_alike() -> None:
+    heads, slots = poisoned(False), poisoned(True)
+    where = torch.tensor([7, 0, 3])
+    for storage in (heads, slots):
+        storage.write(1, where, *random_kv(3))
+    for a, b in zip(heads.read(1, where), slots.read(1, where), strict=True):
+        assert torch.equal(a, b) and a.shape == b.shape
+
+
+def test_layers_never_share_a_slot() -> None:
+    storage = poisoned()
+    filled = [random_kv(SLOTS, seed) for seed in range(3)]
+    for layer, (k, v) in enumerate(filled):
+        storage.write(layer, torch.arange(SLOTS), k, v)
+    for layer, (k, v) in enumerate(filled):
+        got_k, got_v = storage.read(layer, slice(0, SLOTS))
+        assert torch.equal(got_k, k) and torch.equal(got_v, v)
+    assert all(not torch.equal(a[0], b[0]) for a, b in pairwise(filled))
+
+
+@LAYOUTS
+def test_longer_contexts_need_nothing_but_their_slots(slots_first: bool) -> None:
+    storage, k, v = poisoned(slots_first), *random_kv(SLOTS)
+    order = [9, 4, 11, 5, 0, 7]
+    for n in range(1, len(order) + 1):  # as in decode: each time one token more
+        own = [order[n - 1]], torch.tensor(order[:n])
+        (got,) = update(storage, 2, k[n - 1 : n], v[n - 1 : n], own)
+        assert torch.equal(got[0], k[:n]) and torch.equal(got[1], v[:n])

@@ -344,3 +344,41 @@ def test_a_fork_that_waits_gives_way_to_whoever_runs_or_all_would_wait(
     key: str, waiting: list[str], holding: list[str], given_up: str | None
 ) -> None:
     assert fork_to_give_up(key, waiting, holding) == given_up
+
+
+def test_rows_of_other_sequences_stay_bit_equal() -> None:
+    drive = Drive(static(), a=3, b=4, c=5)
+    before = [x.clone() for x in drive.cache.by_rows()]
+    drive.step({"b": 2}, seed=7)
+    for old, new in zip(before, drive.cache.by_rows(), strict=True):
+        for row in (0, 2):
+            assert torch.equal(old[:, row].nan_to_num(7), new[:, row].nan_to_num(7))
+        assert torch.equal(old[:, 1, :, :4], new[:, 1, :, :4])
+        assert not new[:, 1, :, 4:6].isnan().any() and new[:, 1, :, 6:].isnan().all()
+
+
+@LAYOUTS
+def test_what_is_read_is_a_view_of_the_valid_part(slots_first: bool) -> None:
+    drive = Drive(static(slots_first), a=3, b=2)
+    tensor = drive.cache.storage.k
+    for layer in drive.step({"a": 1, "b": 4}, seed=1):
+        for (k, v), length in zip(layer, (4, 6), strict=True):
+            assert k.shape == (length, 2, 4) and v.shape == (length, 2, 6)
+            assert k.isfinite().all() and v.isfinite().all()
+            assert k.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+
+
+@LAYOUTS
+def test_keys_that_are_not_the_batchs_are_refused_and_nothing_is_written(slots_first: bool) -> None:
+    storage = static(slots_first).storage
+    batch = Batch.from_allocations([[1, 2]], [Allocation(0, [0, 1], slice(0, 2))], ["a"])
+    k, v = random_kv(2)
+    before = memory(storage)
+    for layer, k_v, said in (
+        (3, (k, v), r"layer 3 is outside 0 \.\. 2"),
+        (0, random_kv(3), r"2 slots.*\[3, 2, 4\]"),
+        (0, (k.bfloat16(), v.bfloat16()), "float32.*bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            storage.update(layer, *k_v, batch)
+    assert memory(storage) == before

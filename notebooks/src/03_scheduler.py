@@ -838,7 +838,7 @@ if predictions.reveal("here", sum(gains[0] > limit for limit in (2, 4))):
     print(f"16 at once: {gains[0]:.1f} times the tokens per second; virtual clock: {gains[1]:.1f}")
 
 # %% [markdown]
-# Here a forward has a price of its own as well: it reads the weights and starts about 150 operations, for one token
+# Here a forward has a price of its own as well: it reads the weights and starts its operations, for one token
 # as for 16. So sharing it pays. (If another program used your machine, your number can be far off. Then run the cell
 # again.)
 #

@@ -251,6 +251,7 @@ def given(text: str) -> str:
         elif not re.match(r"[#|<]", paragraph):
             said = SENTENCE.split(" ".join(paragraph.split()))
             found += [one for one in said if NUMBER.search(NO_NUMBER.sub("", one))]
+    found = [one for one in found if one.count("(") == one.count(")")]
     while len(" ".join(found).split()) > MOST_GIVEN:
         del found[0]
     return " ".join(found)

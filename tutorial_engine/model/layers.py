@@ -127,7 +127,9 @@ class Linear(Module):
         """x [..., in] → [..., out]."""
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return F.linear(x, self._parameters["weight"], self.bias)
+        weight = self._parameters["weight"]
+        assert weight is not None, "a Linear holds its weight plain or packed"
+        return F.linear(x, weight, self.bias)
 
     def extra_repr(self) -> str:
         """Shape and layout, for `print(model)`."""
