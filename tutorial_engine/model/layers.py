@@ -197,7 +197,8 @@ class RMSNorm(Module):
         elif weight.ndim == 1:
             normed = F.rms_norm(total, weight.shape, weight, float(self.eps))
         else:
-            normed = F.rms_norm(total, weight.shape[-1:], None, float(self.eps)) * weight
+            normed = F.rms_norm(total.float(), weight.shape[-1:], None, float(self.eps))
+            normed = (normed * weight).to(total.dtype)
         return normed if residual is None else (normed, total)
 
     def extra_repr(self) -> str:
