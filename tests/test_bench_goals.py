@@ -14,7 +14,7 @@ FIGURES = stored()
 
 @pytest.fixture
 def tiny() -> dict[str, Any]:
-    return copy.deepcopy(FIGURES["tiny-float32.json"])
+    return copy.deepcopy(FIGURES["tiny-float32-intel.json"])
 
 
 def said(figures: dict[str, Any], start: str) -> bool:
@@ -62,9 +62,26 @@ def test_a_run_without_peers_or_servers_has_fewer_verdicts(tiny: dict[str, Any])
 
 
 def test_large_weights_are_measured_by_the_time_to_read_them() -> None:
-    figures = FIGURES["qwen3-0.6b-float32.json"]
+    figures = FIGURES["qwen3-0.6b-float32-amd.json"]
     (floor,) = (one for one in verdicts(figures) if "read the weights" in one.what)
     assert floor.measured == figures["floors"][1]["times"]["ours"] and not floor.at_least
+
+
+def test_a_goal_beyond_the_machine_says_so() -> None:
+    figures = copy.deepcopy(FIGURES["qwen3-0.6b-float32-amd.json"])
+    told = {one.what: one for one in verdicts(figures)}
+    times = figures["floors"][1]["times"]
+    assert told["decode at 128, transformers"].limit == times["transformers"]
+    assert (
+        told["prefill at 512, transformers"].limit == figures["floors"][2]["times"]["transformers"]
+    )
+    figures["floors"][1]["times"] |= {"transformers": 1.3, "llama.cpp": 1.01}
+    told = {one.what: str(one) for one in verdicts(figures)}
+    assert (
+        "(goal ≥ 3.5×; 1.30× would be this machine's limit)" in told["decode at 128, transformers"]
+    )
+    assert "limit" not in told["decode at 128, llama.cpp"], "that goal is within it"
+    assert all(one.limit is None for one in verdicts(FIGURES["tiny-float32-intel.json"]))
 
 
 def test_the_page_of_record_is_made_from_the_figures_beside_it() -> None:

@@ -33,7 +33,7 @@ def page(files: Mapping[str, Figures]) -> str:
 
 def _section(name: str, figures: Figures) -> Iterator[str]:
     machine, settings = figures["machine"], figures["settings"]
-    yield f"## {settings['shape']}, {machine['dtype']}\n"
+    yield f"## {settings['shape']}, {machine['dtype']}, {machine['processor']}\n"
     versions = ("python", "torch", "transformers", "llama-cpp-python")
     told = ", ".join(f"{key} {machine[key] or 'not installed'}" for key in versions)
     yield f"- **Machine:** {machine['processor']}, {machine['threads']} threads; {told}."
