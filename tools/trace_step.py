@@ -6,7 +6,8 @@ Runs the shipped model until both requests decode, then watches one `LLMEngine.s
 sys.setprofile. Prints how many files and functions of the package the step enters and with how many
 calls; then the path, as an outline: each function where it is entered for the first time, below
 the one that called it. A comprehension or a lambda belongs to the function that it stands in; which
-of them are frames of their own depends on the Python.
+of them are frames of their own depends on the Python. So does a module's call: it only calls
+`forward`, as PyTorch's own does for the modules that have no call of ours.
 """
 
 import sys
@@ -22,6 +23,7 @@ import tutorial_engine
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.layers import Module
 from tutorial_engine.sampling.params import SamplingParams
 
 PACKAGE = Path(tutorial_engine.__file__).parent
@@ -45,7 +47,7 @@ class Outline:
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()  # (file, function) -> entries
         self.hops: list[Hop] = []
-        self.inner: set[tuple[str, str, int]] = set()  # comprehensions and lambdas in them
+        self.inner: set[tuple[str, str, int]] = set()  # what belongs to them
 
     @property
     def files(self) -> list[str]:
@@ -91,8 +93,8 @@ def place(frame: FrameType) -> tuple[str, str] | None:
 
 
 def is_inner(frame: FrameType) -> bool:
-    """Is it a comprehension, a generator expression or a lambda?"""
-    return frame.f_code.co_name.startswith("<")
+    """Is it a comprehension, a generator expression, a lambda, or a module's call of its forward?"""
+    return frame.f_code.co_name.startswith("<") or frame.f_code is Module.__call__.__code__
 
 
 def decode_step() -> Outline:
@@ -114,7 +116,7 @@ def main() -> None:
     with torch.inference_mode():
         outline = decode_step()
     print(outline.text())
-    print(f"\n(and {len(outline.inner)} comprehensions and lambdas in them)")
+    print(f"\n(and {len(outline.inner)} comprehensions, lambdas and calls of modules in them)")
 
 
 if __name__ == "__main__":
