@@ -93,7 +93,7 @@ def place(frame: FrameType) -> tuple[str, str] | None:
 
 
 def is_inner(frame: FrameType) -> bool:
-    """Is it a comprehension, a generator expression, a lambda, or a module's call of its forward?"""
+    """Is it a comprehension, a generator expression, a lambda, or a module's call of forward?"""
     return frame.f_code.co_name.startswith("<") or frame.f_code is Module.__call__.__code__
 
 
