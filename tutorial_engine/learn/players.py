@@ -166,11 +166,13 @@ SHOWS = (
         "pages",
         "Pages: block tables and the pool",
         "A request takes a block of four slots when it needs one. Its block table says where each "
-        "block lies in the pool.",
+        "block lies in the pool. C waits until there are enough, and takes one that A has left.",
         "04_paged_cells",
         "The same engine, on pages",
-        lambda m, t: run_of(BlockExplorer(m, t, PROMPTS, num_blocks=12, simple=True)),
-        Card((0, 56, 880, 448), phone=(548, 56, 330, 412)),
+        lambda m, t: run_of(
+            BlockExplorer(m, t, PROMPTS[::-1], new_tokens=8, num_blocks=8, simple=True)
+        ),
+        Card((0, 56, 880, 430), phone=(548, 56, 330, 290)),
     ),
     Show(
         "pages-shared",
