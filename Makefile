@@ -42,7 +42,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install $(LAZY) --quiet -c constraints.txt -e '.[notebooks,test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]' $(LAZY)
 	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
 	  @jupyterlab/apputils-extension:announcements >/dev/null 2>&1 # it would ask for the network
 	@touch $(READY)
@@ -77,7 +77,7 @@ test-wheel: $(READY)
 	rm -rf $(WHEEL)
 	$(BIN)/python -m pip wheel --quiet --no-deps -w $(WHEEL) .
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip install $(LAZY) --quiet -c constraints.txt $(WHEEL)/*.whl
+	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl $(LAZY)
 	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
 
 lint: $(READY)
@@ -106,7 +106,7 @@ score: $(READY)
 
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
-	$(BIN)/python -m pip install $(LAZY) --quiet -c constraints.txt -e '.[site]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]' $(LAZY)
 	@touch $@
 
 site: $(VENV)/.site-ready
