@@ -8,11 +8,9 @@ import pytest
 from explorers import check_places, svg_of, turn, words
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz import block_explorer
 from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE
 
@@ -179,30 +177,3 @@ def test_tables_that_are_too_long_are_told(model: Qwen3ForCausalLM, tokenizer: T
     assert not explorer.error
     turn(explorer, n=2)
     assert re.search(r"longest block table has \d+ entries: with 6 requests", explorer.error)
-
-
-def test_a_knob_runs_the_engine_once_and_a_step_does_not(
-    explorer: BlockExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[LLMEngine] = []
-
-    class Counted(LLMEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(block_explorer, "LLMEngine", Counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not made
-    changed = {
-        "block_size": 5,
-        "num_blocks": 20,
-        "prefix_caching": OFF,
-        "n": 2,
-        "budget": 8,
-        "arrivals": ALL_AT_ONCE,
-    }
-    for i, (knob, value) in enumerate(changed.items(), 1):
-        turn(explorer, **{knob: value})
-        assert len(made) == i and not explorer.error

@@ -7,6 +7,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ipywidgets as widgets
@@ -26,11 +27,12 @@ from explorers import (
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
+from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz import tokens
+from tutorial_engine.viz import block_explorer, scheduler_explorer, tokens
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
-from tutorial_engine.viz.block_explorer import BlockExplorer
+from tutorial_engine.viz.block_explorer import OFF, BlockExplorer
 from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
 from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
@@ -39,7 +41,7 @@ from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.player import Frame, film_of, player, still
-from tutorial_engine.viz.recorded import LATE_LONG
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Item, Scene, plain
@@ -552,3 +554,44 @@ def test_other_errors_are_not_swallowed() -> None:
 
     with pytest.raises(RuntimeError, match="a bug in the engine"):
         Broken("")
+
+
+# those that run the engine again -> a value for each knob that does so
+AGAIN: dict[str, tuple[ModuleType, dict[str, Any]]] = {
+    "blocks": (
+        block_explorer,
+        {
+            "block_size": 5,
+            "num_blocks": 24,
+            "prefix_caching": OFF,
+            "n": 2,
+            "budget": 8,
+            "arrivals": ALL_AT_ONCE,
+        },
+    ),
+    "scheduler": (
+        scheduler_explorer,
+        {"budget": 9, "max_num_seqs": 2, "policy": "one by one", "arrivals": LATE_LONG},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_knob_runs_the_engine_once_and_a_step_does_not(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    explorer, made = MAKE[name](model, tokenizer, PROMPT), list[LLMEngine]()
+    module, changed = AGAIN[name]
+
+    class Counted(LLMEngine):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            made.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(module, "LLMEngine", Counted)
+    for step in range(explorer.num_steps):
+        turn(explorer, step=step)
+    assert not made
+    for i, (knob, value) in enumerate(changed.items(), 1):
+        turn(explorer, **{knob: value})
+        assert len(made) == i and not explorer.error

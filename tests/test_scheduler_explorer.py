@@ -1,18 +1,16 @@
 """The scheduler explorer: all its views of a step are what the engine's trace says."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from explorers import check_places, items, place, turn, words
 from tokenizers import Tokenizer
 
-from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import TokenSampled
-from tutorial_engine.viz import recorded, scheduler_explorer
+from tutorial_engine.viz import recorded
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
@@ -343,23 +341,3 @@ def test_a_run_that_takes_too_long_is_refused(
     assert not explorer.error
     turn(explorer, budget=2)
     assert explorer.error == "This takes more than 8 steps: raise the budget."
-
-
-def test_a_knob_runs_the_engine_once_and_a_step_does_not(
-    explorer: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[LLMEngine] = []
-
-    class Counted(LLMEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(scheduler_explorer, "LLMEngine", Counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not made
-    changed = {"budget": 9, "max_num_seqs": 2, "policy": "one by one", "arrivals": LATE_LONG}
-    for i, (knob, value) in enumerate(changed.items(), 1):
-        turn(explorer, **{knob: value})
-        assert len(made) == i
