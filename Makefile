@@ -6,8 +6,6 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# pip would compile every file of every package, for half a minute; Python compiles those that are imported.
-LAZY := --no-compile
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 WHEEL := build/wheel
@@ -42,7 +40,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]' $(LAZY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]' --no-compile
+	@# on all cores, where pip takes one; a file that is for a newer Python fails, and nobody imports it
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
 	  @jupyterlab/apputils-extension:announcements >/dev/null 2>&1 # it would ask for the network
 	@touch $(READY)
@@ -77,7 +77,7 @@ test-wheel: $(READY)
 	rm -rf $(WHEEL)
 	$(BIN)/python -m pip wheel --quiet --no-deps -w $(WHEEL) .
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl $(LAZY)
+	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl
 	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
 
 lint: $(READY)
@@ -106,7 +106,7 @@ score: $(READY)
 
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]' $(LAZY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
 	@touch $@
 
 site: $(VENV)/.site-ready
