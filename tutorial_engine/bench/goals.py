@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         sign = "≥" if self.at_least else "≤"
         mark, unit = "✔" if self.is_met else "✘", self.unit
-        out_of_reach = self.at_least and self.limit is not None and self.limit < self.bound
+        out_of_reach = self.limit is not None and self.limit < self.bound
         why = f"; {self.limit:.2f}{unit} would be this machine's limit" if out_of_reach else ""
         goal = f"goal {sign} {self.bound:g}{unit}{why}"
         return f"{mark} {self.what}: {self.measured:.2f}{unit} ({goal})"
@@ -74,9 +74,9 @@ def _speed(figures: Figures) -> Iterator[Verdict]:
     if "serving" in figures:
         serving = figures["serving"]
         races.append((f"{serving['num_requests']} ragged requests", "ragged", serving))
-    floors = {(floor["phase"], floor["context"]): floor["times"] for floor in figures["floors"]}
-    if _key(figures) not in FLOOR:
-        floors = {}  # weights that fit into the processor's caches can be read faster
+    # weights that fit into the processor's caches can be read faster: there a floor is no limit
+    real = figures["floors"] if _key(figures) in FLOOR else []
+    floors = {(floor["phase"], floor["context"]): floor["times"] for floor in real}
     for what, phase, race in races:
         seconds, limits = race["seconds"], floors.get((phase, race.get("context")), {})
         least_of = zip((figures["settings"]["peer"], LLAMA), goals.get(phase, NONE), strict=True)
