@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from checkpoints import BASE, randomise
 
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.runner import CachedRunner
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
@@ -12,7 +12,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 VOCAB = BASE["vocab_size"]
-Cache = TypeVar("Cache", bound=KVCacheManager)
+Cache = TypeVar("Cache", bound=KVMemory)
 
 
 def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Qwen3ForCausalLM:
@@ -38,7 +38,7 @@ class BackendRunner(CachedRunner):
     def __init__(
         self,
         model: Qwen3ForCausalLM,
-        cache: KVCacheManager,
+        cache: KVMemory,
         attention: AttentionBackend | None = None,
     ) -> None:
         super().__init__(model, cache)

@@ -11,7 +11,7 @@ from engines import poison, random_model
 
 from tutorial_engine.cache.cell_table import SeqId
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
@@ -45,7 +45,7 @@ class Room(NamedTuple):
     context: list[int]
 
 
-def room(memory: KVCacheManager, one: Request, num_tokens: int = 10**6) -> Room | None:
+def room(memory: KVMemory, one: Request, num_tokens: int = 10**6) -> Room | None:
     """Ask for its next tokens."""
     computed = one.num_computed_tokens
     allocation = memory.allocate(one.request_id, one.token_ids, computed, num_tokens)
@@ -57,7 +57,7 @@ def room(memory: KVCacheManager, one: Request, num_tokens: int = 10**6) -> Room 
     return Room(first, list(new), list(context))
 
 
-def run(memory: KVCacheManager, one: Request, num_tokens: int = 10**6) -> list[int] | None:
+def run(memory: KVMemory, one: Request, num_tokens: int = 10**6) -> list[int] | None:
     """Room for its next tokens, and the forward done → where they went."""
     got = room(memory, one, num_tokens)
     if got is None:
@@ -68,12 +68,12 @@ def run(memory: KVCacheManager, one: Request, num_tokens: int = 10**6) -> list[i
     return got.new
 
 
-def slots_of(memory: KVCacheManager, one: Request) -> tuple[int, ...]:
+def slots_of(memory: KVMemory, one: Request) -> tuple[int, ...]:
     """Where its computed tokens lie."""
     return memory.describe(one.request_id).slots[: one.num_computed_tokens]
 
 
-def table_of(memory: KVCacheManager, one: Request) -> tuple[int, ...]:
+def table_of(memory: KVMemory, one: Request) -> tuple[int, ...]:
     """Its blocks, or cells."""
     return memory.describe(one.request_id).table
 
@@ -189,11 +189,11 @@ def poison_cells(memory: CellKVCache) -> CellKVCache:
     return memory
 
 
-def check_empty(memory: KVCacheManager | SharedRows) -> None:
+def check_empty(memory: KVMemory | SharedRows) -> None:
     """Nothing is anybody's."""
     memory.check_integrity()
     if isinstance(memory, PagedKVCache):
-        assert not memory.blocks.tables and not memory._found, "something is left over"
+        assert not memory.blocks.tables and not memory._num_cached, "something is left over"
         assert memory.blocks.num_free == memory.blocks.num_blocks, "blocks leaked"
     elif isinstance(memory, CellKVCache):
         assert memory.table.num_used == 0, "cells leaked"

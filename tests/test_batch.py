@@ -35,7 +35,7 @@ def test_batch_is_frozen_int64_and_has_no_slots_of_its_own() -> None:
     assert batch.input_ids.dtype == batch.positions.dtype == torch.int64
     assert (batch.seq_ids, batch.slot_mapping, batch.context_slots) == ((), None, ())
     with pytest.raises(AttributeError):
-        batch.seq_starts = (0, 2)  # type: ignore[misc]
+        batch.query_start_loc = (0, 2)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,10 @@ def test_slots_come_on_top_and_nothing_else_changes() -> None:
     assert batch.context_slots[0] == slice(10, 16) and batch.context_slots[1] is context
     assert batch.context_lens == (6, len(context))
     plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
-    assert torch.equal(batch.input_ids, plain.input_ids) and batch.seq_starts == plain.seq_starts
+    assert (
+        torch.equal(batch.input_ids, plain.input_ids)
+        and batch.query_start_loc == plain.query_start_loc
+    )
     assert torch.equal(batch.positions, plain.positions)
 
 

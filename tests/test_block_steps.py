@@ -104,7 +104,7 @@ class Live:
             for before, key in zip([None, *chain], chain, strict=False):
                 parents[key.hex()[:12]] = before and before.hex()[:12]
         lens = {r.request_id: r.num_computed_tokens for r in self.engine.scheduler.running}
-        forked = self.memory._found  # also of those that run: what they began with
+        forked = self.memory._num_cached  # also of those that run: what they began with
         return Pool(
             {name: tuple(table) for name, table in blocks.tables.items()},
             {i: b.ref_cnt for i, b in enumerate(blocks.blocks) if b.ref_cnt},

@@ -90,9 +90,9 @@ class Scratch:
             places.append(self.cache.allocate(name, ids, computed, count))
         batch = Batch.from_allocations(parts, [p for p in places if p], list(plan))
         hidden = self.model(batch, SdpaAttention(self.cache.storage))
-        best = self.model.compute_logits(hidden[[end - 1 for end in batch.seq_starts[1:]]]).argmax(
-            -1
-        )
+        best = self.model.compute_logits(
+            hidden[[end - 1 for end in batch.query_start_loc[1:]]]
+        ).argmax(-1)
         told = []
         for (name, count), token in zip(plan.items(), best.tolist(), strict=True):
             ids, computed, length = self.requests[name]

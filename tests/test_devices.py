@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.many_blocks import PagedAttention
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
@@ -78,7 +78,7 @@ def model_on_meta(**changes: Any) -> Qwen3ForCausalLM:
 
 
 MODEL = model_on_meta()
-Make = Callable[[ModelConfig, Recorder], KVCacheManager]
+Make = Callable[[ModelConfig, Recorder], KVMemory]
 MEMORIES: dict[str, Make] = {
     "rows": lambda config, trace: StaticKVCache.from_config(
         config, CacheConfig(max_seqs=4, max_len=40, device=META), trace

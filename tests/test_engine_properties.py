@@ -252,7 +252,7 @@ def batches_with(spoil: Callable[[Batch, list[int]], None]) -> Callable[[Any], A
             sequences: Sequence[Sequence[int]], allocations: Sequence[Allocation], *rest: Any
         ) -> Batch:
             right = from_allocations(sequences, allocations, *rest)
-            ones = zip(sequences, allocations, right.seq_starts, strict=False)
+            ones = zip(sequences, allocations, right.query_start_loc, strict=False)
             spoil(right, [at for ids, one, at in ones if len(ids) == 1 and one.first_position])
             return right
 
@@ -302,7 +302,7 @@ def logits_of_the_neighbour(run: Callable[..., ModelOutput]) -> Any:
 
 def first_row(_: Any) -> property:
     """The logits of a chunk's first token, not of its last."""
-    return property(lambda batch: batch.seq_starts[:-1])
+    return property(lambda batch: batch.query_start_loc[:-1])
 
 
 def one_generator_for_all(init: Callable[..., None]) -> Any:

@@ -251,7 +251,7 @@ def offset_in_block_forgotten() -> Any:
 
 
 def first_rows_logits() -> Any:
-    starts = property(lambda batch: batch.seq_starts[:-1])
+    starts = property(lambda batch: batch.query_start_loc[:-1])
     return patch.object(Batch, "last_token_indices", starts)
 
 

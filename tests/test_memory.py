@@ -3,7 +3,7 @@
 import pytest
 from memories import KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
 
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 
 
 @pytest.fixture(params=KINDS)
@@ -12,7 +12,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_they_answer_the_question(kind: str) -> None:
-    memory: KVCacheManager = memory_of(kind)
+    memory: KVMemory = memory_of(kind)
     assert memory.max_len == memory.storage.num_slots == 32 and memory.trace is None
 
 

@@ -190,17 +190,17 @@ def test_slots_that_are_not_the_tables_are_seen() -> None:
     memory = pages(prefix_caching=False)
     run(memory, request("a", range(8)))
     for broken, says in [
-        (lambda: memory._found.update(a=9), "9 tokens of a"),
+        (lambda: memory._num_cached.update(a=9), "9 tokens of a"),
         (lambda: memory.blocks.tables["a"].reverse(), "slots of a are not those of"),
         (lambda: memory._slots["a"].slots.reverse(), "slots of a are not those of"),
-        (lambda: memory._found.update(b=0), "hold"),
+        (lambda: memory._num_cached.update(b=0), "hold"),
     ]:
         memory.check_integrity()
         broken()
         with pytest.raises(AssertionError, match=says):
             memory.check_integrity()
         memory.free("a")
-        memory._found.clear()
+        memory._num_cached.clear()
         run(memory, request("a", range(8)))
 
 

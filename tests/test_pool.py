@@ -10,7 +10,7 @@ from engines import VOCAB, random_model
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -75,14 +75,14 @@ class Watching(ModelRunner):
         return seen
 
 
-def shared_by(memory: KVCacheManager, name: str) -> int:
+def shared_by(memory: KVMemory, name: str) -> int:
     """Tokens that a fork which waits has from its parent."""
     if isinstance(memory, PagedKVCache):
-        return memory._found.get(name, 0)
+        return memory._num_cached.get(name, 0)
     return memory._shared.get(name, 0) if isinstance(memory, CellKVCache) else 0
 
 
-def memory_of(kind: str, recorder: Recorder) -> KVCacheManager:
+def memory_of(kind: str, recorder: Recorder) -> KVMemory:
     config, slots = random_model().config, 40
     if kind == CELLS:
         return CellKVCache.from_config(config, slots, trace=recorder)

@@ -13,7 +13,7 @@ from test_kv_storage import memory, poisoned, random_kv
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
-from tutorial_engine.cache.memory import KVCacheManager, SequenceMemory, fork_to_give_up
+from tutorial_engine.cache.memory import KVMemory, SequenceMemory, fork_to_give_up
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
@@ -115,7 +115,7 @@ def test_bytes_of_models_that_everybody_knows(
 
 
 def test_a_sequence_takes_a_row_and_writes_on_where_it_is() -> None:
-    cache: KVCacheManager = static()
+    cache: KVMemory = static()
     room = cache.allocate("a", [1, 2, 3], 0, 3)
     assert room == Allocation(0, range(3), slice(0, 3))
     assert cache.allocate("b", [1, 2], 0, 2) == Allocation(0, range(8, 10), slice(8, 10))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -45,7 +45,7 @@ def model() -> Qwen3ForCausalLM:
     return random_model(3)
 
 
-def memory_of(kind: str, model: Qwen3ForCausalLM, num_slots: int = 128) -> KVCacheManager:
+def memory_of(kind: str, model: Qwen3ForCausalLM, num_slots: int = 128) -> KVMemory:
     """A poisoned memory of this kind, with a recorder."""
     config, trace = model.config, Recorder()
     if kind == "rows":

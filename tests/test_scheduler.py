@@ -45,7 +45,7 @@ def alone(name: str, prompt_len: int, num_tokens: int) -> tuple[int, ...]:
 
 
 class TokenPool:
-    """A KVCacheManager of single slots, so few that running requests run out of them.
+    """A KVMemory of single slots, so few that running requests run out of them.
 
     With `whole` a request is let in only when all its tokens fit. `hits`: so many tokens of a new
     request are found in the cache, by its id.

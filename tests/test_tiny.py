@@ -272,7 +272,7 @@ def test_a_step_has_text_rows_first_then_random_ones(tokenizer: Tokenizer) -> No
 
 def test_rows_are_sequences_that_do_not_see_each_other() -> None:
     batch = train.as_batch(torch.arange(12).view(3, 4))
-    assert batch.input_ids.tolist() == list(range(12)) and batch.seq_starts == (0, 4, 8, 12)
+    assert batch.input_ids.tolist() == list(range(12)) and batch.query_start_loc == (0, 4, 8, 12)
     assert batch.positions.tolist() == [0, 1, 2, 3] * 3
 
 

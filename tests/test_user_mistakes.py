@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import LLMEngine
@@ -43,7 +43,7 @@ FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
 MODEL = random_model()
 
-MEMORIES: dict[str, Callable[[], KVCacheManager]] = {
+MEMORIES: dict[str, Callable[[], KVMemory]] = {
     "rows": lambda: StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=4, max_len=20)),
     "pages": lambda: PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=12),
     "cells": lambda: CellKVCache.from_config(MODEL.config, 48),

@@ -398,9 +398,9 @@ check_slots_for(slots_for, model)
 
 # %% [markdown]
 # The check lets your loop run in a real engine, whose cache is so small that somebody has to give way. In the
-# package the same loop stands inside the loop over those who run. `_share` asks `num_tokens_to_run`: what a
+# package the same loop stands inside the loop over those who run. `_num_tokens_for` asks `num_tokens_to_run`: what a
 # request may run in this step is its *share*. Victims are taken from the end, so whoever stands behind a victim
-# is a victim too: therefore the `break`. `_book` adds the request to the plan, and takes its tokens from the
+# is a victim too: therefore the `break`. `_schedule` adds the request to the plan, and takes its tokens from the
 # budget. (`:=` assigns and tests in one line.)
 
 # %%

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tutorial_engine.bench.scheduler_cost import SHAPE, VOCAB
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
@@ -54,7 +54,7 @@ def measure_allocation(
         )
         for size in BLOCK_SIZES
     }
-    memories: dict[str, KVCacheManager] = {
+    memories: dict[str, KVMemory] = {
         "rows": StaticKVCache.from_config(config, CacheConfig(max_seqs=running, max_len=most)),
         **pages,
         "cells": CellKVCache.from_config(config, running * most),
@@ -66,7 +66,7 @@ def measure_allocation(
 
 
 def _allocation_cost(
-    name: str, memory: KVCacheManager, running: int, steps: int, prompt_len: int
+    name: str, memory: KVMemory, running: int, steps: int, prompt_len: int
 ) -> AllocationCost:
     requests = _requests(running, prompt_len)
     parts = []  # seconds of this thread: memories use no other

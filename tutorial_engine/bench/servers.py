@@ -10,7 +10,7 @@ import torch
 
 from tutorial_engine.bench.contenders import import_transformers
 from tutorial_engine.bench.serving import Asked, Tokens, longest_request
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -42,7 +42,7 @@ class OurServer:
         self,
         model: Qwen3ForCausalLM,
         config: EngineConfig,
-        memory: KVCacheManager | None = None,
+        memory: KVMemory | None = None,
     ) -> None:
         self.engine = LLMEngine(model, config=config, memory=memory)
 

@@ -1,13 +1,13 @@
 """Introduced in notebook 02. KV caches: one storage addressed by slot, and three maps to slots.
 
 Rows (`StaticKVCache`) and their naive twin are of notebook 02, pages (`PagedKVCache`) and cells
-(`CellKVCache`) of notebook 04; all answer one protocol, `KVCacheManager`. It knows sequences by an
+(`CellKVCache`) of notebook 04; all answer one protocol, `KVMemory`. It knows sequences by an
 id and their tokens; no request, no queue and no budget.
 """
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
@@ -16,8 +16,8 @@ __all__ = [
     "CacheConfig",
     "CellKVCache",
     "GrowingKVCache",
-    "KVCacheManager",
     "KVCacheSpec",
+    "KVMemory",
     "KVStorage",
     "PagedKVCache",
     "StaticKVCache",

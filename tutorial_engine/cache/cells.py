@@ -27,7 +27,7 @@ from tutorial_engine.trace.events import (
 
 
 class CellKVCache:
-    """A KVCacheManager whose sequences can also be changed by hand: cut, copied, moved.
+    """A KVMemory whose sequences can also be changed by hand: cut, copied, moved.
 
     A sequence is admitted only if all its tokens fit, and holds their cells from then on: nobody
     who comes later can take what its next chunk needs. A token's position is its index in the
@@ -74,7 +74,7 @@ class CellKVCache:
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
-        """As KVCacheManager.seq_ids."""
+        """As KVMemory.seq_ids."""
         return self.table.seq_ids
 
     # ---- what a scheduler asks
@@ -82,7 +82,7 @@ class CellKVCache:
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVCacheManager.allocate: cells for what has none yet, wherever they are empty.
+        """As KVMemory.allocate: cells for what has none yet, wherever they are empty.
 
         A fork that waits gives way to whoever runs. Keys that wait to be turned are turned now.
         ValueError when the sequence says otherwise than the table what is computed.
@@ -130,11 +130,11 @@ class CellKVCache:
             )
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVCacheManager.commit: a fork is a sequence like any other from now on."""
+        """As KVMemory.commit: a fork is a sequence like any other from now on."""
         self._shared.pop(seq_id, None)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVCacheManager.fork: the child owns the parent's cells, too, and copies nothing, ever.
+        """As KVMemory.fork: the child owns the parent's cells, too, and copies nothing, ever.
 
         ValueError for a parent that does not hold one cell for each of these positions, or a child
         that has cells.
@@ -153,7 +153,7 @@ class CellKVCache:
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVCacheManager.free; a cell that others own stays theirs."""
+        """As KVMemory.free; a cell that others own stays theirs."""
         cells = tuple(self.table.cells_of(seq_id))
         self._numbers.pop(seq_id, None)
         self._shared.pop(seq_id, None)
@@ -163,12 +163,12 @@ class CellKVCache:
             self._record(CellsFreed, seq_id, cells)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: its cells by position, which are its slots."""
+        """As KVMemory.describe: its cells by position, which are its slots."""
         cells = tuple(self.table.cells_of(seq_id))
         return SequenceMemory(cells, () if seq_id in self._waiting else cells)
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: the table's, forks that hold cells, and the slots."""
+        """As KVMemory.check_integrity: the table's, forks that hold cells, and the slots."""
         self.table.check_integrity()
         for fork, num_tokens in self._shared.items():
             known = len(self.table.cells_of(fork))

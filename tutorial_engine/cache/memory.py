@@ -23,8 +23,9 @@ class SequenceMemory(NamedTuple):
 
 
 @runtime_checkable
-class KVCacheManager(Protocol):
-    """Whose tokens lie in which slots. All that loop, scheduler and engine know of a layout.
+class KVMemory(Protocol):
+    """Whose tokens lie in which slots: all that an engine knows of a layout. (vLLM has one layout,
+    pages, and calls its class KVCacheManager.)
 
     `user` is the engine that its requests belong to. Two engines give their requests the same
     names, so a memory serves one at a time.

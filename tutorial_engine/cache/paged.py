@@ -35,7 +35,7 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
 
 
 class PagedKVCache:
-    """A KVCacheManager: every sequence has a table of blocks, which grows as it is run.
+    """A KVMemory: every sequence has a table of blocks, which grows as it is run.
 
     A sequence is admitted only if all of its tokens fit now, and then holds their blocks. A running
     one takes a block when a token that is to be RUN does not fit into its last one.
@@ -69,7 +69,7 @@ class PagedKVCache:
         self._slots: dict[str, SlotNumbers] = {}  # seq_id -> slots of its blocks, once admitted
         # seq_id -> tokens that were here before it ran: found in the prefix cache, or its parent's.
         # A fork that waits for admission is in here, and not yet in _slots.
-        self._found: dict[str, int] = {}
+        self._num_cached: dict[str, int] = {}
 
     @classmethod
     def from_config(
@@ -116,8 +116,8 @@ class PagedKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVCacheManager.seq_ids."""
-        return tuple(self._found)
+        """As KVMemory.seq_ids."""
+        return tuple(self._num_cached)
 
     def pages(self) -> tuple[Tensor, Tensor]:
         """K and V in the classic five axes, as views: [layers, blocks, H_kv, block_size, D]."""
@@ -128,20 +128,20 @@ class PagedKVCache:
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVCacheManager.allocate. A fork that waits gives way to whoever runs.
+        """As KVMemory.allocate. A fork that waits gives way to whoever runs.
 
         ValueError for a sequence with computed tokens that this memory does not hold.
         """
         while (changed := self.reserve(seq_id, token_ids, num_computed, num_new)) is None:
-            waiting = [other for other in self._found if other not in self._slots]
-            given_up = fork_to_give_up(seq_id, waiting, self._found)
+            waiting = [other for other in self._num_cached if other not in self._slots]
+            given_up = fork_to_give_up(seq_id, waiting, self._num_cached)
             if given_up is None:
                 return None
             self.free(given_up)
         slots, table = self._slots[seq_id], self.blocks.tables[seq_id]
         if changed < len(table):
             slots.replace(changed * self.block_size, self._slots_of(table[changed:]))
-        first = max(num_computed, self._found[seq_id])
+        first = max(num_computed, self._num_cached[seq_id])
         end = min(first + num_new, len(token_ids))
         return Allocation(first, slots.slots[first:end], slots.first(end))
 
@@ -152,7 +152,7 @@ class PagedKVCache:
 
         0 for a newcomer: all of its table is.
         """
-        slots, found = self._slots.get(seq_id), self._found.get(seq_id)
+        slots, found = self._slots.get(seq_id), self._num_cached.get(seq_id)
         known = (found or 0) if slots is None else len(slots.slots)
         if num_computed > known:
             raise ValueError(
@@ -160,13 +160,13 @@ class PagedKVCache:
                 f"{known} at most: set num_computed_tokens to 0, and they are run again"
             )
         if slots is not None:
-            first = max(num_computed, self._found[seq_id])
+            first = max(num_computed, self._num_cached[seq_id])
             return self.blocks.extend(seq_id, first, min(first + num_new, len(token_ids)))
         if found is None:
             found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
             if found is None:
                 return None
-            self._found[seq_id] = found
+            self._num_cached[seq_id] = found
         elif self.blocks.extend(seq_id, found, len(token_ids)) is None:  # a fork that waits
             return None
         self._slots[seq_id] = SlotNumbers([], self.storage.device)
@@ -180,37 +180,39 @@ class PagedKVCache:
         return token_ids
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVCacheManager.commit; blocks that are full now can be found by others."""
+        """As KVMemory.commit; blocks that are full now can be found by others."""
         self.blocks.commit(seq_id, token_ids, num_computed)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVCacheManager.fork, without a copy; who writes to a shared block first copies it.
+        """As KVMemory.fork, without a copy; who writes to a shared block first copies it.
 
         If memory runs out before the child is admitted, it loses what it shares and is computed
         like any other. ValueError for a parent without these tokens, or a child that has blocks.
         """
         if num_tokens:
             self.blocks.fork(parent_id, child_id, num_tokens)
-            self._found[child_id] = num_tokens
+            self._num_cached[child_id] = num_tokens
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVCacheManager.free; what its full blocks hold stays there until they are taken."""
+        """As KVMemory.free; what its full blocks hold stays there until they are taken."""
         self.blocks.free(seq_id)
         self._slots.pop(seq_id, None)
-        self._found.pop(seq_id, None)
+        self._num_cached.pop(seq_id, None)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: its blocks, and the slots of them once it is admitted."""
+        """As KVMemory.describe: its blocks, and the slots of them once it is admitted."""
         slots = self._slots[seq_id].slots if seq_id in self._slots else ()
         return SequenceMemory(tuple(self.blocks.tables.get(seq_id, ())), tuple(slots))
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: the blocks', and that slots are tables'."""
+        """As KVMemory.check_integrity: the blocks', and that slots are tables'."""
         self.blocks.check_integrity()
         tables = self.blocks.tables
-        assert self._found.keys() == tables.keys(), f"{set(self._found)} hold, {set(tables)} have"
-        for seq_id, found in self._found.items():
+        assert self._num_cached.keys() == tables.keys(), (
+            f"{set(self._num_cached)} hold, {set(tables)} have"
+        )
+        for seq_id, found in self._num_cached.items():
             assert found <= len(tables[seq_id]) * self.block_size, f"{found} tokens of {seq_id}"
         for seq_id, slots in self._slots.items():
             want = self._slots_of(tables[seq_id])

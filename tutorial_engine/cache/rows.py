@@ -21,7 +21,7 @@ from tutorial_engine.trace.events import Recorder, RowFreed, RowTaken, Setting
 
 
 class StaticKVCache:
-    """A KVCacheManager: slot = row · max_len + position. A row for each sequence, while there are.
+    """A KVMemory: slot = row · max_len + position. A row for each sequence, while there are.
 
     Nothing ever runs out in the middle of a sequence, and nothing is shared.
     """
@@ -62,18 +62,18 @@ class StaticKVCache:
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """As KVCacheManager.settings."""
+        """As KVMemory.settings."""
         return {"num_rows": self.num_rows, "row_len": self.max_len}
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVCacheManager.seq_ids."""
+        """As KVMemory.seq_ids."""
         return tuple(self._rows)
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVCacheManager.allocate: a sequence without a row takes one that is free.
+        """As KVMemory.allocate: a sequence without a row takes one that is free.
 
         ValueError, with the numbers, for tokens that no row has room for.
         """
@@ -98,14 +98,14 @@ class StaticKVCache:
         )
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVCacheManager.commit: a row has nothing to note."""
+        """As KVMemory.commit: a row has nothing to note."""
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVCacheManager.fork: rows share nothing."""
+        """As KVMemory.fork: rows share nothing."""
         return 0
 
     def free(self, seq_id: str) -> None:
-        """As KVCacheManager.free; what the slots hold stays there, and is never read."""
+        """As KVMemory.free; what the slots hold stays there, and is never read."""
         row = self._rows.pop(seq_id, None)
         if row is not None:
             self._free.append(row)
@@ -113,7 +113,7 @@ class StaticKVCache:
                 self.trace.record(RowFreed, seq_id, row)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: its row, once it has one."""
+        """As KVMemory.describe: its row, once it has one."""
         row = self._rows.get(seq_id)
         if row is None:
             return SequenceMemory()
@@ -124,7 +124,7 @@ class StaticKVCache:
         return self.storage.by_rows(self.num_rows)
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: every row is free, or exactly one sequence's."""
+        """As KVMemory.check_integrity: every row is free, or exactly one sequence's."""
         taken = sorted(self._rows.values())
         assert sorted([*taken, *self._free]) == list(range(self.num_rows)), (
             f"rows {taken} are taken and {sorted(self._free)} free, of {self.num_rows}"
@@ -154,13 +154,13 @@ class GrowingKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVCacheManager.seq_ids."""
+        """As KVMemory.seq_ids."""
         return tuple(dict.fromkeys(seq_id for _, seq_id in self._kv))
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation:
-        """As KVCacheManager.allocate; the slots are mere positions."""
+        """As KVMemory.allocate; the slots are mere positions."""
         if num_computed and (0, seq_id) not in self._kv:
             raise _not_here(seq_id, num_computed)
         end = min(num_computed + num_new, len(token_ids))
@@ -186,23 +186,23 @@ class GrowingKVCache:
         return pairs
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVCacheManager.commit: nothing to note."""
+        """As KVMemory.commit: nothing to note."""
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVCacheManager.fork: nothing is shared."""
+        """As KVMemory.fork: nothing is shared."""
         return 0
 
     def free(self, seq_id: str) -> None:
-        """As KVCacheManager.free; here the memory is given back, too."""
+        """As KVMemory.free; here the memory is given back, too."""
         self._kv = {key: kv for key, kv in self._kv.items() if key[1] != seq_id}
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVCacheManager.describe: no table, and mere positions."""
+        """As KVMemory.describe: no table, and mere positions."""
         kv = self._kv.get((0, seq_id))
         return SequenceMemory(slots=tuple(range(0 if kv is None else len(kv[0]))))
 
     def check_integrity(self) -> None:
-        """As KVCacheManager.check_integrity: K and V of a sequence are equally long."""
+        """As KVMemory.check_integrity: K and V of a sequence are equally long."""
         for (layer, seq_id), (k, v) in self._kv.items():
             assert len(k) == len(v), f"layer {layer} of {seq_id}: {len(k)} keys, {len(v)} values"
 

@@ -2,7 +2,7 @@
 
 Notebook 02 opens `generate`, a plain loop over `prefill` and `decode`; notebook 03 the scheduler
 and the engine around it. Both drive the same `Request`s through the same forward. It knows memory
-only as `KVCacheManager` (rows, pages and cells are one to it), and draws nothing.
+only as `KVMemory` (rows, pages and cells are one to it), and draws nothing.
 """
 
 from tutorial_engine.engine.clock import VirtualClock, WallClock

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import check_time
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
@@ -83,7 +83,7 @@ class LLMEngine:
         config: EngineConfig | None = None,
         *,
         scheduler: type[Scheduler] = Scheduler,
-        memory: KVCacheManager | None = None,
+        memory: KVMemory | None = None,
         clock: Clock | None = None,
         trace: Recorder | None = None,
         runner: ModelRunner | None = None,
@@ -95,10 +95,8 @@ class LLMEngine:
         self.config = replace(config, max_model_len=rows.length_for(model.config))
         if memory is None:
             memory = StaticKVCache.from_config(model.config, rows, trace)
-        elif not isinstance(memory, KVCacheManager):
-            raise ValueError(
-                f"memory must be a KVCacheManager (rows, pages, cells), got {memory!r}"
-            )
+        elif not isinstance(memory, KVMemory):
+            raise ValueError(f"memory must be a KVMemory (rows, pages, cells), got {memory!r}")
         elif trace is not None and trace is not memory.trace:
             raise ValueError(
                 "this memory was made without that recorder, so its blocks would be absent from "

@@ -1,7 +1,7 @@
 """Introduced in notebook 02. New tokens in, logits out: prefill, decode, and a step of the engine.
 
 All of them are one forward over some tokens of some requests. Knows the model, and a cache as
-KVCacheManager; knows no queue, no budget, no sampling and no text.
+KVMemory; knows no queue, no budget, no sampling and no text.
 """
 
 import warnings
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.intake import check_token_ids
@@ -44,7 +44,7 @@ def run_scheduled(
 @torch.inference_mode()
 def forward(
     model: Qwen3ForCausalLM,
-    cache: KVCacheManager,
+    cache: KVMemory,
     requests: Sequence[Request],
     num_tokens: int | None = None,
     attention: AttentionBackend | None = None,
@@ -78,7 +78,7 @@ def _check(model: Qwen3ForCausalLM, requests: Sequence[Request]) -> None:
         check_token_ids(f"request {name}", new, model.config.vocab_size)
 
 
-def _allocate(cache: KVCacheManager, request: Request, num_tokens: int | None) -> ScheduledRequest:
+def _allocate(cache: KVMemory, request: Request, num_tokens: int | None) -> ScheduledRequest:
     name, computed = request.request_id, request.num_computed_tokens
     num_new = min(request.num_new_tokens, num_tokens or request.num_new_tokens)
     allocation = cache.allocate(name, request.token_ids, computed, num_new)
@@ -93,7 +93,7 @@ def _allocate(cache: KVCacheManager, request: Request, num_tokens: int | None) -
 @torch.inference_mode()
 def prefill(
     model: Qwen3ForCausalLM,
-    cache: KVCacheManager,
+    cache: KVMemory,
     requests: Sequence[Request],
     chunk_size: int | None = None,
     attention: AttentionBackend | None = None,
@@ -124,7 +124,7 @@ def prefill(
 @torch.inference_mode()
 def decode(
     model: Qwen3ForCausalLM,
-    cache: KVCacheManager,
+    cache: KVMemory,
     requests: Sequence[Request],
     attention: AttentionBackend | None = None,
 ) -> Tensor:
@@ -174,7 +174,7 @@ def check_known(known: Mapping[str, Request], requests: Sequence[Request]) -> No
 class CachedRunner:
     """Our model with a cache: each token is run once. For one generate or stream at a time."""
 
-    def __init__(self, model: Qwen3ForCausalLM, cache: KVCacheManager) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, cache: KVMemory) -> None:
         self.model, self.cache = model, cache
         self.attention = fast_attention(model.device, cache.storage)
         self.vocab_size, self.can_chunk = model.config.vocab_size, True

@@ -1,6 +1,6 @@
 """Introduced in notebook 03. Who runs how many tokens in the next step: one rule, no phases.
 
-Knows requests, two queues, a token budget, and memory as KVCacheManager; knows no model and no
+Knows requests, two queues, a token budget, and memory as KVMemory; knows no model and no
 text. The rule is vLLM's (v1): a request has tokens that are known and tokens that are computed,
 and a step runs some of the difference. Decode is 1, prefill more, a resumed request all again.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.delivery import Update
 from tutorial_engine.engine.request import Request, RequestStatus, SampleGroup, ScheduledRequest
@@ -68,7 +68,7 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        memory: KVCacheManager,
+        memory: KVMemory,
         now: Callable[[], float],
         trace: events.Recorder | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class Scheduler:
         for request in list(self.running):
             if plan.preempted and request in plan.preempted:
                 break  # and all after it
-            num_tokens = self._share(request, plan)
+            num_tokens = self._num_tokens_for(request, plan)
             if num_tokens == 0:
                 continue
             ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
@@ -162,7 +162,7 @@ class Scheduler:
                 plan.preempted.append(victim)
                 if victim is request:
                     return
-            self._book(plan, request, allocation)
+            self._schedule(plan, request, allocation)
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
@@ -188,7 +188,7 @@ class Scheduler:
                 f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
                 "requests in self.waiting"
             )
-        num_tokens = self._share(request, plan)
+        num_tokens = self._num_tokens_for(request, plan)
         if num_tokens == 0:
             return False
         ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
@@ -203,7 +203,7 @@ class Scheduler:
         if self.trace is not None:
             found = self.memory.describe(request.request_id).slots[:num_cached]
             self._record(events.Admitted, request, num_cached, found)
-        self._book(plan, request, allocation)
+        self._schedule(plan, request, allocation)
         return True
 
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
@@ -227,7 +227,7 @@ class Scheduler:
             "room for one of them alone; abort them, or mend it"
         )
 
-    def _share(self, request: Request, plan: StepPlan) -> int:
+    def _num_tokens_for(self, request: Request, plan: StepPlan) -> int:
         """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""
         num_tokens: object = self.num_tokens_to_run(request, plan)
         if type(num_tokens) is not int or num_tokens < 0:
@@ -341,7 +341,7 @@ class Scheduler:
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
 
-    def _book(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
+    def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)
         plan.budget -= num_tokens
         plan.scheduled.append(ScheduledRequest(request, num_tokens, allocation))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
@@ -138,7 +138,7 @@ class Dial:
             for one in self.arrivals
         ]
 
-    def memory_at(self, position: Position, trace: Recorder | None = None) -> KVCacheManager:
+    def memory_at(self, position: Position, trace: Recorder | None = None) -> KVMemory:
         """A new map from positions to slots, over the one storage."""
         if position == ROWS:
             rows = self.storage.num_slots // self.max_len
@@ -177,13 +177,11 @@ class Dial:
         """The same run once more, without a recorder, by the wall clock."""
         memory = _Timed(self.memory_at(position))
         runner = ModelRunner(self.model, self.storage)
-        outputs, seconds = self._serve(cast(KVCacheManager, memory), runner)
+        outputs, seconds = self._serve(cast(KVMemory, memory), runner)
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         return Measured(tokens / seconds, memory.seconds / runner.num_tokens)
 
-    def _serve(
-        self, memory: KVCacheManager, runner: ModelRunner
-    ) -> tuple[list[RequestOutput], float]:
+    def _serve(self, memory: KVMemory, runner: ModelRunner) -> tuple[list[RequestOutput], float]:
         """All requests through an engine on this memory → outputs, seconds on the wall clock."""
         for tensor in (self.storage.k, self.storage.v):
             tensor.fill_(float("nan"))  # nobody may read what the map before has left
@@ -264,7 +262,7 @@ def _best(runs: Sequence[Measured]) -> Measured:
 class _Timed:
     """A memory that adds up the seconds which its allocate, commit and free take."""
 
-    def __init__(self, memory: KVCacheManager) -> None:
+    def __init__(self, memory: KVMemory) -> None:
         self._memory, self.seconds = memory, 0.0
         self.allocate = self._around(memory.allocate)
         self.commit = self._around(memory.commit)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.many_blocks import PagedAttention
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache
@@ -41,7 +41,7 @@ REFERENCE = "no cache"
 SAFE_MARGIN = 1e-3  # top1 − top2 above this: rounding cannot swap two tokens
 BLOCK_SIZES = (1, 4, 16, 256)
 
-MakeMemory = Callable[[int, Recorder], KVCacheManager]  # (tokens that it should hold, trace)
+MakeMemory = Callable[[int, Recorder], KVMemory]  # (tokens that it should hold, trace)
 
 
 class LedgerPath(Protocol):

@@ -3,12 +3,12 @@
 Two numbers: how many tokens have room, and how many requests of the greatest length fit at once.
 """
 
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.trace.pool import Pool
 
 
-def max_concurrency(memory: KVCacheManager, max_model_len: int) -> float:
+def max_concurrency(memory: KVMemory, max_model_len: int) -> float:
     """How many requests of max_model_len tokens fit at once; not rounded, and below 1 if none does.
 
     A request takes whole rows or blocks: as in vLLM's `get_max_concurrency_for_kv_cache_config`.
@@ -18,7 +18,7 @@ def max_concurrency(memory: KVCacheManager, max_model_len: int) -> float:
     return pool.num_units / -(-max_model_len // pool.unit)
 
 
-def pool_log(memory: KVCacheManager, max_model_len: int) -> str:
+def pool_log(memory: KVMemory, max_model_len: int) -> str:
     """The two lines (vLLM 0.33 writes them as one)."""
     return (
         f"KV cache size: {Pool.of(memory.settings).num_slots:,} tokens\n"

@@ -146,7 +146,7 @@ class _Asking(Scheduler):
             allocation = type(self).function(request, self.running, allocate, preempt)
             if allocation is None:
                 return
-            self._book(plan, request, allocation)
+            self._schedule(plan, request, allocation)
 
 
 def _served(

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.memory import KVCacheManager
+from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -178,7 +178,7 @@ class OwnServer(PartsHolder):
         num_blocks: int | None,
         num_cells: int | None,
         prefix_caching: bool,
-    ) -> KVCacheManager:
+    ) -> KVMemory:
         """The memory that this server is about; without a size, room for all who may run."""
         model, trace = self.model, Recorder()
         rows = config.rows(model.dtype, model.device)

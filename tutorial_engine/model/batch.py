@@ -31,15 +31,16 @@ class Allocation(NamedTuple):
 class Batch:
     """T tokens of S sequences, flat. Frozen, and passed to whoever needs it, never global.
 
-    input_ids [T] and positions [T] are int64; `seq_starts` has S + 1 entries: sequence s owns the
-    tokens seq_starts[s] .. seq_starts[s + 1] − 1 (vLLM calls it cu_seqlens). The other three are
-    there when a cache is (notebook 02): `seq_ids` names the sequences for it, `slot_mapping` [T]
-    says where each token's K and V go, `context_slots[s]` where those of positions 0 .. last lie.
+    input_ids [T] and positions [T] are int64. `query_start_loc` has S + 1 entries: sequence s owns
+    the tokens query_start_loc[s] .. query_start_loc[s + 1] − 1 (kernels say cu_seqlens). The other
+    three are there when a cache is (notebook 02): `seq_ids` names the sequences for it,
+    `slot_mapping` [T] says where each token's K and V go, `context_slots[s]` where those of
+    positions 0 .. last lie.
     """
 
     input_ids: Tensor
     positions: Tensor
-    seq_starts: tuple[int, ...]
+    query_start_loc: tuple[int, ...]
     seq_ids: tuple[str, ...] = ()
     slot_mapping: Tensor | None = None
     context_slots: tuple[Slots, ...] = ()
@@ -51,14 +52,16 @@ class Batch:
                 "input_ids and positions must both be flat and equally long, got shapes "
                 f"{list(self.input_ids.shape)} and {list(self.positions.shape)}"
             )
-        starts = self.seq_starts
+        starts = self.query_start_loc
         if len(starts) < 2 or starts[0] != 0 or starts[-1] != self.input_ids.numel():
             raise ValueError(
-                f"seq_starts must run from 0 to {self.input_ids.numel()}, got {starts}"
+                f"query_start_loc must run from 0 to {self.input_ids.numel()}, got {starts}"
             )
         lengths = tuple([end - start for start, end in pairwise(starts)])
         if min(lengths) < 1:
-            raise ValueError(f"every sequence needs at least one token, got seq_starts {starts}")
+            raise ValueError(
+                f"every sequence needs at least one token, got query_start_loc {starts}"
+            )
         object.__setattr__(self, "query_lens", lengths)  # every layer asks for it
 
     @classmethod
@@ -106,12 +109,12 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """T, the tokens run in this forward."""
-        return self.seq_starts[-1]
+        return self.query_start_loc[-1]
 
     @property
     def num_seqs(self) -> int:
         """S, the sequences that they belong to."""
-        return len(self.seq_starts) - 1
+        return len(self.query_start_loc) - 1
 
     @property
     def context_lens(self) -> tuple[int, ...]:
@@ -124,7 +127,7 @@ class Batch:
     @property
     def last_token_indices(self) -> tuple[int, ...]:
         """Row of each sequence's last token: the rows whose logits choose the next tokens."""
-        return tuple(end - 1 for end in self.seq_starts[1:])
+        return tuple(end - 1 for end in self.query_start_loc[1:])
 
 
 def _end_to_end(

@@ -97,7 +97,7 @@ def _blocks(batch: Batch, names: Sequence[str], looks: Sequence[Look]) -> list[_
         ends = [int(batch.positions[i]) + 1 for i in batch.last_token_indices]
     columns = [0, *accumulate(ends)]
     masks = [causal_mask(*pair) for pair in zip(batch.query_lens, ends, strict=True)]
-    parts = zip(names, looks, batch.seq_starts, columns, masks, strict=False)
+    parts = zip(names, looks, batch.query_start_loc, columns, masks, strict=False)
     return [_Block(*part) for part in parts]
 
 

@@ -90,7 +90,7 @@ class _Recorder(NaivePagedAttention):
         out = super().attend(layer, q, k, v, batch)
         if layer == self.layer and self.seq_id in batch.seq_ids:
             index = batch.seq_ids.index(self.seq_id)
-            last = batch.seq_starts[index + 1] - 1
+            last = batch.query_start_loc[index + 1] - 1
             kv_head = self.head * self._pools[layer][0].shape[1] // q.shape[1]
             k_pool, v_pool = (pool[:, kv_head].float() for pool in self._pools[layer])
             table, n = tables_of(self.memory, batch)[index], batch.context_lens[index]
