@@ -5,19 +5,49 @@ and the engine around it. Both drive the same `Request`s through the same forwar
 only as `KVMemory` (rows, pages and cells are one to it), and draws nothing.
 """
 
+from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.clock import VirtualClock, WallClock
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate, serve, stream
+from tutorial_engine.engine.llm import LLM
+from tutorial_engine.engine.request import (
+    CompletionOutput,
+    Logprob,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    ScheduledRequest,
+)
+from tutorial_engine.engine.runner import (
+    ModelRunner,
+    decode,
+    prefill,
+    run_with_cache,
+    run_without_cache,
+)
 from tutorial_engine.engine.scheduler import Scheduler
 
 __all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineArgs",
     "EngineConfig",
     "LLMEngine",
+    "Logprob",
+    "ModelRunner",
     "Request",
+    "RequestOutput",
+    "RequestStatus",
+    "ScheduledRequest",
     "Scheduler",
     "VirtualClock",
     "WallClock",
     "decode",
+    "generate",
     "prefill",
+    "run_with_cache",
+    "run_without_cache",
+    "serve",
+    "stream",
 ]

@@ -3,43 +3,37 @@
 Knows how scheduler, runner, samplers and trace work together; decides nothing itself.
 """
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import check_time
+from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.clock import Clock, VirtualClock, WallClock
-from tutorial_engine.engine.delivery import Inbox, Update, interrupts_wait
-from tutorial_engine.engine.intake import (
-    Intake,
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.inputs import (
+    InputProcessor,
     Prompt,
+    list_of_prompts,
     params_for_each,
-    prompt_token_ids,
     sample_ids,
 )
-from tutorial_engine.engine.request import (
-    Request,
-    RequestOutput,
-    SampleGroup,
-    ScheduledRequest,
-    StepOutput,
-    TokenCallback,
-)
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner, runner_for
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.engine.interrupts import interrupts_wait
+from tutorial_engine.engine.request import Request, RequestOutput, SampleGroup, ScheduledRequest
+from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken, Sampler, sample_each
+from tutorial_engine.sampling.sampler import SampledToken, Sampler, best_of_each, next_token
 from tutorial_engine.trace.events import (
     EngineState,
     Planned,
@@ -50,30 +44,12 @@ from tutorial_engine.trace.events import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulerConfig):
-    """A SchedulerConfig, and how rows are laid out (`slots_first` as in CacheConfig)."""
-
-    slots_first: bool = False
-
-    def rows(self, dtype: torch.dtype, device: torch.device) -> CacheConfig:
-        """A row for each request that may run at once."""
-        return CacheConfig(
-            max_seqs=self.max_num_seqs,
-            max_len=self.max_model_len,
-            dtype=dtype,
-            device=device,
-            slots_first=self.slots_first,
-        )
-
-
 class LLMEngine:
     """Serves many requests, each as if it were alone. For one thread.
 
-    What a step brings is delivered once: by `step()`, or by the `generate` or `stream` that the
-    request came with. Scheduler, memory, clock and runner can be exchanged; a memory serves one
-    engine at a time. A Recorder gets the trace: `trace` for the rows that the engine makes; a
-    memory of your own is made with its own. ValueError for what does not fit together.
+    Scheduler, memory, clock and runner can be exchanged; a memory serves one engine at a time. A
+    Recorder gets the trace: `trace` for the rows that the engine makes; a memory of your own is
+    made with its own. ValueError for what does not fit together.
     """
 
     def __init__(
@@ -88,52 +64,50 @@ class LLMEngine:
         trace: Recorder | None = None,
         runner: ModelRunner | None = None,
     ) -> None:
+        if not isinstance(model, Qwen3ForCausalLM):
+            raise ValueError(f"model must be a loaded model (load_model()), got {model!r}")
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
-        rows = config.rows(model.dtype, model.device)
+        if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
+            raise ValueError(f"scheduler must be the class Scheduler or a subclass: {scheduler!r}")
+        rows = CacheConfig(
+            max_seqs=config.max_num_seqs,
+            max_len=config.max_model_len,
+            dtype=model.dtype,
+            device=model.device,
+        )
         self.config = replace(config, max_model_len=rows.length_for(model.config))
         if memory is None:
             memory = StaticKVCache.from_config(model.config, rows, trace)
-        elif not isinstance(memory, KVMemory):
-            raise ValueError(f"memory must be a KVMemory (rows, pages, cells), got {memory!r}")
-        elif trace is not None and trace is not memory.trace:
-            raise ValueError(
-                "this memory was made without that recorder, so its blocks would be absent from "
-                "the trace: give trace= to the memory when you make it, the engine takes it over"
-            )
+        _check_fits(model, memory, trace, runner)
         self.model, self.tokenizer, self.memory, self.trace = model, tokenizer, memory, memory.trace
         self.clock = WallClock() if clock is None else clock
         self.scheduler = scheduler(self.config, memory, self.clock.now, self.trace)
-        self.runner = runner_for(model, memory.storage, runner)
+        self.runner = ModelRunner(model, memory.storage) if runner is None else runner
         self.requests: dict[str, Request] = {}  # request_id -> until its prompt's samples are over
         self.num_steps = 0
-        self._intake = Intake(
+        self._inputs = InputProcessor(
             tokenizer,
             model.config.vocab_size,
             model.config.eos_token_ids,
             self.scheduler.max_len,
             self.scheduler.check,
         )
-        self._names = map("r{}".format, count())  # a generator ends with a Ctrl-C in it
-        self._inbox = Inbox(self._fail)
-        self._in_step, self._thread = False, 0  # who runs the step that is under way
-        self._to_sweep: list[SampleGroup] = []  # their generate or stream is over
+        self._numbers = count()  # of requests that come without an id
+        self._seeds: Iterator[int] | None = None  # for requests that come without a seed
+        self._outputs: dict[str, RequestOutput] = {}  # request_id -> what `step` returns next
+        self._is_torn = False  # was bookkeeping broken off?
         self._take_memory()
         if self.trace is not None:
             self.trace.bind(self.clock.now, self.settings)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path_or_id: str | Path = TINY,
-        config: EngineConfig | None = None,
-        *,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> "LLMEngine":
-        """An engine for a checkpoint: a folder, a hub id, or the shipped model."""
-        return cls(load_model(path_or_id, device, dtype), load_tokenizer(path_or_id), config)
+    def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
+        """An engine on pages, as vLLM's: model, memory and limits are what `args` say."""
+        engine = cls(args.model, args.tokenizer, args.config, memory=args.memory)
+        engine._seeds = None if args.seed is None else count(args.seed)
+        return engine
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -142,50 +116,81 @@ class LLMEngine:
         prices = self.clock.prices if isinstance(self.clock, VirtualClock) else {}
         return {"policy": type(self.scheduler).__name__, **limits, **prices, **self.memory.settings}
 
-    @property
-    def has_unfinished_requests(self) -> bool:
-        """Is there anything left to run, or to take?"""
-        return self.scheduler.has_unfinished or self._inbox.is_pending
-
     # -- requests come and go
 
     def add_request(
         self,
+        request_id: str | None,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        request_id: str | None = None,
         *,
         arrival: float | None = None,
-        on_token: TokenCallback | None = None,
         sampler: Sampler | Sequence[Sampler] | None = None,
     ) -> str:
-        """Put a request (text or token ids) in the queue, at any time → its id.
+        """Put a request (text or token ids) in the queue, at any time → its id (None: a new one).
 
-        `on_token` is called with each of its StepOutputs; if it raises, this request alone ends.
         `sampler` (n of them, if params.n) is used in place of what params describe. ValueError for
         what can never run, and for an id that is still here.
         """
-        with interrupts_wait():
-            name = self._new_id(params) if request_id is None else request_id
-            group = self._intake.make(name, prompt, params, on_token=on_token, sampler=sampler)
-            self._enter(group, self.clock.now() if arrival is None else arrival)
+        name = self._new_id(params) if request_id is None else request_id
+        group = self._inputs.process(name, prompt, self._seeded(params), sampler)
+        self._enter([group], self.clock.now() if arrival is None else arrival)
         return name
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests in any state, now, with all their samples; `step` returns what they have."""
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        for name in names:
+            if name not in self.requests:
+                raise ValueError(f"no request {name!r} is here: it never was, or it is over")
+        with self._undivided():
+            for group in dict.fromkeys(self.requests[name].group for name in names):
+                self._end(group)
+                self._outputs[group.request_id] = group.output()
+
+    def has_unfinished_requests(self) -> bool:
+        """Is there anything left to run, or to return?"""
+        return self.scheduler.has_unfinished or bool(self._outputs)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Prompts that are not over."""
+        return len({id(request.group) for request in self.requests.values()})
+
+    def _seeded(self, params: SamplingParams | None) -> SamplingParams | None:
+        """The same, with a seed where the engine has one to give and the request has none."""
+        if self._seeds is None or not isinstance(params, SamplingParams) or params.seed is not None:
+            return params
+        return replace(params, seed=next(self._seeds)) if params.temperature else params
 
     def _new_id(self, params: SamplingParams | None) -> str:
         n = params.n if isinstance(params, SamplingParams) else 1
-        return next(x for x in self._names if self.requests.keys().isdisjoint(sample_ids(x, n)))
+        while True:
+            name = f"r{next(self._numbers)}"
+            if self.requests.keys().isdisjoint(sample_ids(name, n)):
+                return name
 
-    def _enter(self, group: SampleGroup, arrival: float) -> None:
+    def _enter(self, groups: Sequence[SampleGroup], arrival: float) -> None:
         check_time("arrival", arrival)
-        samples = {sample.request_id: sample for sample in group.samples}
-        if here := sorted(samples.keys() & self.requests.keys()):
+        samples = {sample.request_id: sample for group in groups for sample in group.samples}
+        if here := sorted(samples.keys() & (self.requests.keys() | self._outputs.keys())):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
-        if self.memory.user is not self:
+        with self._undivided():
             self._take_memory()
+            for sample in samples.values():
+                sample.arrival = arrival
+            for group in groups:
+                self.scheduler.add(group.samples[0])
+                self.requests |= {sample.request_id: sample for sample in group.samples}
+
+    def _end(self, group: SampleGroup) -> None:
         for sample in group.samples:
-            sample.arrival = arrival
-        self.scheduler.add(group.samples[0])
-        self.requests |= samples
+            if not sample.is_over:
+                self.scheduler.abort(sample)
+        self._forget(group)
+
+    def _forget(self, group: SampleGroup) -> None:
+        for sample in group.samples:
+            self.requests.pop(sample.request_id, None)
 
     def _take_memory(self) -> None:
         """From now on it is this engine's. ValueError while it serves another one, or holds things.
@@ -193,6 +198,8 @@ class LLMEngine:
         Requests of two engines have the same names: each would write over the other's.
         """
         user, held = self.memory.user, self.memory.seq_ids
+        if user is self:
+            return
         if isinstance(user, LLMEngine) and user.scheduler.has_unfinished:
             raise ValueError(
                 f"this memory serves another engine (memory.user), whose requests "
@@ -205,99 +212,78 @@ class LLMEngine:
             )
         self.memory.user = self
 
-    def abort(self, request_id: str) -> None:
-        """End a request in any state, now, with all its samples. The end comes like a token."""
-        if not isinstance(request_id, str) or request_id not in self.requests:
-            raise ValueError(f"no request {request_id!r} is here: it never was, or it is over")
-        with interrupts_wait():
-            left = [s for s in self.requests[request_id].group.samples if not s.is_over]
-            updates = [self.scheduler.abort(sample) for sample in left]
-            self._forget(self.requests[request_id].group)
-            self._inbox.deliver(updates)
-
     # -- what an engine is
 
-    def step(self) -> list[StepOutput]:
-        """One forward for everything that is scheduled → what it brought to whoever calls this.
+    def step(self) -> list[RequestOutput]:
+        """Schedule, one forward for all, sample, update → each request that got a token or ended.
 
-        [] also when it only ran a part of a prompt: loop on `has_unfinished_requests`.
+        As far as it has come. [] also when only parts of prompts ran: loop on
+        `has_unfinished_requests()`. What it raises leaves the engine as it was before the step.
         """
-        self._step()
-        return self._inbox.take()
-
-    def _step(self) -> None:
-        """What an engine does: schedule, one forward for all, sample, update, deliver."""
-        if self._in_step:
-            raise RuntimeError(self._why_not_now())
-        self._in_step, self._thread = True, threading.get_ident()
-        try:
+        if self.scheduler.has_unfinished:
             scheduled = self._schedule()
-            if scheduled:
-                output = self.runner.run(scheduled)
-                with interrupts_wait():
-                    sampled = self._sample(output)
-                    updates = self._update(scheduled, sampled)
-                    self._inbox.deliver(updates)
-        finally:
-            self._in_step = False
-            if self._to_sweep:
-                self._sweep()
-
-    def _why_not_now(self) -> str:
-        if self._thread == threading.get_ident():
-            return "a step is under way: a callback cannot run another one"
-        return "another thread runs a step of this engine: take turns, or use an engine each"
+            logits = self.runner.run(scheduled)
+            self._update(scheduled, logits)
+        outputs = list(self._outputs.values())
+        self._outputs = {}
+        return outputs
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""
-        if not self.scheduler.has_unfinished:
-            return []
-        with interrupts_wait():
+        with self._undivided():
             if self.trace is not None:
                 self.trace.record(StepBegan)
             scheduled = self.scheduler.schedule()
-            if not scheduled:
-                raise RuntimeError(self.scheduler.why_nothing_runs())
+            self.scheduler.check_plan(scheduled)
             if self.trace is not None:
                 self.trace.record(Planned)
         return scheduled
 
-    def _sample(self, output: ModelOutput) -> dict[str, SampledToken | Exception]:
-        """The next token, by request id, of each request that is due one; or what went wrong."""
-        if not output.ready:
-            return dict(output.faults)
-        requests = [one.request for one in output.ready]
-        tokens = sample_each(output.logits, [request.sampler for request in requests])
-        ids = [request.request_id for request in requests]
-        return dict(zip(ids, tokens, strict=True)) | output.faults
+    def _update(self, scheduled: Sequence[ScheduledRequest], logits: Tensor) -> None:
+        """Sample, count what was run, append the tokens, end what is over."""
+        ready = [item.request for item in scheduled if item.yields_token]
+        num_tokens = sum(item.num_tokens for item in scheduled)
+        assert len(logits) == len(ready), f"{len(logits)} rows of logits for {len(ready)} requests"
+        with self._undivided():
+            self.clock.forward_done(num_tokens)
+            self.scheduler.update(scheduled, self._sample(ready, logits))
+            for group in dict.fromkeys(request.group for request in ready):
+                if group.is_over:
+                    self._forget(group)
+                self._outputs[group.request_id] = group.output()
+            if self.trace is not None:
+                self.trace.record(StepEnded, num_tokens)
+                self.trace.step += 1
+            self.num_steps += 1
 
-    def _update(
-        self,
-        scheduled: Sequence[ScheduledRequest],
-        sampled: Mapping[str, SampledToken | Exception],
-    ) -> list[Update]:
-        """Count what was run, append the tokens, end what is over → what happened to whom."""
-        num_tokens = sum(one.num_tokens for one in scheduled)
-        self.clock.forward_done(num_tokens)
-        updates = self.scheduler.update(scheduled, sampled)
-        for request, _ in updates:
-            if request.finish is not None:
-                self._forget(request.group)
-        if self.trace is not None:
-            self.trace.record(StepEnded, num_tokens)
-            self.trace.step += 1
-        self.num_steps += 1
-        return updates
+    def _sample(self, ready: Sequence[Request], logits: Tensor) -> dict[str, SampledToken]:
+        """The next token of each request, by its id. One that cannot be sampled ends alone."""
+        sampled = {}
+        for row, (request, best) in enumerate(zip(ready, best_of_each(logits), strict=True)):
+            try:
+                sampled[request.request_id] = next_token(request.sampler, logits, row, best)
+            except Exception as fault:
+                self.scheduler.fail(request, fault)
+        return sampled
 
-    def _forget(self, group: SampleGroup) -> None:
-        if group.is_over:
-            for sample in group.samples:
-                self.requests.pop(sample.request_id, None)
+    @contextmanager
+    def _undivided(self) -> Iterator[None]:
+        """Requests, queues and memory change together: a Ctrl-C waits until they have.
 
-    def _fail(self, request: Request, fault: Exception) -> Update:
-        update = self.scheduler.fail(request, fault)
-        self._forget(request.group)
-        return update
+        A second one does not: it ends an endless loop in a policy, sampler or memory of your own.
+        Then nobody knows what has changed. RuntimeError from then on.
+        """
+        if self._is_torn:
+            raise RuntimeError(
+                "a second Ctrl-C broke this engine off in the middle of its bookkeeping: make a "
+                "new one, with a new memory"
+            )
+        with interrupts_wait():
+            try:
+                yield
+            except KeyboardInterrupt:  # the second one: the first would be raised at the end
+                self._is_torn = True
+                raise
 
     # -- until all is done
 
@@ -307,13 +293,18 @@ class LLMEngine:
         After an interrupt they are still there, for the next call.
         """
         end = None if max_steps is None else self.num_steps + max_steps
-        while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
-            self._step()
-        return [result.output for result in self._inbox.take() if result.output is not None]
+        ended: list[RequestOutput] = []
+        try:
+            while self.has_unfinished_requests() and (end is None or self.num_steps < end):
+                ended += [output for output in self.step() if output.finished]
+        except BaseException:
+            self._outputs = {output.request_id: output for output in ended} | self._outputs
+            raise
+        return ended
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
@@ -321,68 +312,71 @@ class LLMEngine:
         """Continue every prompt until it stops → one output each, in the order of the prompts.
 
         Requests that were here before run along. ValueError, before anything runs, for what cannot
-        work; an interrupt aborts what this call brought in, and nothing else.
+        work; whatever ends it early aborts what this call brought in, and nothing else.
         """
         groups = self._groups(prompts, params)
-        outputs: dict[str, RequestOutput] = {}
         with tqdm(total=len(groups), unit="request", disable=not progress) as bar:
-            for result in self._serve(groups):
-                if result.output is not None:
-                    outputs[result.request_id] = result.output
-                    bar.update()
-        return [outputs[group.request_id] for group in groups]
+            for output in self._serve(groups):
+                bar.update(output.finished)
+        outputs = [group.output() for group in groups]
+        for i, output in enumerate(outputs):
+            if output.error is not None:
+                warnings.warn(f"prompt {i} ended with an error: {output.error}", stacklevel=2)
+        return outputs
 
     def stream(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StepOutput]:
-        """As `generate`, token by token, in the order in which they come. Errors come at once.
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, step by step: each of its requests that got a token, so far as it is.
 
-        The requests enter with the first token; leaving the loop early (or closing it) aborts them.
+        They enter with the first token; leaving the loop early (or closing it) aborts them.
         """
         return self._serve(self._groups(prompts, params))
 
     def _groups(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[SampleGroup]:
         """The samples of each prompt, all prompts or none."""
-        sequences = prompt_token_ids(prompts, self.tokenizer)
-        pairs = enumerate(zip(sequences, params_for_each(params, len(sequences)), strict=True))
-        make = self._intake.make
-        return [make(self._new_id(own), ids, own, name=f"prompt {i}") for i, (ids, own) in pairs]
+        prompts = list_of_prompts(prompts)
+        pairs = zip(prompts, params_for_each(params, len(prompts)), strict=True)
+        return [
+            self._inputs.process(self._new_id(own), prompt, self._seeded(own), name=f"prompt {i}")
+            for i, (prompt, own) in enumerate(pairs)
+        ]
 
-    def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[StepOutput]:
-        """Enter the groups, step until each has its output, and yield what comes."""
-        left, owner = len(groups), object()
+    def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[RequestOutput]:
+        """Enter the groups, step until they are over, and yield what is theirs."""
+        names = {group.request_id for group in groups}
+        is_over = not groups
         try:
-            with interrupts_wait():
-                for group in groups:
-                    group.owner = owner
-                    self._enter(group, self.clock.now())
-            while left:
-                results = self._inbox.take(owner)
-                if not results:
-                    self._step()
-                for result in results:
-                    left -= result.output is not None
-                    yield result
+            self._enter(groups, self.clock.now())
+            while not is_over:
+                outputs = {output.request_id: output for output in self.step()}
+                is_over = all(group.is_over for group in groups)
+                # what is another's is for whoever steps next
+                self._outputs |= {name: outputs[name] for name in outputs.keys() - names}
+                yield from [outputs[name] for name in outputs if name in names]
         finally:
-            self._to_sweep += groups  # after a normal end there is nothing to abort
-            self._sweep()
+            try:
+                self._leave(groups)
+            except KeyboardInterrupt:  # it came before a Ctrl-C had to wait
+                self._leave(groups)
+                raise
 
-    def _sweep(self) -> None:
-        """Abort what a generate or stream left behind; one that ends within a step, after it."""
-        if self._in_step or not self._to_sweep:
+    def _leave(self, groups: Sequence[SampleGroup]) -> None:
+        """Abort those that are not over, and return nothing of them."""
+        if self._is_torn:
             return
-        with interrupts_wait():  # one for all: a second Ctrl-C leaves none of them behind
-            while self._to_sweep:
-                group = self._to_sweep.pop()
-                if self.requests.get(group.request_id) in group.samples:
-                    self.abort(group.request_id)
-                self._inbox.drop(group)
+        with self._undivided():
+            mine = [g for g in groups if self.requests.get(g.request_id) in g.samples]
+            for group in mine:
+                self._end(group)
+            for group in groups:
+                self._outputs.pop(group.request_id, None)
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""
@@ -395,3 +389,35 @@ class LLMEngine:
         here = [r for r in self.requests.values() if not r.is_over and r not in r.group.unqueued]
         known = {request.request_id for request in here}
         assert queued == known, f"{queued} are queued, {known} known"
+
+
+def _check_fits(
+    model: Qwen3ForCausalLM, memory: object, trace: Recorder | None, runner: ModelRunner | None
+) -> None:
+    """ValueError for parts with which an engine would give wrong answers, or a trace with holes."""
+    if not isinstance(memory, KVMemory):
+        raise ValueError(f"memory must be a KVMemory (rows, pages, cells), got {memory!r}")
+    spec = getattr(memory.storage, "spec", None)
+    config, num_kv_heads = (
+        model.config,
+        model.get_submodule("model.layers.0.self_attn").num_kv_heads,
+    )
+    fits = KVCacheSpec(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # of one rank, where there are several
+        k_head_dim=config.head_dim,
+        v_head_dim=config.head_dim,
+        dtype=model.dtype,
+    )
+    if spec is not None and spec != fits:
+        raise ValueError(f"this memory is for another model: it stores {spec}, needed is {fits}")
+    if trace is not None and trace is not memory.trace:
+        raise ValueError(
+            "this memory was made without that recorder, so its blocks would be absent from the "
+            "trace: give trace= to the memory when you make it, the engine takes it over"
+        )
+    if getattr(runner, "storage", memory.storage) is not memory.storage:
+        raise ValueError(
+            "this runner reads another memory than the engine's, so the answers would be wrong: "
+            "give LLMEngine memory=memory, and the runner memory.storage of the same memory"
+        )

@@ -4,9 +4,8 @@ The sequence object of the plain loop and of the engine. Knows its own tokens, p
 knows no queue, no cache and no model.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
 class RequestStatus(Enum):
-    """Where a request stands; what may follow is in TRANSITIONS."""
+    """Where a request stands. It waits, runs, may be preempted and run again, and ends once."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -28,66 +27,58 @@ class RequestStatus(Enum):
     ERROR = "error"
 
 
-_ENDS = {RequestStatus.ABORTED, RequestStatus.ERROR}
-
-# status -> those that may follow it
-TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, *_ENDS}),
-    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED, *_ENDS}),
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, *_ENDS}),
-    RequestStatus.FINISHED: frozenset(),
-    RequestStatus.ABORTED: frozenset(),
-    RequestStatus.ERROR: frozenset(),
-}
+OVER = (RequestStatus.FINISHED, RequestStatus.ABORTED, RequestStatus.ERROR)
 
 
-@dataclass(frozen=True)
+class Logprob(NamedTuple):
+    """The natural log of a token's probability, its rank (1: the likeliest), and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+@dataclass
 class CompletionOutput:
-    """One continuation of a prompt. `finish_reason` is "stop", "length", "abort" or "error".
+    """One continuation of a prompt, as far as it has come. The fields are vLLM's.
 
-    The stop token is in token_ids and not in text; `stop_reason` is the stop id or string, if one
-    ended it; `tokens` has the log-probabilities, where they were asked for.
+    `text` is what is safe to show: it only grows. The stop token is in token_ids and not in text.
+    `logprobs` has a table {token id: Logprob} for each token, where they were asked for.
+    `finish_reason` is None until it is "stop", "length", "abort" or "error"; `stop_reason` is the
+    stop id or string, if one ended it.
     """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: int | str | None
-    tokens: tuple[SampledToken, ...] = field(repr=False)
     cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+    def finished(self) -> bool:
+        """Is it over?"""
+        return self.finish_reason is not None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestOutput:
-    """What became of a request: its continuations and its times. `error` says what went wrong.
+    """A request, as far as it has come: its continuations and its times. The fields are vLLM's.
 
-    Of several continuations the metrics have the first one's tokens and the last one's end.
+    `prompt` is None where token ids were given. `num_cached_tokens` of the prompt were found in the
+    cache. `error` says what went wrong, if something did. Of several continuations the metrics have
+    the first one's tokens and the last one's end.
     """
 
     request_id: str
+    prompt: str | None
     prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
+    outputs: list[CompletionOutput]
+    finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int
     error: str | None = None
-
-
-class StepOutput(NamedTuple):
-    """What a step brought to one request: a token and the text that is safe to show, or its end.
-
-    Put together, the texts of a request's outputs are its text; of its continuation `sample`, if it
-    has several. `output` comes with the last one of all.
-    """
-
-    request_id: str
-    token: SampledToken | None
-    text: str
-    finish: Finish | None
-    output: RequestOutput | None
-    sample: int = 0
-
-
-TokenCallback = Callable[[StepOutput], None]
+    prompt_logprobs: None = None  # vLLM can tell them; this engine keeps no logits of a prompt
 
 
 class Request:
@@ -120,11 +111,13 @@ class Request:
         self.first_scheduled: float | None = None
         self.finished: float | None = None
         self.token_times: list[float] = []
-        self.tokens: list[SampledToken] = []
+        self.logprobs: list[dict[int, Logprob]] = []  # of each token, if they were asked for
+        self.cumulative_logprob = 0.0
         self.finish: Finish | None = None
         self.error: str | None = None
+        self.num_cached_tokens: int | None = None  # found in the cache when it was first admitted
+        self.status = RequestStatus.WAITING
         self.group = SampleGroup([self])
-        self._status = RequestStatus.WAITING
 
     @property
     def num_tokens(self) -> int:
@@ -142,23 +135,9 @@ class Request:
         return tuple(self.token_ids[self.num_prompt_tokens :])
 
     @property
-    def status(self) -> RequestStatus:
-        """Where it stands."""
-        return self._status
-
-    @status.setter
-    def status(self, to: RequestStatus) -> None:
-        """ValueError for a state that TRANSITIONS does not allow from here."""
-        if to not in TRANSITIONS[self._status]:
-            raise ValueError(
-                f"request {self.request_id} is {self._status.value} and cannot become {to.value}"
-            )
-        self._status = to
-
-    @property
     def is_over(self) -> bool:
         """Finished, aborted or failed: nothing may follow."""
-        return not TRANSITIONS[self._status]
+        return self.status in OVER
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -170,47 +149,53 @@ class Request:
         """One sampled token more; why it is the last one, if it is."""
         finish = self.checker.update(token.token_id)  # may raise: then nothing was appended
         self.token_ids.append(token.token_id)
-        self.tokens.append(token)
         self.token_times.append(now)
+        if token.logprob is not None:
+            self.cumulative_logprob += token.logprob
+            self.logprobs.append(self._logprobs_of(token))
         return finish
 
     def end(
         self, status: RequestStatus, finish: Finish, now: float, error: str | None = None
     ) -> None:
         """Nothing follows. What the checker held back of the text is text now."""
+        assert not self.is_over, f"request {self.request_id} is {self.status.value} already"
         self.status = status
         if self.checker.finish is None:
             self.checker.end(finish)
         self.finish, self.finished, self.error = finish, now, error
 
     def completion(self) -> CompletionOutput:
-        """What became of it. ValueError before it is over."""
-        if self.finish is None:
-            raise ValueError(f"request {self.request_id} is {self.status.value}: run it to its end")
-        known = [token.logprob for token in self.tokens if token.logprob is not None]
+        """What came of it so far."""
+        asked, finish = self.params.logprobs is not None, self.finish
         return CompletionOutput(
             index=self.group.samples.index(self),
             text=self.checker.text,
             token_ids=self.output_token_ids,
-            finish_reason=self.finish.reason,
-            stop_reason=self.finish.stop_reason,
-            tokens=tuple(self.tokens),
-            cumulative_logprob=None if self.params.logprobs is None else math.fsum(known),
+            cumulative_logprob=self.cumulative_logprob if asked else None,
+            logprobs=list(self.logprobs) if asked else None,
+            finish_reason=None if finish is None else finish.reason,
+            stop_reason=None if finish is None else finish.stop_reason,
         )
+
+    def _logprobs_of(self, token: SampledToken) -> dict[int, Logprob]:
+        """The sampled token first, then the best ones."""
+        assert token.logprob is not None and token.rank is not None, "one does not come alone"
+        found = {token.token_id: (token.logprob, token.rank)}
+        for rank, (token_id, logprob) in enumerate(token.top_logprobs, 1):
+            found.setdefault(token_id, (logprob, rank))
+        return {i: Logprob(*known, self.checker.decode(i)) for i, known in found.items()}
 
 
 class SampleGroup:
     """The continuations of one prompt, one for most. The first computes the prompt for all.
 
-    `unqueued` are the others until it has; then they fork from it. `owner` is who takes the
-    results: a `generate` or `stream`; None is whoever calls `step()`.
+    `unqueued` are the others until it has; then they fork from it.
     """
 
-    def __init__(self, samples: Sequence[Request], on_token: TokenCallback | None = None) -> None:
-        self.samples, self.on_token = tuple(samples), on_token
+    def __init__(self, samples: Sequence[Request], prompt: str | None = None) -> None:
+        self.samples, self.prompt = tuple(samples), prompt
         self.unqueued = list(samples[1:])
-        self.owner: object = None
-        self.num_told = 0  # samples whose end was delivered
         for sample in samples:
             sample.group = self
 
@@ -225,16 +210,21 @@ class SampleGroup:
         return all(sample.is_over for sample in self.samples)
 
     def output(self) -> RequestOutput:
-        """What became of them, once all are over."""
+        """What came of them so far."""
         first = self.samples[0]
-        ends = [sample.finished for sample in self.samples if sample.finished is not None]
+        metrics, is_over = first.metrics, self.is_over
+        if is_over and len(self.samples) > 1:
+            metrics = metrics._replace(finished=max(s.finished or 0.0 for s in self.samples))
         errors = (sample.error for sample in self.samples if sample.error is not None)
         return RequestOutput(
-            self.request_id,
-            tuple(first.token_ids[: first.num_prompt_tokens]),
-            tuple(sample.completion() for sample in self.samples),
-            first.metrics._replace(finished=max(ends)),
-            next(errors, None),
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=tuple(first.token_ids[: first.num_prompt_tokens]),
+            outputs=[sample.completion() for sample in self.samples],
+            finished=is_over,
+            metrics=metrics if is_over else metrics._replace(finished=None),
+            num_cached_tokens=first.num_cached_tokens or 0,
+            error=next(errors, None),
         )
 
 

@@ -4,18 +4,14 @@ All of them are one forward over some tokens of some requests. Knows the model, 
 KVMemory; knows no queue, no budget, no sampling and no text.
 """
 
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
-from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.engine.intake import check_token_ids
+from tutorial_engine.engine.inputs import check_token_ids
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.model.attention import AttentionBackend, KVCache, fast_attention
 from tutorial_engine.model.batch import Batch
@@ -27,9 +23,9 @@ def run_scheduled(
 ) -> Tensor:
     """One forward over all of these → hidden state of the last token of each, [S, hidden]."""
     batch = Batch.from_allocations(
-        [one.token_ids for one in scheduled],
-        [one.allocation for one in scheduled],
-        [one.request.request_id for one in scheduled],
+        [item.token_ids for item in scheduled],
+        [item.allocation for item in scheduled],
+        [item.request.request_id for item in scheduled],
         model.device,
     )
     hidden = model(batch, attention)  # [T, hidden]
@@ -138,121 +134,30 @@ def decode(
     return model.compute_logits(forward(model, cache, requests, attention=attention))
 
 
-# -- what the loop of notebook 02 drives ----------------------------------------------------------
+# -- what the loop of notebook 02 calls -----------------------------------------------------------
+
+# Runs all that is not computed yet of each request → logits of each one's last token, [S, V] fp32
+Run = Callable[[Sequence[Request]], Tensor]
 
 
-class Runner(Protocol):
-    """Something that runs requests: our model, or anybody's (lab.hf.TransformersRunner).
-
-    With a cache it is for one loop at a time: two give their requests the same names.
-    """
-
-    vocab_size: int
-    max_len: int  # tokens that a sequence can have, prompt and output
-    eos_token_ids: tuple[int, ...]
-    can_chunk: bool  # whether run takes a chunk_size
-
-    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """All that is not computed yet of each → logits of each one's last token, [S, V] fp32."""
-        ...
+def run_with_cache(model: Qwen3ForCausalLM, cache: KVMemory, chunk_size: int | None = None) -> Run:
+    """Each token is run once: `prefill`, then one token at a time. For one loop at a time."""
+    attention = fast_attention(model.device, cache.storage)
+    return lambda requests: prefill(model, cache, requests, chunk_size, attention)
 
 
-def check_known(known: Mapping[str, Request], requests: Sequence[Request]) -> None:
-    """ValueError for a request that goes on where another one of its name has begun since.
-
-    `known`: by name, the requests whose computed tokens a runner holds.
-    """
-    for request in requests:
-        if request.num_computed_tokens and known.get(request.request_id) is not request:
-            raise ValueError(
-                f"request {request.request_id} is no longer in the cache of this runner, because "
-                "another generate or stream has begun on it: finish one before you begin the next, "
-                "or make a runner for each"
-            )
-
-
-class CachedRunner:
-    """Our model with a cache: each token is run once. For one generate or stream at a time."""
-
-    def __init__(self, model: Qwen3ForCausalLM, cache: KVMemory) -> None:
-        self.model, self.cache = model, cache
-        self.attention = fast_attention(model.device, cache.storage)
-        self.vocab_size, self.can_chunk = model.config.vocab_size, True
-        self.max_len = min(model.config.max_position_embeddings, cache.max_len)
-        self.eos_token_ids = model.config.eos_token_ids
-        self._known: dict[str, Request] = {}  # request_id -> whose K and V the cache has
-
-    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """As Runner.run; what the cache held under the id of a new request is forgotten.
-
-        ValueError for a request whose id another one has taken since.
-        """
-        check_known(self._known, requests)
-        for request in requests:
-            if request.num_computed_tokens == 0:
-                self.cache.free(request.request_id)
-                self._known[request.request_id] = request
-        return prefill(self.model, self.cache, requests, chunk_size, self.attention)
-
-
-class RecomputeRunner:
-    """Our model without a cache: nothing stays computed, all of it runs each time. The oracle."""
-
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
-        self.model = model
-        self.vocab_size, self.can_chunk = model.config.vocab_size, False
-        self.max_len = model.config.max_position_embeddings
-        self.eos_token_ids = model.config.eos_token_ids
-        self.tokens_run = 0
+def run_without_cache(model: Qwen3ForCausalLM) -> Run:
+    """Nothing stays computed, all of it runs each time. The oracle."""
 
     @torch.inference_mode()
-    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """As Runner.run; chunks would save nothing here, so chunk_size is refused."""
-        if chunk_size is not None:
-            raise ValueError("chunked prefill needs a cache (use_cache=True)")
-        sequences = [request.token_ids for request in requests]
-        batch = Batch.from_sequences(sequences, device=self.model.device)
-        hidden = self.model(batch)
-        self.tokens_run += batch.num_tokens
-        return self.model.compute_logits(hidden[list(batch.last_token_indices)])
+    def run(requests: Sequence[Request]) -> Tensor:
+        batch = Batch.from_sequences([r.token_ids for r in requests], device=model.device)
+        return model.compute_logits(model(batch)[list(batch.last_token_indices)])
 
-
-def make_runner(
-    model: Qwen3ForCausalLM, use_cache: bool = True, num_seqs: int = 1, max_len: int | None = None
-) -> CachedRunner | RecomputeRunner:
-    """A runner for our model, with a static cache of num_seqs rows of max_len, or with none."""
-    if not use_cache:
-        return RecomputeRunner(model)
-    config = CacheConfig(max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device)
-    return CachedRunner(model, StaticKVCache.from_config(model.config, config))
+    return run
 
 
 # -- what the engine of notebook 03 drives --------------------------------------------------------
-
-
-class ModelOutput(NamedTuple):
-    """What a forward gave: logits [n, V] fp32 of the n requests that get a token, in order.
-
-    `faults` has the exception of each request (by id) whose tokens could not be run.
-    """
-
-    ready: list[ScheduledRequest]
-    logits: Tensor
-    faults: dict[str, Exception]
-
-
-def runner_for(
-    model: Qwen3ForCausalLM, storage: KVCache, runner: "ModelRunner | None"
-) -> "ModelRunner":
-    """The runner of an engine: the given one, or a new one. ValueError if it reads other memory."""
-    if runner is None:
-        return ModelRunner(model, storage)
-    if getattr(runner, "storage", storage) is not storage:
-        raise ValueError(
-            "this runner reads another memory than the engine's, so the answers would be wrong: "
-            "give LLMEngine memory=memory, and the runner memory.storage of the same memory"
-        )
-    return runner
 
 
 class ModelRunner:
@@ -279,43 +184,14 @@ class ModelRunner:
         self.num_forwards = self.num_tokens = 0
 
     @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
-        """One forward over all. Should it fail, each runs again, alone: only the faulty ones fail.
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+        """One forward over all → logits [n, V] fp32 of the n that get a token, in their order.
 
-        That is safe: a forward only writes K and V of its own new tokens, and writes them again.
+        Whatever it raises, nothing else has changed: it only writes K and V of its own new tokens,
+        and the next step plans and writes them again.
         """
-        try:
-            return self.run_once(scheduled)
-        except Exception as fault:
-            told = f"{type(fault).__name__}: {fault}"
-        # here, outside of the except, what the failed forward held in memory is free again
-        if len(scheduled) > 1:
-            warnings.warn(
-                f"a forward of {len(scheduled)} requests failed ({told}): each runs alone now",
-                stacklevel=2,
-            )
-        alone = [self._run_alone(one) for one in scheduled]
-        logits = [output.logits for output in alone if output.ready]
-        return ModelOutput(
-            [one for output in alone for one in output.ready],
-            torch.cat(logits) if logits else torch.empty(0, 0),
-            {key: fault for output in alone for key, fault in output.faults.items()},
-        )
-
-    def _run_alone(self, one: ScheduledRequest) -> ModelOutput:
-        try:
-            return self.run_once([one])
-        except Exception as fault:
-            return ModelOutput([], torch.empty(0, 0), {one.request.request_id: fault})
-
-    def run_once(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
-        """One forward; any exception of it is raised."""
         self.num_forwards += 1
-        self.num_tokens += sum(one.num_tokens for one in scheduled)
+        self.num_tokens += sum(item.num_tokens for item in scheduled)
         hidden = run_scheduled(self.model, self.attention, scheduled)  # [S, hidden]
-        rows = [s for s, one in enumerate(scheduled) if one.yields_token]
-        if not rows:
-            return ModelOutput([], torch.empty(0, 0), {})
-        if len(rows) < len(scheduled):
-            hidden = hidden[rows]
-        return ModelOutput([scheduled[s] for s in rows], self.model.compute_logits(hidden), {})
+        rows = [s for s, item in enumerate(scheduled) if item.yields_token]
+        return self.model.compute_logits(hidden if len(rows) == len(scheduled) else hidden[rows])

@@ -10,41 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tutorial_engine.cache.memory import KVMemory
-from tutorial_engine.checks import at_least_one
-from tutorial_engine.engine.delivery import Update
+from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request, RequestStatus, SampleGroup, ScheduledRequest
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.sampling.stopping import Finish
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import EngineState, RequestState
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """Limits: requests that run at once, tokens per forward, tokens of one request, of a chunk.
-
-    `max_model_len` is prompt + output (None: what model and memory allow). What a prompt runs in a
-    step is capped by `long_prefill_token_threshold` (None: only by the budget); with chunked
-    prefill off it runs whole or not yet. ValueError for sizes below 1.
-    """
-
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    max_model_len: int | None = 2048
-    long_prefill_token_threshold: int | None = None
-    enable_chunked_prefill: bool = True
-
-    def __post_init__(self) -> None:
-        at_least_one("max_num_seqs", self.max_num_seqs)
-        at_least_one("max_num_batched_tokens", self.max_num_batched_tokens)
-        for name in ("max_model_len", "long_prefill_token_threshold"):
-            if getattr(self, name) is not None:
-                at_least_one(name, getattr(self, name))
-        if not isinstance(self.enable_chunked_prefill, bool):
-            raise ValueError(
-                f"enable_chunked_prefill is True or False, got {self.enable_chunked_prefill!r}"
-            )
 
 
 @dataclass
@@ -67,7 +39,7 @@ class Scheduler:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: EngineConfig,
         memory: KVMemory,
         now: Callable[[], float],
         trace: events.Recorder | None = None,
@@ -166,13 +138,12 @@ class Scheduler:
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
-        while self.may_admit(plan) and self.admit(plan, self.next_waiting()):
+        while self.waiting and self.may_admit(plan) and self.admit(plan, self.next_waiting()):
             pass
 
     def may_admit(self, plan: StepPlan) -> bool:
-        """Is somebody waiting, and are there budget and a place for one more?"""
-        places = self.config.max_num_seqs - len(self.running)
-        return bool(self.waiting) and plan.budget > 0 and places > 0
+        """Are there budget and a place for one more of those who wait?"""
+        return plan.budget > 0 and len(self.running) < self.config.max_num_seqs
 
     def next_waiting(self) -> Request:
         """Whose turn is it? The first in the queue; a policy may choose another.
@@ -188,6 +159,11 @@ class Scheduler:
                 f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
                 "requests in self.waiting"
             )
+        if len(self.running) >= self.config.max_num_seqs:
+            raise ValueError(
+                f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
+                f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
+            )
         num_tokens = self._num_tokens_for(request, plan)
         if num_tokens == 0:
             return False
@@ -196,8 +172,11 @@ class Scheduler:
         if allocation is None:
             return False
         num_cached = allocation.first_position
+        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request.status
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
         self.waiting.remove(request)
         self.running.append(request)
         if self.trace is not None:
@@ -218,14 +197,24 @@ class Scheduler:
             return wanted if wanted <= plan.budget else 0
         return min(wanted, plan.budget, cap or wanted)
 
-    def why_nothing_runs(self) -> str:
-        """For an error: what can have gone wrong where a step has nothing to run."""
-        left = [request.request_id for request in (*self.running, *self.waiting)]
-        return (
-            f"{type(self).__name__}.schedule planned nothing, and {left} are not over: either one "
-            "of its methods refuses all of them (is a `return` missing?), or the memory has no "
-            "room for one of them alone; abort them, or mend it"
-        )
+    def check_plan(self, scheduled: object) -> None:
+        """What a policy of one's own can get wrong: no plan, a request twice, nothing at all."""
+        policy, left = type(self).__name__, [r.request_id for r in (*self.running, *self.waiting)]
+        if not isinstance(scheduled, list) or not all(
+            isinstance(item, ScheduledRequest) for item in scheduled
+        ):
+            raise ValueError(
+                f"{policy}.schedule gave {scheduled!r}: it must return the list plan.scheduled"
+            )
+        names = [item.request.request_id for item in scheduled]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{policy}.schedule planned a request twice in one step: {names}")
+        if not scheduled:
+            raise RuntimeError(
+                f"{policy}.schedule planned nothing, and {left} are not over: either one of its "
+                "methods refuses all of them (is a `return` missing?), or the memory has no room "
+                "for one of them alone; abort them, or mend it"
+            )
 
     def _num_tokens_for(self, request: Request, plan: StepPlan) -> int:
         """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""
@@ -240,6 +229,7 @@ class Scheduler:
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
+        assert victim.status is RequestStatus.RUNNING, f"{victim.request_id} does not run"
         self.memory.free(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
@@ -248,51 +238,40 @@ class Scheduler:
         self._record(events.Preempted, victim)
 
     def update(
-        self,
-        scheduled: Sequence[ScheduledRequest],
-        sampled: Mapping[str, SampledToken | Exception],
-    ) -> list[Update]:
+        self, scheduled: Sequence[ScheduledRequest], sampled: Mapping[str, SampledToken]
+    ) -> None:
         """Take a step's result, request by request: count what was run, append, end what is over.
 
-        `sampled` has, by request id, the token of each that is due one, or what went wrong.
+        `sampled` has the token of each request, by id, that is due one and could be sampled.
         """
-        updates = []
         for request, num_tokens, allocation in scheduled:
-            if request.finish is not None:  # aborted while the step was under way
-                continue
-            token = sampled.get(request.request_id)
-            if isinstance(token, Exception):
-                updates.append(self.fail(request, token))
+            if request.is_over:  # its token could not be sampled
                 continue
             computed = request.num_computed_tokens = allocation.first_position + num_tokens
             self.memory.commit(request.request_id, request.token_ids, computed)
             if request.group.unqueued and computed >= request.num_prompt_tokens:
                 self.fork(request)
+            token = sampled.get(request.request_id)
             if token is None:
                 continue
             try:
                 finish = request.append(token, self.now())
-            except Exception as fault:
-                updates.append(self.fail(request, fault))
+            except Exception as fault:  # of its own stop logic or text
+                self.fail(request, fault)
                 continue
-            if self.trace is not None:
-                self._record(events.TokenSampled, request, token.token_id)
+            self._record(events.TokenSampled, request, token.token_id)
             if finish is not None:
                 self.end(request, RequestStatus.FINISHED, finish)
-            updates.append(Update(request, token))
-        return updates
 
-    def fail(self, request: Request, fault: Exception) -> Update:
+    def fail(self, request: Request, fault: Exception) -> None:
         """End it alone, with a reason; all others go on, the other samples of its prompt too."""
         self._queue_samples(request.group)
         error = f"{type(fault).__name__}: {fault}"
         self.end(request, RequestStatus.ERROR, Finish("error"), error)
-        return Update(request, None)
 
-    def abort(self, request: Request) -> Update:
-        """End it now, whatever it is doing. ValueError if it is over."""
+    def abort(self, request: Request) -> None:
+        """End it now, whatever it is doing."""
         self.end(request, RequestStatus.ABORTED, Finish("abort"))
-        return Update(request, None)
 
     def end(
         self, request: Request, status: RequestStatus, finish: Finish, error: str | None = None

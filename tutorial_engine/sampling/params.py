@@ -22,6 +22,9 @@ def _number(default: float | None, *range_: Any) -> Any:
     return field(default=default, metadata={"range": Range(*range_)})
 
 
+DEFAULT_TEMPERATURE = 0.0  # this very object: so it can be told from a 0.0 that somebody wrote
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends; ValueError names what does not fit.
@@ -33,7 +36,7 @@ class SamplingParams:
     """
 
     n: int = _number(1, 1, 1024, "one continuation at least", True)
-    temperature: float = _number(0.0, 0, 1e6, "0 is greedy")
+    temperature: float = _number(DEFAULT_TEMPERATURE, 0, 1e6, "0 is greedy")
     top_k: int = _number(0, -math.inf, math.inf, "0 is off", True)
     top_p: float = _number(1.0, 0, 1, "1 is off; for greedy use temperature=0")
     min_p: float = _number(0.0, 0, 1, "0 is off")

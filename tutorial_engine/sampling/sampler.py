@@ -185,40 +185,33 @@ class Sampler:
         return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
 
 
-def sample_each(logits: Tensor, samplers: Sequence[Sampler]) -> list[SampledToken | Exception]:
-    """Row s of logits [S, V] through samplers[s], as if each were alone.
+def best_of_each(logits: Tensor) -> list[tuple[float, int]]:
+    """The largest score of each row of logits [S, V], and its token: one call for all rows.
 
-    A row that fails has its exception as result, and the others go on. For rows that take the best
-    token this is one max over the tensor. ValueError when the counts differ.
+    The lowest id among equals.
     """
-    if logits.ndim != 2 or logits.shape[0] != len(samplers) or logits.shape[1] == 0:
-        shape = list(logits.shape)
-        raise ValueError(f"{len(samplers)} samplers take logits [{len(samplers)}, V], got {shape}")
-    largest, token_ids = (x.tolist() for x in logits.max(-1))
-    results: list[SampledToken | Exception] = []
-    for row, sampler in enumerate(samplers):
-        try:
-            if not math.isfinite(largest[row]):
-                raise _no_scores(largest[row])
-            if sampler.takes_best:
-                sampler.num_sampled += 1
-                results.append(SampledToken(token_ids[row]))
-            else:
-                results.append(_checked(sampler.sample(logits[row]), sampler, logits.shape[1]))
-        except Exception as fault:
-            results.append(fault)
-    return results
+    scores, token_ids = logits.max(-1)
+    return list(zip(scores.tolist(), token_ids.tolist(), strict=True))
 
 
-def _checked(token: object, sampler: Sampler, vocab_size: int) -> SampledToken:
-    """What a sampler gave, if it is a token of the vocabulary; ValueError says what else it is."""
-    if not isinstance(token, SampledToken):
-        hint = ": is a `return` missing?" if token is None else ""
+def next_token(sampler: Sampler, logits: Tensor, row: int, best: tuple[float, int]) -> SampledToken:
+    """The token of one request from its row of logits [S, V]; `best` is that row's best_of_each.
+
+    ValueError for logits that are no numbers, and for a sampler of one's own whose answer is no
+    token.
+    """
+    largest, token_id = best
+    if not math.isfinite(largest):
+        raise _no_scores(largest)
+    if sampler.takes_best:
+        sampler.num_sampled += 1
+        return SampledToken(token_id)
+    token: object = sampler.sample(logits[row])
+    if not isinstance(token, SampledToken) or not isinstance(token.token_id, int):
+        hint = ": is a `return` missing?" if token is None else ", with an int as its token_id"
         wanted = f"a SampledToken is wanted{hint}"
-    elif not isinstance(token.token_id, int) or isinstance(token.token_id, bool):
-        wanted = "its token_id must be an int; int() makes it one"
-    elif not 0 <= token.token_id < vocab_size:
-        wanted = f"token ids run from 0 to {vocab_size - 1}"
+    elif not 0 <= token.token_id < logits.shape[1]:
+        wanted = f"token ids run from 0 to {logits.shape[1] - 1}"
     else:
         return token
     raise ValueError(f"{type(sampler).__name__}.sample gave {token!r}; {wanted}")

@@ -83,6 +83,7 @@ class StopChecker:
     EOS, then stop ids, then stop strings, then the length, so that stop wins. None of the first
     three ends it before min_tokens; a stop string completed by then stays in the text. The limit is
     the smaller of max_tokens and max_new_tokens, which is what the model's context has left.
+    `text` is what is safe to show: the start of a stop string is held back until it is none.
     ValueError for stop strings without a tokenizer; text is "" without one.
     """
 
@@ -103,26 +104,14 @@ class StopChecker:
         self.finish: Finish | None = None
         self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
         self._limit = min(params.max_tokens, max_new_tokens or params.max_tokens)
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._safe: list[str] = []  # no later token can make these part of a stop string
-        self._taken = 0  # how many of them take_text has given
-        self._tail = ""  # may be the start of a stop string; the text is all of _safe + _tail
+        self._tokenizer, self._detokenizer = tokenizer, tokenizer and Detokenizer(tokenizer)
+        self.text = ""  # safe to show: no later token can make a part of it part of a stop string
+        self._tail = ""  # comes after it, and may be the start of a stop string
         self._hold = max(map(len, params.stop), default=1) - 1
 
-    @property
-    def text(self) -> str:
-        """All whole characters so far; when finished, the final text, cut at the stop string."""
-        return "".join(self._safe) + self._tail
-
-    def take_text(self) -> str:
-        """The characters that became safe to show since the last call.
-
-        Held back until the finish: as many as a stop string may have, less one. Put together, all
-        that was taken is `text`.
-        """
-        new = "".join(self._safe[self._taken :])
-        self._taken = len(self._safe)
-        return new
+    def decode(self, token_id: int) -> str | None:
+        """A token's own text; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.decode([token_id])
 
     def update(self, token_id: int) -> Finish | None:
         """Count one sampled token; its Finish, or None to go on. ValueError once finished.
@@ -147,7 +136,7 @@ class StopChecker:
         if self.finish is None and self.num_tokens >= self._limit:
             self.finish = Finish("length")
         if self.finish is not None and self._detokenizer is not None:
-            self._safe.append(self._tail + self._detokenizer.flush())
+            self.text += self._tail + self._detokenizer.flush()
             self._tail = ""
         return self.finish
 
@@ -157,7 +146,7 @@ class StopChecker:
         A character of which only some bytes came is dropped.
         """
         self.finish = finish
-        self._safe.append(self._tail)
+        self.text += self._tail
         self._tail = ""
 
     def _add(self, new: str, may_stop: bool) -> Finish | None:
@@ -167,12 +156,12 @@ class StopChecker:
         found = self._find(text, len(self._tail)) if looks else None
         if found is None:
             split = max(0, len(text) - self._hold)
-            self._safe.append(text[:split])
+            self.text += text[:split]
             self._tail = text[split:]
             return None
         end, stop = found
         whole = self.params.include_stop_str_in_output
-        self._safe.append(text[: end if whole else end - len(stop)])
+        self.text += text[: end if whole else end - len(stop)]
         self._tail = ""
         return Finish("stop", stop)
 

@@ -1,0 +1,123 @@
+"""Introduced in notebook 03. vLLM's options become an engine's parts: model, limits, pages.
+
+Knows the names of vLLM's options and what becomes of each here; knows no request and no step.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import KVMemory
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+
+DTYPES = {
+    "auto": torch.float32,
+    **{str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)},
+    **{"half": torch.float16, "float": torch.float32},
+}
+CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
+
+# Options of vLLM that change nothing here; and those that would, with values that ask for nothing.
+HARMLESS = ("gpu_memory_utilization", "enforce_eager", "disable_log_stats", "swap_space")
+NOT_HERE: dict[str, tuple[object, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "enable_lora": (None, False),
+    "speculative_config": (None,),
+    "trust_remote_code": (False,),
+    "tokenizer_mode": ("auto",),
+    "load_format": ("auto", "safetensors"),
+    "scheduling_policy": ("fcfs",),
+    "hf_overrides": (None,),
+    "cpu_offload_gb": (0,),
+}
+
+
+class EngineArgs:
+    """What vLLM's class of this name takes, as far as this engine has it.
+
+    `model` is a folder, a hub id, or a model that is loaded already (then `tokenizer` is one, too).
+    `dtype` "auto" is float32. K and V lie in pages of `block_size` with a prefix cache: in
+    `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to 4 GiB.
+    `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine has
+    not, and for an option that nobody knows.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Qwen3ForCausalLM = TINY,
+        *,
+        tokenizer: str | Path | Tokenizer | None = None,
+        dtype: str | torch.dtype = "auto",
+        device: str = "cpu",
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        enable_chunked_prefill: bool = True,
+        enable_prefix_caching: bool = True,
+        block_size: int = 16,
+        num_gpu_blocks_override: int | None = None,
+        seed: int | None = None,
+        memory: KVMemory | None = None,
+        **options: Any,
+    ) -> None:
+        _check_options(options)
+        if isinstance(dtype, str) and dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}")
+        if isinstance(model, Qwen3ForCausalLM):
+            self.model = model
+        else:
+            self.model = load_model(
+                model, device, DTYPES[dtype] if isinstance(dtype, str) else dtype
+            )
+            tokenizer = model if tokenizer is None else tokenizer
+        self.tokenizer = (
+            load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        )
+        config = self.model.config
+        self.config = EngineConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=min(max_model_len or 2048, config.max_position_embeddings),
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            enable_chunked_prefill=enable_chunked_prefill,
+        )
+        self.seed, self.memory = seed, memory
+        if memory is None:
+            spec = KVCacheSpec.from_model(config, self.model.dtype)
+            assert self.config.max_model_len is not None, "stated above"
+            for_one = -(-self.config.max_model_len // max(1, block_size))
+            in_bytes = CACHE_BYTES // (spec.bytes_per_token * max(1, block_size))
+            self.memory = PagedKVCache.from_config(
+                config,
+                block_size=block_size,
+                num_blocks=num_gpu_blocks_override
+                if num_gpu_blocks_override is not None
+                else max(for_one, min(for_one * max_num_seqs, in_bytes)),
+                dtype=self.model.dtype,
+                device=self.model.device,
+                prefix_caching=enable_prefix_caching,
+            )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """ValueError for an option of vLLM that this engine has not, and for a wrong name."""
+    for name, value in options.items():
+        if name in HARMLESS or value in NOT_HERE.get(name, ()):
+            continue
+        if name in NOT_HERE:
+            raise ValueError(
+                f"{name}={value!r}: vLLM has this, and the engine of this course has not. Leave it "
+                "out, or run the same script with `from vllm import LLM`"
+            )
+        raise ValueError(f"there is no option {name!r}; see help(EngineArgs) for those that are")
