@@ -344,8 +344,10 @@ class LLMEngine:
         prompts = list_of_prompts(prompts)
         pairs = zip(prompts, params_for_each(params, len(prompts)), strict=True)
         return [
-            self._inputs.process(self._new_id(own), prompt, self._seeded(own), name=f"prompt {i}")
-            for i, (prompt, own) in enumerate(pairs)
+            self._inputs.process(
+                self._new_id(wanted), prompt, self._seeded(wanted), name=f"prompt {i}"
+            )
+            for i, (prompt, wanted) in enumerate(pairs)
         ]
 
     def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[RequestOutput]:

@@ -84,14 +84,14 @@ class Scheduler:
         self.check(f"the prompt of request {request.request_id}", request.num_prompt_tokens)
         self.waiting.insert(len(self.waiting) if place is None else place, request)
         if self.trace is not None:
-            prompt, most = tuple(request.token_ids), request.params.max_tokens
-            self._record(events.Added, request, prompt, most, request.arrival, place)
+            prompt, max_tokens = tuple(request.token_ids), request.params.max_tokens
+            self._record(events.Added, request, prompt, max_tokens, request.arrival, place)
 
     def fork(self, parent: Request) -> None:
         """Queue its other samples; they begin with what it has computed, where memory can do it."""
         for child in self._queue_samples(parent.group):
-            most = min(parent.num_computed_tokens, child.num_tokens - 1)  # one is left to run
-            num_tokens = self.memory.fork(parent.request_id, child.request_id, most)
+            num_shared = min(parent.num_computed_tokens, child.num_tokens - 1)  # one is left to run
+            num_tokens = self.memory.fork(parent.request_id, child.request_id, num_shared)
             self._record(events.Forked, child, parent.request_id, num_tokens)
 
     def _queue_samples(self, group: SampleGroup) -> list[Request]:
@@ -154,16 +154,7 @@ class Scheduler:
 
     def admit(self, plan: StepPlan, request: Request) -> bool:
         """Let a waiting request run, if budget and memory allow it."""
-        if request not in self.waiting:
-            raise ValueError(
-                f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
-                "requests in self.waiting"
-            )
-        if len(self.running) >= self.config.max_num_seqs:
-            raise ValueError(
-                f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
-                f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
-            )
+        self._check_choice(request)
         num_tokens = self._num_tokens_for(request, plan)
         if num_tokens == 0:
             return False
@@ -171,17 +162,11 @@ class Scheduler:
         allocation = self.memory.allocate(*ask)
         if allocation is None:
             return False
-        num_cached = allocation.first_position
-        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request.status
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
+        request.num_computed_tokens = allocation.first_position  # so many were found
         self.waiting.remove(request)
         self.running.append(request)
-        if self.trace is not None:
-            found = self.memory.describe(request.request_id).slots[:num_cached]
-            self._record(events.Admitted, request, num_cached, found)
+        self._note_admission(request)
         self._schedule(plan, request, allocation)
         return True
 
@@ -215,6 +200,28 @@ class Scheduler:
                 "methods refuses all of them (is a `return` missing?), or the memory has no room "
                 "for one of them alone; abort them, or mend it"
             )
+
+    def _check_choice(self, request: Request) -> None:
+        """ValueError for a request that no policy may admit now."""
+        if request not in self.waiting:
+            raise ValueError(
+                f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
+                "requests in self.waiting"
+            )
+        if len(self.running) >= self.config.max_num_seqs:
+            raise ValueError(
+                f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
+                f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
+            )
+        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request.status
+
+    def _note_admission(self, request: Request) -> None:
+        num_cached = request.num_computed_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
+        if self.trace is not None:
+            found = self.memory.describe(request.request_id).slots[:num_cached]
+            self._record(events.Admitted, request, num_cached, found)
 
     def _num_tokens_for(self, request: Request, plan: StepPlan) -> int:
         """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""

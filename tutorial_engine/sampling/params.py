@@ -50,9 +50,9 @@ class SamplingParams:
     logprobs: int | None = _number(None, 0, math.inf, "None is off", True)
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if "range" in one.metadata:
-                _check_range(one.name, getattr(self, one.name), one.metadata["range"], one.default)
+        for f in fields(self):
+            if "range" in f.metadata:
+                _check_range(f.name, getattr(self, f.name), f.metadata["range"], f.default)
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature {self.temperature} overflows fp32; for greedy use 0")
         if self.top_p == 0:

@@ -129,9 +129,11 @@ class Sampler:
 
         Never for a subclass with a `sample` of its own: that is to be asked.
         """
-        own = type(self).sample is not Sampler.sample
+        is_overridden = type(self).sample is not Sampler.sample
         masked = self.num_sampled < self.params.min_tokens
-        return not (own or masked or self.params.temperature or self.params.logprobs is not None)
+        return not (
+            is_overridden or masked or self.params.temperature or self.params.logprobs is not None
+        )
 
     def sample(self, logits: Tensor) -> SampledToken:
         """The next token from logits [V]. ValueError, and nothing drawn, when they are no scores.
@@ -159,7 +161,7 @@ class Sampler:
         cumulated = filter_logits(scores, self.params, self.filters).double().softmax(-1).cumsum(-1)
         if cumulated[-1].isnan():
             if apply_temperature(scores, self.params.temperature).max().isfinite():
-                names = ", ".join(one.__name__ for one in self.filters)
+                names = ", ".join(keep_some.__name__ for keep_some in self.filters)
                 raise ValueError(f"no token is left after the filters {names}: keep one at least")
             raise ValueError(
                 f"logits up to {float(scores.max())} overflow fp32 when divided by "
