@@ -1346,15 +1346,15 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 # small, even rounding could change the token.
 
 # %%
-from tutorial_engine.engine.runner import RecomputeRunner
-from tutorial_engine.lab.hf import TransformersRunner
-from tutorial_engine.lab.ledger import ledger, runner_path, table
+from tutorial_engine.engine import run_without_cache
+from tutorial_engine.lab.hf import run_transformers
+from tutorial_engine.lab.ledger import ledger, loop_path, table
 
 prompts = [tokenizer.encode(text).ids for text in (PROMPT, TWO, STORY)]
 paths = {
-    "transformers": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
-    "the package": runner_path(lambda n: RecomputeRunner(model)),
-    mine.label: runner_path(lambda n: mine.runner()),
+    "transformers": loop_path(lambda n: run_transformers(theirs, use_cache=False)),
+    "the package": loop_path(lambda n: run_without_cache(model)),
+    mine.label: loop_path(lambda n: mine.runner()),
 }
 print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 

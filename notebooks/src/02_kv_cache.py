@@ -14,7 +14,7 @@
 # %%
 import torch
 
-from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine import generate
 from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source, yours
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
@@ -352,10 +352,9 @@ mine.tell(PROMPTS[0])
 # %%
 from tutorial_engine.engine.runner import forward, run_scheduled
 
-print("def forward(model, cache, requests, ...):")
-show_source(forward, first="scheduled = ")
-print("\ndef run_scheduled(model, attention, scheduled):")
-show_source(run_scheduled, first="batch = ")
+show_source(forward)
+print()
+show_source(run_scheduled)
 
 # %% [markdown]
 # ## 5 · One storage and a map
@@ -1011,10 +1010,9 @@ mine.tell(PROMPTS[2], drawn)
 # 1 again. `SLACK` is a tiny number: a sum that is so close to p counts as p, on every machine.
 
 # %%
-show_source(filter_logits, first="for keep_some", last="logits = keep_some")
-for one, first in ((top_k, "kth"), (top_p, "ranked"), (min_p, "behind")):
-    print(f"\n{one.__name__}:")
-    show_source(one, first=first)
+for function in (filter_logits, top_k, top_p, min_p):
+    show_source(function)
+    print()
 
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
@@ -1049,10 +1047,12 @@ print("same tokens in company:", alone.token_ids == shared.token_ids)
 
 # %%
 asked = SamplingParams(temperature=1.5, seed=7, max_tokens=5, logprobs=3)
-for token in generate(model, prompts[:1], asked)[0].outputs[0].tokens:
-    best = token_labels(tokenizer, [i for i, _ in token.top_logprobs])
-    chosen = token_labels(tokenizer, [token.token_id])[0]
-    print(f"{chosen:6} logprob {token.logprob:5.1f}, rank {token.rank:2}; best: {' '.join(best)}")
+for table in generate(model, prompts[:1], asked)[0].outputs[0].logprobs:
+    chosen, *_ = table  # the chosen token is the first one of its table
+    best = sorted(table, key=lambda token_id: table[token_id].rank)[:3]
+    logprob, rank = table[chosen].logprob, table[chosen].rank
+    labels = token_labels(tokenizer, [chosen, *best])
+    print(f"{labels[0]:6} logprob {logprob:5.1f}, rank {rank:2}; best: {' '.join(labels[1:])}")
 
 # %% [markdown]
 # ## 12 · Stopping
@@ -1062,12 +1062,12 @@ for token in generate(model, prompts[:1], asked)[0].outputs[0].tokens:
 # This is the whole loop of `generate`. Each turn runs the model, samples one token for every request,
 # and asks each request whether it is over. It asks after *every* token, the first and the last one too. Read
 # only these three steps; you may skip the rest. `yield` hands what happened to the caller, and the loop goes on
-# when the caller asks for more. `request.checker` keeps the text, and `take_text` gives what may be shown.
+# when the caller asks for more. `request.checker` keeps the text that may be shown.
 
 # %%
-from tutorial_engine.engine.generate import serve
+from tutorial_engine.engine import serve
 
-show_source(serve, first="while running")
+show_source(serve)
 
 # %% [markdown]
 # ### Exercise 7: why is it over? (10 minutes)
@@ -1107,12 +1107,16 @@ mine.tell(PROMPTS[0], until)
 # package shows after each token:
 
 # %%
-from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine import stream
 
 for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
-    for event in stream(model, prompts[:1], params, tokenizer=tokenizer):
-        piece = token_labels(tokenizer, [event.token.token_id])[0]
-        print(f"token {piece:6} shown now: {event.text!r}", event.finish or "")
+    shown = ""
+    for output in stream(model, prompts[:1], params, tokenizer=tokenizer):
+        out = output.outputs[0]  # all that has come so far
+        piece = token_labels(tokenizer, out.token_ids[-1:])[0]
+        new = out.text.removeprefix(shown)
+        print(f"token {piece:6} shown now: {new!r}", out.finish_reason or "", out.stop_reason or "")
+        shown = out.text
     print()
 
 # %% [markdown]
@@ -1123,13 +1127,13 @@ for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
 
 # %% [markdown]
 # These lines of the package's `StopChecker` decide; you may skip them. `_tail` is the text that is held back, `_hold` is how long it may be,
-# `_find` looks for the stop strings, and `_safe` may be shown. `may_stop` is False as long as a request
+# `_find` looks for the stop strings, and `text` may be shown. `may_stop` is False as long as a request
 # has fewer tokens than its `min_tokens`, a setting that we leave at 0:
 
 # %%
 from tutorial_engine.sampling.stopping import StopChecker
 
-show_source(StopChecker._add, first="text = self._tail", last="return None")
+show_source(StopChecker._add)
 
 # %% [markdown]
 # Every output tells why it ended, and by which stop string or stop id:
@@ -1276,8 +1280,8 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab.hf import OurCache, TransformersRunner
-from tutorial_engine.lab.ledger import ledger, our_paths, runner_path, table
+from tutorial_engine.lab.hf import OurCache, run_transformers
+from tutorial_engine.lab.ledger import ledger, loop_path, our_paths, table
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -1288,13 +1292,13 @@ def our_cache():
 
 
 paths = our_paths(model) | {
-    "transformers, no cache": runner_path(lambda n: TransformersRunner(theirs, use_cache=False)),
-    "transformers, driven by our loop": runner_path(lambda n: TransformersRunner(theirs)),
-    "transformers, over our cache": runner_path(lambda n: TransformersRunner(theirs, our_cache)),
+    "transformers, no cache": loop_path(lambda n: run_transformers(theirs, use_cache=False)),
+    "transformers, driven by our loop": loop_path(lambda n: run_transformers(theirs)),
+    "transformers, over our cache": loop_path(lambda n: run_transformers(theirs, our_cache)),
 }
 
 # %%
-paths[mine.label] = runner_path(lambda n: mine.runner())
+paths[mine.label] = loop_path(lambda n: mine.runner())
 rows = ledger(paths, prompts, num_tokens=12)
 print(table(rows))
 worst = max(row.difference for row in rows)
@@ -1319,10 +1323,11 @@ predictions.ask(
 )
 
 # %% tags=["nbval-ignore-output"]
-from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.engine import run_with_cache
 
 in_bf16 = load_model(dtype=torch.bfloat16)
-run_bf16 = runner_path(lambda n: make_runner(in_bf16, max_len=64))
+config = CacheConfig(max_len=64, dtype=torch.bfloat16)
+run_bf16 = loop_path(lambda n: run_with_cache(in_bf16, StaticKVCache.from_config(c, config)))
 exact = paths["no cache"](prompts, 16)  # logits: 3 prompts, 16 steps each
 fp32_ids = exact.argmax(-1)
 rounded = run_bf16(prompts, 16, fp32_ids)  # measured here: processors round in different orders

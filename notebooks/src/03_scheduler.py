@@ -179,7 +179,7 @@ def with_three(**limits):
     """An engine in which A, B and C wait."""
     engine = make_engine(**limits)
     for name, ids, own in zip(names, prompts, params, strict=True):
-        engine.add_request(ids, own, name)
+        engine.add_request(name, ids, own)
     return engine
 
 
@@ -336,11 +336,11 @@ next_ids = model.compute_logits(hidden[list(batch.last_token_indices)]).argmax(-
 print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][0], alone["C"][0]])
 
 # %% [markdown]
-# The engine does the same in each step: it schedules, runs one forward, samples, updates the requests, and
-# delivers the new tokens. (`interrupts_wait` holds back a Ctrl-C until the step is over.)
+# The engine does the same in each step: it schedules and runs one forward. `_update` samples, and updates the
+# requests. The step returns each request that got a token or ended, with all of its tokens so far.
 
 # %%
-show_source(LLMEngine._step, first="scheduled = ", last="self._inbox")
+show_source(LLMEngine.step)
 
 # %% [markdown]
 # ## 5 · Inside the scheduler
@@ -418,15 +418,16 @@ show_source(Scheduler.schedule_running)
 # %% [markdown]
 # The second loop is over the requests that wait. `admit` lets one of them run, if budget and memory have
 # room for it. It returns whether it did. `may_admit` says whether there is a place and some budget left.
-# The middle of `admit` is shown: it asks for the share, then for slots, and moves the request. (`first_position` is
-# 0 here. In notebook 04 a part of a new prompt can be in the cache already.)
+# `admit` asks for the share, then for slots, and moves the request. (`first_position` is
+# 0 here. In notebook 04 a part of a new prompt can be in the cache already. `_check_choice` refuses what a wrong
+# policy may choose, and `_note_admission` tells the trace.)
 
 # %%
 show_source(Scheduler.schedule_waiting)
 print()
 show_source(Scheduler.may_admit)
 print()
-show_source(Scheduler.admit, first="num_tokens = ", last="self.running.append")
+show_source(Scheduler.admit)
 
 # %% [markdown]
 # When you open the scheduler of vLLM, you will find the same parts under these names:
@@ -454,11 +455,11 @@ predictions.ask(
 # `dry_run` runs a scheduler without a model, so it plans many steps in no time.
 
 # %%
-from tutorial_engine.engine.scheduler import SchedulerConfig
+from tutorial_engine.engine import EngineConfig
 from tutorial_engine.learn.dry_run import Job, dry_run
 
 jobs = [Job("A", 10, 4), Job("L", 12, 2), Job("S", 3, 2)]  # name, prompt length, new tokens
-whole_prompts = SchedulerConfig(max_num_batched_tokens=16, enable_chunked_prefill=False)
+whole_prompts = EngineConfig(max_num_batched_tokens=16, enable_chunked_prefill=False)
 planned = steps(dry_run(Scheduler, jobs, whole_prompts))
 first = ", ".join(f"{name} {n}" for name, n in planned[0].items())
 if predictions.reveal("overtake", first):
@@ -491,7 +492,7 @@ state_machine(TRANSITIONS)
 # %%
 engine = with_three(max_num_seqs=2, max_num_batched_tokens=8)
 live = []
-while engine.has_unfinished_requests:
+while engine.has_unfinished_requests():
     engine.step()
     live.append(engine.state())
 trace = engine.trace.trace()
@@ -1315,7 +1316,7 @@ def run_them(chosen):
     """New tokens of the chosen requests, served together, and the fullest step."""
     engine = make_engine(max_num_batched_tokens=8)
     for i in chosen:
-        engine.add_request(prompts[i], warm[i], names[i])
+        engine.add_request(names[i], prompts[i], warm[i])
     texts = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
     return texts, max(sum(ran.values()) for ran in steps(engine.trace.trace()))
 
@@ -1352,19 +1353,21 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 # **Objective:** know what happens to the others when a request ends before its time.
 #
 # `abort` ends a request that waits, runs or was preempted. A user who closes the page causes this. Here A
-# and B have the two places, and C waits. B will have bad luck as well: the function that receives its
-# tokens (`on_token`, a *callback*) will raise an error at its second token.
+# and B have the two places, and C waits. B will have bad luck as well: it brings a sampler of its own, which
+# will raise an error when it has to choose its third token.
 
 
 # %%
-def fussy(result):
-    if result.token is not None and len(shared.requests["B"].tokens) == 2:  # new tokens of B
-        raise RuntimeError("the connection is gone")
+class Fussy(Sampler):
+    def sample(self, logits):
+        if self.num_sampled == 2:
+            raise RuntimeError("no token is good enough")
+        return super().sample(logits)
 
 
 shared = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
 for name, ids, own in zip(names, prompts, params, strict=True):
-    shared.add_request(ids, own, name, on_token=fussy if name == "B" else None)
+    shared.add_request(name, ids, own, sampler=Fussy(own) if name == "B" else None)
 for _ in range(3):
     shared.step()
 print("running:", shared.state().running, "waiting:", shared.state().waiting)
@@ -1379,7 +1382,7 @@ predictions.ask(
 )
 
 # %%
-shared.abort("A")
+shared.abort_request("A")
 outs = shared.run(max_steps=1)
 has_it = [name for name, one in shared.state().requests.items() if one.table == row_of_a]
 outs += shared.run()
@@ -1411,12 +1414,12 @@ if predictions.reveal("leaves", has_it[0] if has_it else 0):
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.hf import TransformersRunner
-from tutorial_engine.lab.ledger import engine_paths, ledger, our_paths, runner_path, table
+from tutorial_engine.lab.hf import run_transformers
+from tutorial_engine.lab.ledger import engine_paths, ledger, loop_path, our_paths, table
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-paths = our_paths(model) | {"transformers": runner_path(lambda n: TransformersRunner(theirs))}
+paths = our_paths(model) | {"transformers": loop_path(lambda n: run_transformers(theirs))}
 paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
 paths[server.label] = server.path(max_num_batched_tokens=4, max_num_seqs=2)
 print(table(ledger(paths, prompts, num_tokens=12)))
@@ -1494,8 +1497,8 @@ if predictions.reveal("gains", sum(ratio > 1.01 for ratio in ratios.values())):
 #
 # ```python
 # config = EngineConfig(max_num_seqs=16, max_model_len=2048)
-# engine = LLMEngine.from_pretrained("Qwen/Qwen3-0.6B", config, dtype=torch.bfloat16)
-# for out in engine.generate(PROMPTS, SamplingParams(max_tokens=200), progress=True):
+# model, tokenizer = (f("Qwen/Qwen3-0.6B") for f in (load_model, load_tokenizer))
+# for out in LLMEngine(model, tokenizer, config).generate(PROMPTS, SamplingParams(max_tokens=200)):
 #     print(out.outputs[0].text)
 # ```
 #

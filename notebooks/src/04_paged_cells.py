@@ -59,7 +59,7 @@ def make_engine(memory=None, runner=None, **limits):
 def serve_three(engine, params=params):
     """Request → its new tokens."""
     for name, ids, own in zip("ABC", prompts, params, strict=True):
-        engine.add_request(ids, own, name)
+        engine.add_request(name, ids, own)
     return {out.request_id: out.outputs[0].token_ids for out in engine.run()}
 
 
@@ -354,7 +354,8 @@ def serve_users(memory, places):
     """Twelve new tokens for each user → tokens by request, and the trace."""
     engine = make_engine(memory, max_num_seqs=places)
     for i, text in enumerate(users):
-        engine.add_request(text, SamplingParams(max_tokens=12, ignore_eos=True), "ABCDEFGHIJKL"[i])
+        wanted = SamplingParams(max_tokens=12, ignore_eos=True)
+        engine.add_request("ABCDEFGHIJKL"[i], text, wanted)
     tokens = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
     return tokens, engine.trace.trace()
 
@@ -525,7 +526,7 @@ def decode_seconds(backend, num_tokens=960, block_size=16):
         memory.blocks.free_queue.move_to_end(block)
     runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
     engine = make_engine(memory, runner, max_model_len=1024, max_num_batched_tokens=1024)
-    engine.add_request([65] * num_tokens, SamplingParams(max_tokens=6, ignore_eos=True))
+    engine.add_request("A", [65] * num_tokens, SamplingParams(max_tokens=6, ignore_eos=True))
     engine.step()  # the prompt
     seconds = []
     for _ in range(5):
@@ -629,7 +630,7 @@ predictions.ask(
 # %% tags=["figure-shared"]
 sharing_two = make_engine(make_pages())
 for name, ids in (("A", ids_a), ("B", ids_b)):
-    sharing_two.add_request(ids, params[0], name)
+    sharing_two.add_request(name, ids, params[0])
     sharing_two.step()
 chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
 block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
@@ -652,7 +653,7 @@ predictions.ask(
 # %%
 again = make_engine(make_pages(num_blocks=8, block_size=16))
 for name in "AB":
-    again.add_request((ids_a * 3)[:48], SamplingParams(max_tokens=4), name)
+    again.add_request(name, (ids_a * 3)[:48], SamplingParams(max_tokens=4))
     again.run()  # A is over when B comes
 chosen = predictions.reveal("full", found_by(again)["B"])
 
@@ -756,7 +757,7 @@ from tutorial_engine.trace.events import BlockCopied
 
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
 forked = make_engine(make_pages())
-forked.add_request(PROMPTS[0], two, "A")
+forked.add_request("A", PROMPTS[0], two)
 (answers,) = forked.run()
 copied = [event for event in forked.trace.events if isinstance(event, BlockCopied)]
 if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
@@ -1174,13 +1175,13 @@ box("swap")
 # %%
 for num_blocks in (12, 5, 4):
     engine = make_engine(make_pages(num_blocks))
-    engine.add_request(prompts[0], more[0], "A")
+    engine.add_request("A", prompts[0], more[0])
     answer = engine.run()[0].outputs[0]
     print(
         f"{num_blocks:2} blocks: {len(answer.token_ids):2} of 16 new tokens, {answer.finish_reason}"
     )
 try:
-    scarce.add_request([65] * 48, request_id="D")
+    scarce.add_request("D", [65] * 48)
 except ValueError as error:
     print(error)
 
@@ -1648,9 +1649,9 @@ dials
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab.hf import TransformersRunner
+from tutorial_engine.lab.hf import run_transformers
 from tutorial_engine.lab.ledger import engine_paths, in_place_paths, ledger, memory_paths, our_paths
-from tutorial_engine.lab.ledger import runner_path
+from tutorial_engine.lab.ledger import loop_path
 from tutorial_engine.lab.ledger import table as ledger_table
 
 logging.disable_progress_bar()
@@ -1660,7 +1661,7 @@ groups = {
     "the scheduler": engine_paths(model, neighbours=[ids_a, ids_b]),
     "pages and cells: shared, forked, preempted": memory_paths(model),
     "pages read in place": in_place_paths(model),
-    "transformers": {"transformers": runner_path(lambda n: TransformersRunner(theirs))},
+    "transformers": {"transformers": loop_path(lambda n: run_transformers(theirs))},
     "yours": {"yours": server.path()},
 }
 

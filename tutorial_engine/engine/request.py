@@ -17,7 +17,7 @@ from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
 class RequestStatus(Enum):
-    """Where a request stands. It waits, runs, may be preempted and run again, and ends once."""
+    """Where a request stands; what may follow is in TRANSITIONS."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -27,7 +27,17 @@ class RequestStatus(Enum):
     ERROR = "error"
 
 
-OVER = (RequestStatus.FINISHED, RequestStatus.ABORTED, RequestStatus.ERROR)
+_ENDS = {RequestStatus.ABORTED, RequestStatus.ERROR}
+
+# status -> those that may follow it
+TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, *_ENDS}),
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED, *_ENDS}),
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, *_ENDS}),
+    RequestStatus.FINISHED: frozenset(),
+    RequestStatus.ABORTED: frozenset(),
+    RequestStatus.ERROR: frozenset(),
+}
 
 
 class Logprob(NamedTuple):
@@ -116,7 +126,7 @@ class Request:
         self.finish: Finish | None = None
         self.error: str | None = None
         self.num_cached_tokens: int | None = None  # found in the cache when it was first admitted
-        self.status = RequestStatus.WAITING
+        self._status = RequestStatus.WAITING
         self.group = SampleGroup([self])
 
     @property
@@ -135,9 +145,19 @@ class Request:
         return tuple(self.token_ids[self.num_prompt_tokens :])
 
     @property
+    def status(self) -> RequestStatus:
+        """Where it stands. AssertionError for a change that TRANSITIONS does not have."""
+        return self._status
+
+    @status.setter
+    def status(self, to: RequestStatus) -> None:
+        assert to in TRANSITIONS[self._status], f"{self.request_id}: {self._status} cannot be {to}"
+        self._status = to
+
+    @property
     def is_over(self) -> bool:
         """Finished, aborted or failed: nothing may follow."""
-        return self.status in OVER
+        return not TRANSITIONS[self._status]
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -159,7 +179,6 @@ class Request:
         self, status: RequestStatus, finish: Finish, now: float, error: str | None = None
     ) -> None:
         """Nothing follows. What the checker held back of the text is text now."""
-        assert not self.is_over, f"request {self.request_id} is {self.status.value} already"
         self.status = status
         if self.checker.finish is None:
             self.checker.end(finish)

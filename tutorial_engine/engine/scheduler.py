@@ -213,7 +213,6 @@ class Scheduler:
                 f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
                 f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
             )
-        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request.status
 
     def _note_admission(self, request: Request) -> None:
         num_cached = request.num_computed_tokens
@@ -236,7 +235,6 @@ class Scheduler:
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
-        assert victim.status is RequestStatus.RUNNING, f"{victim.request_id} does not run"
         self.memory.free(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
