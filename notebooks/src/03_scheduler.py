@@ -20,7 +20,7 @@ from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn import OwnServer, Predictions, show_source
 from tutorial_engine.learn.dry_run import steps
 from tutorial_engine.model import TINY, load_model, load_tokenizer
-from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.sampling import Sampler, SamplingParams
 from tutorial_engine.trace import Recorder
 
 torch.set_grad_enabled(False)
