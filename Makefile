@@ -87,22 +87,22 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 notebooks: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.build
+	$(BIN)/python -m tools.publish.build
 
 figures: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.figures
+	$(BIN)/python -m tools.publish.figures
 
 html: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.html
+	$(BIN)/python -m tools.publish.html
 
 slides: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.slides
+	$(BIN)/python -m tools.publish.slides
 
 handout: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.handout
+	$(BIN)/python -m tools.publish.handout
 
 score: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
+	$(BIN)/python -m tools.publish.score $(SCORE_ARGS)
 
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
@@ -110,15 +110,15 @@ $(VENV)/.site-ready: $(READY)
 	@touch $@
 
 site: $(VENV)/.site-ready
-	$(BIN)/python -m tutorial_engine.learn.site
+	$(BIN)/python -m tools.publish.site
 
 test-site: $(VENV)/.site-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m site tests/test_site.py
 
 bench: $(READY)
-	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
+	$(BIN)/python -m tools.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
-	$(BIN)/python -m tutorial_engine.viz.bench_plots bench.json bench.png
+	$(BIN)/python -m tools.bench.plots bench.json bench.png
 
 tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train

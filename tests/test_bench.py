@@ -16,16 +16,16 @@ import torch
 from checkpoints import load_reference, save_random
 from torch import Tensor
 
-import tutorial_engine.bench.__main__ as command
-from tutorial_engine.bench import llama_cpp, report, roofline, shapes
-from tutorial_engine.bench.contenders import Ours, TimedStreamer, Transformers, load_transformers
-from tutorial_engine.bench.measure import (
+import tools.bench.__main__ as command
+from tools.bench import llama_cpp, report, roofline, shapes
+from tools.bench.contenders import Ours, TimedStreamer, Transformers, load_transformers
+from tools.bench.measure import (
     Generated,
     Workload,
     equal_start,
     measure,
 )
-from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
+from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import make_runner

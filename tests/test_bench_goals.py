@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tutorial_engine.bench.goals import verdicts
-from tutorial_engine.bench.page import FOLDER, PAGE, page, stored
+from tools.bench.goals import verdicts
+from tools.bench.page import FOLDER, PAGE, page, stored
 
 FIGURES = stored()
 
@@ -85,7 +85,7 @@ def test_a_goal_beyond_the_machine_says_so() -> None:
 
 
 def test_the_page_of_record_is_made_from_the_figures_beside_it() -> None:
-    assert (FOLDER / PAGE).read_text() == page(FIGURES), "python -m tutorial_engine.bench.page"
+    assert (FOLDER / PAGE).read_text() == page(FIGURES), "python -m tools.bench.page"
     for name, figures in FIGURES.items():
         alone = page({name: figures})
         assert figures["machine"]["processor"] in alone and f"--json docs/bench/{name}" in alone

@@ -8,19 +8,19 @@ from engines import random_model
 from test_bench_serving import SMALL, alone
 from torch import Tensor
 
-from tutorial_engine.bench import allocation_cost, long_context, memory_cost, report
-from tutorial_engine.bench.allocation_cost import measure_allocation
-from tutorial_engine.bench.long_context import measure_long_context, slice_of
-from tutorial_engine.bench.memory_cost import (
+from tools.bench import allocation_cost, long_context, memory_cost, report
+from tools.bench.allocation_cost import measure_allocation
+from tools.bench.long_context import measure_long_context, slice_of
+from tools.bench.memory_cost import (
     ColdServer,
     MemoryCost,
     race_layouts,
     race_prefix_cache,
     shared_prefix_requests,
 )
-from tutorial_engine.bench.servers import serving_config
-from tutorial_engine.bench.serving import Agreement
-from tutorial_engine.bench.shapes import SHAPES
+from tools.bench.servers import serving_config
+from tools.bench.serving import Agreement
+from tools.bench.shapes import SHAPES
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage

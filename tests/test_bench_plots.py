@@ -12,8 +12,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tutorial_engine.viz import bench_plots
-from tutorial_engine.viz.bench_plots import bench_picture, main
+from tools.bench import plots as bench_plots
+from tools.bench.plots import bench_picture, main
 from tutorial_engine.viz.picture import Picture
 
 SECONDS = {  # (phase, context) -> seconds

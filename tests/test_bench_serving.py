@@ -12,19 +12,19 @@ import pytest
 import torch
 from test_bench import FakeLlama, fake_gguf
 
-import tutorial_engine.bench.__main__ as command
-from tutorial_engine.bench import allocation_cost, memory_cost, report, servers, serving
-from tutorial_engine.bench.contenders import load_transformers
-from tutorial_engine.bench.llama_server import LlamaServer
-from tutorial_engine.bench.scheduler_cost import engine_in_decode, measure_step_cost
-from tutorial_engine.bench.serving import (
+import tools.bench.__main__ as command
+from tools.bench import allocation_cost, memory_cost, report, servers, serving
+from tools.bench.contenders import load_transformers
+from tools.bench.llama_server import LlamaServer
+from tools.bench.scheduler_cost import engine_in_decode, measure_step_cost
+from tools.bench.serving import (
     Agreement,
     Asked,
     agreement,
     measure_serving,
     ragged_requests,
 )
-from tutorial_engine.bench.shapes import SHAPES
+from tools.bench.shapes import SHAPES
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.sampling.params import SamplingParams

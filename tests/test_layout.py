@@ -22,8 +22,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tutorial_engine
-from tutorial_engine.learn.build import sources
-from tutorial_engine.syllabus import BESIDE, LESSONS, ROOMS, Lesson, Room, tree
+from tools.publish.build import sources
+from tools.publish.build import BESIDE, LESSONS, ROOMS, Lesson, Room, tree
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tutorial_engine"

@@ -22,7 +22,7 @@ import torch
 from nbformat import NotebookNode
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.learn.build import (
+from tools.publish.build import (
     ELSEWHERE,
     QUESTION,
     SOLUTION,
@@ -32,15 +32,15 @@ from tutorial_engine.learn.build import (
     sources,
     target,
 )
-from tutorial_engine.learn.figures import FIGURES, MOVING, TAG
-from tutorial_engine.learn.html import page
+from tools.publish.figures import FIGURES, MOVING, TAG
+from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
-from tutorial_engine.syllabus import LESSONS
+from tools.publish.build import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120

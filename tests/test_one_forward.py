@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from tutorial_engine.bench import one_forward
-from tutorial_engine.bench.one_forward import (
+from tools.bench import one_forward
+from tutorial_engine.lab.one_forward import (
     Work,
     against_the_roof,
     best_seconds,
@@ -15,7 +15,7 @@ from tutorial_engine.bench.one_forward import (
     ready,
     token_times,
 )
-from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
+from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 

@@ -9,8 +9,8 @@ from checkpoints import BASE, QWEN3_06B
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tutorial_engine.bench import roofline
-from tutorial_engine.bench.roofline import (
+from tools.bench import roofline
+from tutorial_engine.lab.roofline import (
     Roofline,
     bandwidth_probe,
     decode_floor,

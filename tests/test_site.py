@@ -13,10 +13,10 @@ import yaml
 from browser import APPEARANCE, barriers, chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tutorial_engine.learn import site
-from tutorial_engine.learn.players import SHOWS
+from tools.publish import site
+from tools.publish.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.syllabus import LESSONS
+from tools.publish.build import LESSONS
 from tutorial_engine.viz.scheduler_explorer import CLASSES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from tutorial_engine.bench.roofline import Roofline
-from tutorial_engine.bench.sizing import Plan, Sizes
+from tutorial_engine.lab.roofline import Roofline
+from tutorial_engine.lab.sizing import Plan, Sizes
 
 SMALL: dict[str, Any] = {
     "vocab_size": 101,

@@ -16,13 +16,13 @@ import transformers
 import yaml
 from browser import ROOT, barriers, chromium
 
-from tutorial_engine.learn import handout, slides
-from tutorial_engine.learn.build import QUESTION, REPOSITORY, make_notebook, sources, target
+from tools.publish import handout, slides
+from tools.publish.build import QUESTION, REPOSITORY, make_notebook, sources, target
 from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
-from tutorial_engine.learn.handout import leaks, solutions
-from tutorial_engine.learn.score import Score, best, main, score
+from tools.publish.handout import leaks, solutions
+from tools.publish.score import Score, best, main, score
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.syllabus import LESSONS, Lesson
+from tools.publish.build import LESSONS, Lesson
 from tutorial_engine.viz.tokens import escape
 
 PAGES = ROOT / "docs" / "teaching"
@@ -71,7 +71,7 @@ def test_a_page_has_the_numbers_of_its_slides(teaching: Any, lesson: Lesson) -> 
 
 
 def test_links_to_players_lead_to_steps_that_are_there() -> None:
-    players = pytest.importorskip("tutorial_engine.learn.players")
+    players = pytest.importorskip("tools.publish.players")
     known = {show.name for show in players.SHOWS}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
     links = set(re.findall(r"\]\(\.\./players/([\w-]+)\.html#t=\d+\)", text))

@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tutorial_engine.learn.build import QUESTION, make_notebook, sources
-from tutorial_engine.learn.slides import titles
-from tutorial_engine.syllabus import LESSONS, Lesson
+from tools.publish.build import LESSONS, QUESTION, Lesson, make_notebook, sources
+from tools.publish.slides import titles
 
 PAGES = Path(__file__).parent.parent / "docs" / "teaching"
 TABLE = re.compile(r"(?<=<!-- tools/teaching.py -->\n).*?(?=<!-- end -->)", re.S)

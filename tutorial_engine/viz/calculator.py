@@ -6,9 +6,9 @@ Draws what bench.sizing counts; measures nothing.
 import json
 from functools import partial
 
-from tutorial_engine.bench.roofline import Roofline
-from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.bench.sizing import DTYPES, PAGE, Plan, Seconds, Sizes
+from tutorial_engine.lab.roofline import Roofline
+from tools.bench.shapes import SHAPES
+from tutorial_engine.lab.sizing import DTYPES, PAGE, Plan, Seconds, Sizes
 from tutorial_engine.viz.explorer import Explorer, amount, button, choice, lines, number
 from tutorial_engine.viz.parts import BOLD, DEAF, MARGIN, RIGHT, Mark, Sheet
 from tutorial_engine.viz.request_look import Box, look, patch, text_width

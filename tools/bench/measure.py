@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The fair race: interleaved rounds, medians, checked answers.
+"""The fair race: interleaved rounds, medians, checked answers.
 
 Knows contenders only by what they are asked: prompt in, tokens and times out. Knows no engine.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tutorial_engine.bench.roofline import Roofline
+from tutorial_engine.lab.roofline import Roofline
 
 PEER = "transformers"  # the column that the others are divided by
 PAUSE = 0.01  # seconds between two contenders, in which the threads of the one before go to sleep

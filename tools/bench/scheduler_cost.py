@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. What a step costs beside the model, per running request.
+"""What a step costs beside the model, per running request.
 
 A real engine in full decode, whose forward alone is left out: scheduling, the batch's tensors,
 greedy choice among 8 logits, update and delivery all happen. Knows the engine; runs no model.

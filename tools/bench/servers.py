@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Our engine and transformers' two ways of serving, as contenders.
+"""Our engine and transformers' two ways of serving, as contenders.
 
 Knows `LLMEngine` here; `generate` with padding and the continuous batching manager there.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tutorial_engine.bench.contenders import import_transformers
-from tutorial_engine.bench.serving import Asked, Tokens, longest_request
+from tools.bench.contenders import import_transformers
+from tools.bench.serving import Asked, Tokens, longest_request
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What a memory costs a running request: allocate, commit, free.
+"""What a memory costs a running request: allocate, commit, free.
 
 Rows, pages and cells, with requests that nobody schedules; no forward, no engine.
 """
@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import NamedTuple
 
-from tutorial_engine.bench.scheduler_cost import SHAPE, VOCAB
+from tools.bench.scheduler_cost import SHAPE, VOCAB
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Our engine and transformers', each generating its own way, timed.
+"""Our engine and transformers', each generating its own way, timed.
 
 Knows `generate.stream` here and `model.generate` there. transformers is imported inside functions.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine.bench.measure import Generated
+from tools.bench.measure import Generated
 from tutorial_engine.engine.generate import stream
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import make_runner

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.bench.roofline import (
+from tutorial_engine.lab.roofline import (
     Roofline,
     forward_bytes,
     forward_flops,

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. llama.cpp as a server: several sequences in one `llama_decode`.
+"""llama.cpp as a server: several sequences in one `llama_decode`.
 
 Drives its batch interface as its own server does: every sequence that decodes gets its token, the
 room that is left goes to prompts, and a new one begins as soon as there is room.
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tutorial_engine.bench.llama_cpp import LlamaCpp
-from tutorial_engine.bench.serving import Asked, Tokens, longest_request
+from tools.bench.llama_cpp import LlamaCpp
+from tools.bench.serving import Asked, Tokens, longest_request
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
+from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig

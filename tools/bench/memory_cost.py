@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What pages cost beside rows, and what a shared prefix saves on them.
+"""What pages cost beside rows, and what a shared prefix saves on them.
 
 Knows this engine with its memories, and the race of servers. The two other parts of the account
 are its neighbours: long contexts (`long_context`), and the memories alone (`allocation_cost`).
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-from tutorial_engine.bench.allocation_cost import AllocationCost, measure_allocation
-from tutorial_engine.bench.long_context import (
+from tools.bench.allocation_cost import AllocationCost, measure_allocation
+from tools.bench.long_context import (
     LongContext,
     measure_long_context,
     random_model,
     slice_of,
 )
-from tutorial_engine.bench.servers import OurServer, serving_config
-from tutorial_engine.bench.serving import Asked, Serving, Tokens, measure_serving
-from tutorial_engine.bench.shapes import SHAPES
+from tools.bench.servers import OurServer, serving_config
+from tools.bench.serving import Asked, Serving, Tokens, measure_serving
+from tools.bench.shapes import SHAPES
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import EngineConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. llama.cpp as a contender, where its Python packages are installed.
+"""llama.cpp as a contender, where its Python packages are installed.
 
 Writes our weights as a GGUF file and drives llama.cpp's C interface: a prompt, then token by token.
 Knows both formats' names; knows no text. `llama_cpp` and `gguf` are imported inside functions.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine.bench.measure import Generated
+from tools.bench.measure import Generated
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 

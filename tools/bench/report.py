@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What was measured, as a text table and as JSON.
+"""What was measured, as a text table and as JSON.
 
 Knows the rows and the machine; measures nothing and draws nothing (viz.bench_plots does).
 """
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.bench.measure import PEER, Measurement, Row
-from tutorial_engine.bench.memory_cost import MemoryCost
-from tutorial_engine.bench.roofline import (
+from tools.bench.measure import PEER, Measurement, Row
+from tools.bench.memory_cost import MemoryCost
+from tutorial_engine.lab.roofline import (
     Roofline,
     decode_floor,
     forward_bytes,
     forward_flops,
     weight_bytes,
 )
-from tutorial_engine.bench.scheduler_cost import StepCost
-from tutorial_engine.bench.serving import Serving
+from tools.bench.scheduler_cost import StepCost
+from tools.bench.serving import Serving
 from tutorial_engine.lab.doctor import installed_version, processor_name
 from tutorial_engine.model.config import ModelConfig
 

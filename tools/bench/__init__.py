@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Speed as a ratio to others': `python -m tutorial_engine.bench`.
+"""Speed as a ratio to others': `python -m tools.bench`.
 
 Knows how to time engines fairly: one process, the same weights, interleaved rounds, medians,
 checked answers, and beside them the machine's own limits. The order to read: roofline,

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The record of speed: `python -m tutorial_engine.bench.page`.
+"""The record of speed: `python -m tools.bench.page`.
 
 Writes docs/bench/README.md from the figures that lie there as JSON. Knows files and figures;
 measures nothing.
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorial_engine.bench.goals import Figures, verdicts
+from tools.bench.goals import Figures, verdicts
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "bench"
 PAGE = "README.md"
 HEAD = """# Measured speed
 
-Written by `python -m tutorial_engine.bench.page` from the files beside it. Each section is one run
+Written by `python -m tools.bench.page` from the files beside it. Each section is one run
 of the bench on one machine; all contenders of a run were timed in turns in the same process. A
 figure is the median of the rounds, with the fastest and the slowest round in brackets. Machines
 differ, and one machine differs within minutes: compare within a section, not between sections.
@@ -90,7 +90,7 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
 def _command(name: str, figures: Figures) -> str:
     settings, dtype = figures["settings"], figures["machine"]["dtype"]
     lengths = " ".join(map(str, settings["lengths"]))
-    command = f"python -m tutorial_engine.bench --shape {settings['shape']} --dtype {dtype}"
+    command = f"python -m tools.bench --shape {settings['shape']} --dtype {dtype}"
     command += f" --lengths {lengths} --rounds {settings['rounds']}"
     if "serving" in figures:
         command += f" --requests {figures['serving']['num_requests']}"
@@ -117,7 +117,7 @@ def stored(folder: Path = FOLDER) -> dict[str, Any]:
     """File name → figures, of the JSON files of a folder, by name. ValueError when it has none."""
     files = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     if not files:
-        raise ValueError(f"{folder} has no figures: python -m tutorial_engine.bench --json FILE")
+        raise ValueError(f"{folder} has no figures: python -m tools.bench --json FILE")
     return files
 
 

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The weights of the race: the shipped ones, or random in a real shape.
+"""The weights of the race: the shipped ones, or random in a real shape.
 
 Speed does not depend on what the weights say. Knows files; runs nothing.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.bench.contenders import import_transformers
+from tools.bench.contenders import import_transformers
 from tutorial_engine.model.checkpoint import TINY
 
 SHAPES: dict[str, dict[str, Any]] = {  # random weights in the shape of a released model

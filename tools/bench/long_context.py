@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. A decode step over long contexts, on rows and on scattered pages.
+"""A decode step over long contexts, on rows and on scattered pages.
 
 The pages are read in three ways: gathered, in place by the loop, in place many blocks at a time.
 The weights are random, a few layers in the shape of a released model; so are K and V, which no
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorial_engine.bench.measure import PAUSE, in_turn
+from tools.bench.measure import PAUSE, in_turn
 from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The race of servers: many requests of unequal lengths, all at once.
+"""The race of servers: many requests of unequal lengths, all at once.
 
 Knows servers only by what they are asked: requests in, each one's wanted tokens out. Interleaved
 rounds, medians and checked answers as in `measure`; knows no engine.
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tutorial_engine.bench.measure import PAUSE, PEER, equal_start, in_turn
+from tools.bench.measure import PAUSE, PEER, equal_start, in_turn
 from tutorial_engine.lab.workload import Arrival, ragged
 
 WARM_UP_TOKENS = 4  # at most so many per request, in the run that is not timed

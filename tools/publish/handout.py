@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What a teacher hands out: `python -m tutorial_engine.learn.handout`.
+"""What a teacher hands out: `python -m tools.publish.handout`.
 
 handout/students.zip is all that `make lab` needs, without a solution; handout/solutions.zip has the
 solved notebooks. Knows files and cells; knows no lesson.
@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from tutorial_engine.learn.build import NOTEBOOKS, SOLUTION, sources, target
+from tools.publish.build import NOTEBOOKS, SOLUTION, sources, target
 
 ROOT = NOTEBOOKS.parent
 OUT = ROOT / "handout"

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What the engine should reach, and whether a run of the bench did.
+"""What the engine should reach, and whether a run of the bench did.
 
 Every goal is a ratio of two things that were measured in the same run, or microseconds of
 bookkeeping. Knows the figures as the JSON file has them; measures nothing.
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 LLAMA, NONE = "llama.cpp", (None, None)  # the other peer, and no goal beside either
-Figures = Mapping[str, Any]  # what `python -m tutorial_engine.bench --json` writes
+Figures = Mapping[str, Any]  # what `python -m tools.bench --json` writes
 
 # (shape, dtype) -> phase -> at least so many times the speed of (transformers, llama.cpp)
 SPEED: dict[tuple[str, str], dict[str, tuple[float, float | None]]] = {

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The command line: `python -m tutorial_engine.bench --help`.
+"""The command line: `python -m tools.bench --help`.
 
 Knows which contenders there are and in which order things happen; the parts are its neighbours.
 """
@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.bench import llama_cpp, report, servers
-from tutorial_engine.bench.contenders import Ours, Transformers, load_transformers
-from tutorial_engine.bench.goals import verdicts
-from tutorial_engine.bench.llama_server import LlamaServer
-from tutorial_engine.bench.measure import PEER, Contender, Measurement, Workload, measure
-from tutorial_engine.bench.memory_cost import measure_memory
-from tutorial_engine.bench.roofline import roofline_probe
-from tutorial_engine.bench.scheduler_cost import RUNNING, measure_step_cost
-from tutorial_engine.bench.serving import (
+from tools.bench import llama_cpp, report, servers
+from tools.bench.contenders import Ours, Transformers, load_transformers
+from tools.bench.goals import verdicts
+from tools.bench.llama_server import LlamaServer
+from tools.bench.measure import PEER, Contender, Measurement, Workload, measure
+from tools.bench.memory_cost import measure_memory
+from tutorial_engine.lab.roofline import roofline_probe
+from tools.bench.scheduler_cost import RUNNING, measure_step_cost
+from tools.bench.serving import (
     Asked,
     Server,
     measure_serving,
     ragged_requests,
 )
-from tutorial_engine.bench.shapes import SHAPES, Folders, checkpoint_folders
+from tools.bench.shapes import SHAPES, Folders, checkpoint_folders
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.layers import Linear
@@ -211,7 +211,7 @@ def _tell(notes: dict[str, str]) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; what cannot work exits with a word."""
     parser = argparse.ArgumentParser(
-        prog="python -m tutorial_engine.bench", description="our speed beside others', in one run"
+        prog="python -m tools.bench", description="our speed beside others', in one run"
     )
     parser.add_argument("--shape", choices=["tiny", *SHAPES], default="tiny")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
