@@ -22,8 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tutorial_engine
-from tools.publish.build import sources
-from tools.publish.build import BESIDE, LESSONS, ROOMS, Lesson, Room, tree
+from tools.publish.build import BESIDE, LESSONS, ROOMS, Lesson, Room, sources, tree
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tutorial_engine"

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from tools.publish.build import (
     ELSEWHERE,
+    LESSONS,
     QUESTION,
     SOLUTION,
     answers,
@@ -40,7 +41,6 @@ from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
-from tools.publish.build import LESSONS
 
 MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120

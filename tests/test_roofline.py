@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tools.bench import roofline
+from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.lab.roofline import (
     Roofline,
     bandwidth_probe,
@@ -20,7 +21,6 @@ from tutorial_engine.lab.roofline import (
     measure_peak_flops,
     weight_bytes,
 )
-from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig

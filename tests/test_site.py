@@ -14,9 +14,9 @@ from browser import APPEARANCE, barriers, chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tools.publish import site
+from tools.publish.build import LESSONS
 from tools.publish.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tools.publish.build import LESSONS
 from tutorial_engine.viz.scheduler_explorer import CLASSES
 
 ROOT = Path(__file__).resolve().parents[1]

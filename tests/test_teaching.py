@@ -17,12 +17,19 @@ import yaml
 from browser import ROOT, barriers, chromium
 
 from tools.publish import handout, slides
-from tools.publish.build import QUESTION, REPOSITORY, make_notebook, sources, target
-from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
+from tools.publish.build import (
+    LESSONS,
+    QUESTION,
+    REPOSITORY,
+    Lesson,
+    make_notebook,
+    sources,
+    target,
+)
 from tools.publish.handout import leaks, solutions
 from tools.publish.score import Score, best, main, score
+from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
 from tutorial_engine.learn.verdict import Verdict
-from tools.publish.build import LESSONS, Lesson
 from tutorial_engine.viz.tokens import escape
 
 PAGES = ROOT / "docs" / "teaching"

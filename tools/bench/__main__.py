@@ -13,195 +13,150 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tools.bench import llama_cpp, report, servers
-from tools.bench.contenders import Ours, Transformers, load_transformers
-from tools.bench.goals import verdicts
-from tools.bench.llama_server import LlamaServer
-from tools.bench.measure import PEER, Contender, Measurement, Workload, measure
-from tools.bench.memory_cost import measure_memory
+from tools.bench import contenders, llama, memory, report
+from tools.bench.race import PEER, Asked, Contender, one_prompt, race, ragged_requests
+from tools.bench.record import verdicts
+from tools.bench.report import LLAMA, OURS
 from tutorial_engine.lab.roofline import roofline_probe
-from tools.bench.scheduler_cost import RUNNING, measure_step_cost
-from tools.bench.serving import (
-    Asked,
-    Server,
-    measure_serving,
-    ragged_requests,
-)
-from tools.bench.shapes import SHAPES, Folders, checkpoint_folders
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OURS, LLAMA = report.OURS, report.LLAMA
 PLAIN = f"{OURS}, not packed"
-EAGER, STATIC = f"{PEER} eager", f"{PEER} static"
+EAGER, STATIC, CONTINUOUS = f"{PEER} eager", f"{PEER} static", f"{PEER} continuous"
 NO_FLASH = f"{LLAMA}, no flash"
-CONTINUOUS = f"{PEER} continuous"
 REQUESTS = {"tiny": 64}  # shape -> ragged requests, unless told; 16 for the large ones
 
 
 class Session(NamedTuple):
-    """All contenders over the same weights, a note on each (its settings), and the two models."""
+    """What all contenders are made of: options, files, both models; `stack` closes in the end."""
 
-    contenders: dict[str, Contender]
-    notes: dict[str, str]
+    args: argparse.Namespace
+    folders: contenders.Folders
     theirs: Any
     ours: Qwen3ForCausalLM
+    stack: ExitStack
 
 
-def load_session(args: argparse.Namespace, folders: Folders, stack: ExitStack) -> Session:
-    """Load everyone; what must be closed afterwards goes on the stack."""
-    dtype = DTYPES[args.dtype]
-    theirs = load_transformers(folders.weights, dtype)
-    contenders: dict[str, Contender] = {
-        PEER: Transformers(theirs),
-        EAGER: Transformers(theirs, attention="eager"),
-        STATIC: Transformers(theirs, static_cache=True),
+Field = tuple[dict[str, Contender], dict[str, str]]  # the contenders, and a note on each
+
+
+def add_llama(session: Session, requests: Sequence[Asked], name: str, field: Field) -> None:
+    """llama.cpp among the contenders; where it cannot run, only a note."""
+    args, everyone, notes = session.args, *field
+    missing = llama.why_not()
+    if missing:
+        notes[LLAMA] = missing
+        return
+    file = session.folders.converted / f"model-{args.dtype}.gguf"
+    try:
+        llama.write_gguf(session.folders.weights, file, DTYPES[args.dtype])
+        found = llama.LlamaCpp(file, DTYPES[args.dtype], requests, flash=name == LLAMA)
+    except ValueError as error:
+        notes[name] = f"skipped: {error}"
+        return
+    session.stack.callback(found.close)
+    everyone[name], notes[name] = found, found.told
+
+
+def for_one_request(session: Session) -> Field:
+    """Everyone for a single request, over the same weights."""
+    args = session.args
+    everyone: dict[str, Contender] = {
+        PEER: contenders.Transformers(session.theirs),
+        EAGER: contenders.Transformers(session.theirs, attention="eager"),
+        STATIC: contenders.Transformers(session.theirs, static_cache=True),
     }
     notes = {
         PEER: "generate, sdpa attention, dynamic cache",
         EAGER: "generate, eager attention, dynamic cache",
         STATIC: "generate, sdpa attention, static cache, not compiled",
     }
-    llamas, told = load_llamas(args, folders, stack)
-    contenders.update(llamas)
-    notes.update(told)
+    longest = [Asked((0,) * max(args.lengths), args.new_tokens)]
+    for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
+        add_llama(session, longest, name, (everyone, notes))
     if args.all:
-        contenders[PLAIN] = Ours(load_model(folders.weights, dtype=dtype, prepack=False))
-        notes[PLAIN] = "generate.stream, weights as loaded"
-    model = load_model(folders.weights, dtype=dtype)
-    contenders[OURS] = Ours(model)
-    linears = [module for module in model.modules() if isinstance(module, Linear)]
-    packed = f"{sum(linear.is_packed for linear in linears)} of {len(linears)} linears prepacked"
-    notes[OURS] = f"generate.stream, static cache, {packed}"
-    return Session(contenders, notes, theirs, model)
+        plain = load_model(session.folders.weights, dtype=DTYPES[args.dtype], prepack=False)
+        everyone[PLAIN], notes[PLAIN] = contenders.Ours(plain), "generate.stream, weights as loaded"
+    everyone[OURS], notes[OURS] = contenders.Ours(session.ours), "generate.stream, static cache"
+    return everyone, notes
 
 
-def load_llamas(
-    args: argparse.Namespace, folders: Folders, stack: ExitStack
-) -> tuple[dict[str, Contender], dict[str, str]]:
-    """llama.cpp, with --all also without flash attention; where it cannot run, only a note."""
-    missing = llama_cpp.why_not()
-    if missing:
-        return {}, {LLAMA: missing}
-    contenders: dict[str, Contender] = {}
-    notes = {}
-    file, dtype = folders.converted / f"model-{args.dtype}.gguf", DTYPES[args.dtype]
-    max_len = max(args.lengths) + args.new_tokens
-    try:
-        llama_cpp.write_gguf(folders.weights, file, dtype)
-        for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
-            llama = llama_cpp.LlamaCpp(file, dtype, max_len, flash=name == LLAMA)
-            stack.callback(llama.close)
-            contenders[name], notes[name] = llama, llama.told
-    except ValueError as error:
-        return {}, {LLAMA: f"skipped: {error}"}
-    return contenders, notes
-
-
-def load_servers(
-    args: argparse.Namespace,
-    folders: Folders,
-    session: Session,
-    requests: Sequence[Asked],
-    stack: ExitStack,
-) -> tuple[dict[str, Server], dict[str, str]]:
-    """Everyone for the ragged workload over the session's weights, and a note on each."""
-    continuous = servers.ContinuousTransformers(session.theirs, requests)
-    stack.callback(continuous.close)
-    contenders: dict[str, Server] = {
-        PEER: servers.PaddedTransformers(session.theirs),
+def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
+    """Everyone for the ragged workload, over the same weights."""
+    continuous = contenders.ContinuousTransformers(session.theirs, requests)
+    session.stack.callback(continuous.close)
+    everyone: dict[str, Contender] = {
+        PEER: contenders.Transformers(session.theirs),
         CONTINUOUS: continuous,
     }
     notes = {
         PEER: "generate, one batch padded on the left, until the longest is done",
         CONTINUOUS: "continuous batching manager, paged sdpa",
     }
-    missing = llama_cpp.why_not()
-    if missing:
-        notes[LLAMA] = missing
-    else:
-        file = folders.converted / f"model-{args.dtype}.gguf"
-        try:
-            llama = LlamaServer(file, DTYPES[args.dtype], requests)
-            stack.callback(llama.close)
-            contenders[LLAMA] = llama
-            notes[LLAMA] = f"{llama.told}, one sequence per request"
-        except ValueError as error:
-            notes[LLAMA] = f"skipped: {error}"
-    for name in (report.SLOTS_FIRST, OURS):
-        config = servers.serving_config(requests, slots_first=name != OURS)
-        contenders[name] = servers.OurServer(session.ours, config)
-        notes[name] = (
-            f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
-            f"{config.max_num_batched_tokens} tokens per step"
-        )
-    return contenders, notes
-
-
-def check_lengths(lengths: Sequence[int], new_tokens: int, config: ModelConfig) -> None:
-    """ValueError for prompts that the model cannot take, or not with the new tokens behind them."""
-    limit = config.max_position_embeddings - new_tokens
-    bad = [n for n in lengths if not 1 <= n <= limit]
-    if bad:
-        raise ValueError(
-            f"lengths must be from 1 to {limit} tokens (and {new_tokens} new ones), got {bad}"
-        )
+    add_llama(session, requests, LLAMA, (everyone, notes))
+    config = contenders.serving_config(requests)
+    everyone[OURS] = contenders.OurServer(session.ours, config)
+    notes[OURS] = f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
+    notes[OURS] += f"{config.max_num_batched_tokens} tokens per step"
+    return everyone, notes
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Load all contenders, time every workload, print its lines as they come → the figures."""
     with ExitStack() as stack:
-        folders = stack.enter_context(checkpoint_folders(args.shape, args.checkpoint))
+        folders = stack.enter_context(contenders.checkpoint_folders(args.shape, args.checkpoint))
         config = ModelConfig.from_pretrained(folders.weights)
-        check_lengths(args.lengths, args.new_tokens, config)
-        requests = asked_for(args, config)
-        session = load_session(args, folders, stack)
+        limit = config.max_position_embeddings - args.new_tokens
+        if bad := [n for n in args.lengths if not 1 <= n <= limit]:
+            raise ValueError(
+                f"lengths must be from 1 to {limit} tokens (and {args.new_tokens} new ones), "
+                f"got {bad}"
+            )
+        number = REQUESTS.get(args.shape, 16) if args.requests is None else args.requests
+        many = number and ragged_requests(number, config.vocab_size, config.max_position_embeddings)
         dtype = DTYPES[args.dtype]
-        probe = roofline_probe(dtype)
-        contenders, names = session.contenders, list(session.contenders)
-        _tell(session.notes)
-        done: list[Measurement] = []
-        for length in sorted(set(args.lengths)):  # rising: a static cache may be kept and grow
-            workload = Workload.of_length(length, config.vocab_size, args.new_tokens)
-            optional = set(names) - {PEER, OURS, PLAIN}
-            measured = measure(contenders, workload, args.rounds, optional, probe)
-            print("\n" + report.table(config, dtype.itemsize, measured), flush=True)
-            done.append(measured)
-        figures = {"contenders": session.notes, **report.figures(config, dtype.itemsize, done)}
-        if requests:
-            figures |= serve(args, folders, session, requests, stack)
-    return figures
+        theirs = contenders.load_transformers(folders.weights, dtype)
+        ours = load_model(folders.weights, dtype=dtype)
+        session = Session(args, folders, theirs, ours, stack)
+        everyone, notes = for_one_request(session)
+        _tell(notes)
+        figures: dict[str, Any] = {"contenders": notes}
+        optional, probe = set(everyone) - {PEER, OURS, PLAIN}, roofline_probe(dtype)
+        for length in sorted(set(args.lengths)):
+            asked = one_prompt(length, config.vocab_size, args.new_tokens)
+            done = race(everyone, asked, args.rounds, optional, probe)
+            found = report.one_request(config, dtype.itemsize, done)
+            print("\n" + report.one_request_table(found), flush=True)
+            for key, values in found.items():
+                figures.setdefault(key, []).extend(values)
+        return figures | (serve(session, many) if many else {})
 
 
-def asked_for(args: argparse.Namespace, config: ModelConfig) -> list[Asked]:
-    """The ragged workload; [] when it was not asked for."""
-    number = REQUESTS.get(args.shape, 16) if args.requests is None else args.requests
-    limit = config.max_position_embeddings
-    return ragged_requests(number, config.vocab_size, limit) if number else []
-
-
-def serve(
-    args: argparse.Namespace,
-    folders: Folders,
-    session: Session,
-    requests: Sequence[Asked],
-    stack: ExitStack,
-) -> dict[str, Any]:
-    """The ragged race, the scheduler's own cost and the memories': printed, and as figures."""
-    contenders, notes = load_servers(args, folders, session, requests, stack)
+def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
+    """The ragged race, the memories' and the cost of a step: printed, and as figures."""
+    everyone, notes = for_many_requests(session, requests)
     print()
     _tell(notes)
-    optional = {CONTINUOUS, LLAMA}
-    serving = measure_serving(contenders, requests, args.serving_rounds, OURS, optional)
-    print("\n" + report.serving_table(serving), flush=True)
-    costs = [measure_step_cost(running) for running in RUNNING]
-    print("\n" + report.cost_table(costs), flush=True)
-    memory = measure_memory(session.ours, requests, args.serving_rounds, args.rounds)
-    print("\n" + report.memory_table(memory), flush=True)
-    return report.serving_figures(serving, notes, costs) | report.memory_figures(memory)
+    rounds = session.args.serving_rounds
+    done = race(everyone, requests, rounds, {CONTINUOUS, LLAMA})
+    serving = {**report.many_requests(done, PEER, OURS), "contenders": notes}
+    print("\n" + report.many_requests_table(f"{len(requests)} ragged requests", serving))
+    ragged = memory.race_layouts(session.ours, requests, rounds)
+    num_shared = min(max(len(requests) // 2, 2), memory.SHARING)
+    prefix = memory.race_prefix_cache(session.ours, num_shared, rounds)
+    part = memory.shape_for_long_contexts(session.ours.dtype)
+    long = memory.measure_long_context(part, memory.BATCH, memory.CONTEXT, session.args.rounds)
+    costs = [memory.measure_step_cost(running) for running in memory.RUNNING]
+    account = {
+        "ragged": report.many_requests(ragged, memory.ROWS, memory.ROWS),
+        "prefix": report.many_requests(prefix, memory.NO_CACHE, memory.NO_CACHE),
+        "shared": memory.PREFIX / (memory.PREFIX + memory.OWN),
+        "long_context": long._asdict(),
+    }
+    print("\n" + report.memory_tables(account, costs), flush=True)
+    return {"serving": serving, "step_costs": costs, "memory": account}
 
 
 def _tell(notes: dict[str, str]) -> None:
@@ -213,7 +168,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench", description="our speed beside others', in one run"
     )
-    parser.add_argument("--shape", choices=["tiny", *SHAPES], default="tiny")
+    parser.add_argument("--shape", choices=["tiny", *contenders.SHAPES], default="tiny")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], metavar="N")
     parser.add_argument("--new-tokens", type=int, default=16, metavar="N", help="after each prompt")
@@ -230,12 +185,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--all", action="store_true", help="also plain weights here, plain attention in llama.cpp"
     )
     args = parser.parse_args(argv)
-    for name, least in (("rounds", 1), ("serving_rounds", 1), ("requests", 0)):
+    least = {"rounds": 1, "serving_rounds": 1, "requests": 0, "new_tokens": 2}
+    for name, bound in least.items():
         value = getattr(args, name)
-        if value is not None and value < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
-    if args.new_tokens < 2:
-        parser.error(f"--new-tokens must be at least 2 to time a decode, got {args.new_tokens}")
+        if value is not None and value < bound:
+            parser.error(f"--{name.replace('_', '-')} must be at least {bound}, got {value}")
     return args
 
 

@@ -1,71 +1,25 @@
-"""What was measured, as a text table and as JSON.
+"""What was measured, as plain figures for JSON and as text tables.
 
-Knows the rows and the machine; measures nothing and draws nothing (viz.bench_plots does).
+Knows races and the machine; measures nothing and draws nothing (plots does).
 """
 
 import platform
-from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from tools.bench.measure import PEER, Measurement, Row
-from tools.bench.memory_cost import MemoryCost
-from tutorial_engine.lab.roofline import (
-    Roofline,
-    decode_floor,
-    forward_bytes,
-    forward_flops,
-    weight_bytes,
-)
-from tools.bench.scheduler_cost import StepCost
-from tools.bench.serving import Serving
+from tools.bench.race import PEER, Race
 from tutorial_engine.lab.doctor import installed_version, processor_name
+from tutorial_engine.lab.roofline import decode_floor, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.config import ModelConfig
 
-OURS = "ours"
-LLAMA = "llama.cpp"
-SLOTS_FIRST = f"{OURS}, slots first"
+OURS, LLAMA = "ours", "llama.cpp"
+Figures = dict[str, Any]
 
 
-class Floor(NamedTuple):
-    """What no engine beats on this machine in one phase, in seconds, and how near each came.
-
-    Prefill: all operations at the speed of one large matmul. Decode: all weights read once at full
-    speed; `with_cache` counts the K and V, read beside them. `times` are ratios to `seconds`.
-    Weights that fit into the processor's caches, as a tiny model's, could be read faster.
-    """
-
-    phase: str
-    context: int
-    seconds: float
-    with_cache: float
-    weight_bytes: int
-    times: dict[str, float]
-
-
-def floors(config: ModelConfig, itemsize: int, measured: Measurement) -> list[Floor]:
-    """The floors of both phases, from the roofline of the same rounds; none without a roofline."""
-    limits, weights = measured.roofline, weight_bytes(config, itemsize)
-    if limits is None:
-        return []
-    context = measured.decode.context
-    compute = forward_flops(config, context) / limits.peak_flops
-    read = decode_floor(weights, limits.bandwidth)
-    moved = decode_floor(forward_bytes(config, 1, context, itemsize), limits.bandwidth)
-    return [
-        _floor(measured.prefill, compute, compute, weights),
-        _floor(measured.decode, read, moved, weights),
-    ]
-
-
-def _floor(row: Row, seconds: float, with_cache: float, weights: int) -> Floor:
-    times = {name: took / seconds for name, took in row.seconds.items()}
-    return Floor(row.phase, row.context, seconds, with_cache, weights, times)
-
-
-def machine(dtype: str) -> dict[str, Any]:
+def machine(dtype: str) -> Figures:
     """What a figure means nothing without: processor, threads, versions."""
     return {
         "processor": processor_name(),
@@ -78,163 +32,146 @@ def machine(dtype: str) -> dict[str, Any]:
     }
 
 
-def table(config: ModelConfig, itemsize: int, measured: Measurement) -> str:
-    """All about one context: a line per contender, the floors, and what failed."""
-    check, names = measured.check, list(measured.decode.seconds)
-    rows, found = (measured.prefill, measured.decode), floors(config, itemsize, measured)
-    titles = [
-        f"×{PEER[:6]}.",
-        f"×{LLAMA[:5]}." if LLAMA in names else "",
-        "÷floor" if found else "",
+def one_request(config: ModelConfig, itemsize: int, result: Race) -> dict[str, list[Figures]]:
+    """The race of one request: a row for its prefill and one for its decode, checks, floors.
+
+    A floor is what no engine beats on this machine, in seconds, and how near each came. Prefill:
+    all operations at the speed of one large matmul. Decode: all weights read once at full speed;
+    `with_cache` counts the K and V, read beside them. Weights that fit into the processor's caches,
+    as a tiny model's, could be read faster.
+    """
+    (asked,) = result.requests
+    context = len(asked.prompt)
+    alone = {name: [done[0] for done in rounds] for name, rounds in result.answers.items()}
+    first = {name: [one.seconds[0] for one in done] for name, done in alone.items()}
+    later = {name: [one.per_token for one in done] for name, done in alone.items()}
+    rows = [_row("prefill", context, context, first), _row("decode", context, 1, later)]
+    equal = {name: tokens for name, (_, tokens) in result.agreement(PEER).items()}
+    check = {"context": context, "new_tokens": asked.new_tokens, "tokens_equal": equal}
+    found: dict[str, list[Figures]] = {"rows": rows, "checks": [{**check, "failed": result.failed}]}
+    if result.roofline is None:
+        return {**found, "floors": [], "rooflines": []}
+    bandwidth, peak = result.roofline
+    weights = weight_bytes(config, itemsize)
+    moved = decode_floor(forward_bytes(config, 1, context, itemsize), bandwidth)
+    compute, read = forward_flops(config, context) / peak, decode_floor(weights, bandwidth)
+    floors = [
+        {
+            "phase": row["phase"],
+            "context": context,
+            "seconds": seconds,
+            "with_cache": with_cache,
+            "weight_bytes": weights,
+            "times": {name: took / seconds for name, took in row["seconds"].items()},
+        }
+        for row, seconds, with_cache in zip(rows, (compute, read), (compute, moved), strict=True)
     ]
-    first = f"context {check.context}: prefill"
-    text = [_line(first, ["tokens/s", *titles], ["decode ms", *titles], "same tokens, |Δ logit|")]
-    for name in names:
-        prefill, decode = (_ratios(row, floor, name) for row, floor in zip_longest(rows, found))
-        speeds = (
-            f"{rows[0].tokens_per_second[name]:.0f}",
-            f"{rows[1].seconds[name] * 1000:.2f}",
-        )
-        same = f"{check.tokens_equal[name]} of {check.new_tokens}, "
-        same += f"{check.logit_difference[name]:.0e}"
-        text.append(_line(name, [speeds[0], *prefill], [speeds[1], *decode], same))
-    text += [f"{name} could not run: {why}" for name, why in check.failed.items()]
-    return "\n".join(text + _floor_lines(found, measured.roofline))
-
-
-def _line(name: str, prefill: Sequence[str], decode: Sequence[str], same: str) -> str:
-    halves = ("".join(f"{cell:>9}" for cell in half) for half in (prefill, decode))
-    return f"{name:<23}" + "  ".join(halves) + f"   {same}"
-
-
-def _ratios(row: Row, floor: Floor | None, name: str) -> list[str]:
-    """How many times the peer's speed, llama.cpp's speed, the floor's time."""
-    mine = row.seconds[name]
-    return [
-        f"{row.ratio[name]:.2f}×",
-        f"{row.seconds[LLAMA] / mine:.2f}×" if LLAMA in row.seconds else "",
-        f"{floor.times[name]:.2f}×" if floor else "",
-    ]
-
-
-def _floor_lines(found: Sequence[Floor], limits: Roofline | None) -> list[str]:
-    if limits is None:
-        return []
-    prefill, decode = found
-    return [
-        f"floor of prefill: {prefill.context / prefill.seconds:.0f} tokens/s, a large matmul's "
-        f"{limits.peak_flops / 1e9:.0f} GFLOP/s",
-        f"floor of decode: {decode.seconds * 1000:.3g} ms, {decode.weight_bytes / 1e9:.3g} GB of "
-        f"weights at {limits.bandwidth / 1e9:.1f} GB/s (with K and V "
-        f"{decode.with_cache * 1000:.3g} ms)",
-    ]
-
-
-def figures(
-    config: ModelConfig, itemsize: int, measured: Sequence[Measurement]
-) -> dict[str, list[dict[str, Any]]]:
-    """Everything that was measured, as plain lists and dicts."""
     return {
-        "rows": [row._asdict() for m in measured for row in (m.prefill, m.decode)],
-        "checks": [m.check._asdict() for m in measured],
-        "floors": [floor._asdict() for m in measured for floor in floors(config, itemsize, m)],
-        "rooflines": [
-            {"context": m.decode.context, **m.roofline._asdict()} for m in measured if m.roofline
-        ],
+        **found,
+        "floors": floors,
+        "rooflines": [{"context": context, "bandwidth": bandwidth, "peak_flops": peak}],
     }
 
 
-def serving_table(serving: Serving) -> str:
-    """A line per server: wanted tokens per second, seconds, ratios, and how far all agree."""
-    seconds, names = serving.seconds, list(serving.seconds)
-    first = f"{serving.num_requests} ragged requests"
-    titles = ["wanted/s", "seconds", f"×{PEER[:6]}.", f"×{LLAMA[:5]}." if LLAMA in names else ""]
-    same = f"same as {serving.reference}: requests, tokens before the first other one"
-    text = [_line(first, titles, [], same)]
-    for name in names:
-        cells = [
-            f"{serving.wanted_per_second[name]:.1f}",
-            f"{seconds[name]:.2f}",
-            f"{serving.ratio[name]:.2f}×",
-            f"{seconds[LLAMA] / seconds[name]:.2f}×" if LLAMA in names else "",
-        ]
-        requests, tokens = serving.agreement[name]
-        same = f"{requests} of {serving.num_requests}, {tokens} of {serving.wanted_tokens}"
-        text.append(_line(name, cells, [], same))
-    text += [f"{name} could not run: {why}" for name, why in serving.failed.items()]
-    if SLOTS_FIRST in names:
-        gain = seconds[OURS] / seconds[SLOTS_FIRST]
-        text.append(f"{SLOTS_FIRST}: {gain:.2f}× the speed of {OURS}, heads first")
+def _row(phase: str, context: int, tokens: int, samples: dict[str, list[float]]) -> Figures:
+    median = {name: statistics.median(values) for name, values in samples.items()}
+    return {
+        "phase": phase,
+        "context": context,
+        "seconds": median,
+        "tokens_per_second": {name: tokens / seconds for name, seconds in median.items()},
+        "ratio": {name: median[PEER] / seconds for name, seconds in median.items()},
+        "samples": samples,
+    }
+
+
+def many_requests(result: Race, peer: str, reference: str) -> Figures:
+    """The race of many requests: medians, ratios to the peer, agreement with the reference."""
+    median = {name: statistics.median(values) for name, values in result.samples.items()}
+    wanted = sum(one.new_tokens for one in result.requests)
+    return {
+        "num_requests": len(result.requests),
+        "prompt_tokens": sum(len(one.prompt) for one in result.requests),
+        "wanted_tokens": wanted,
+        "seconds": median,
+        "wanted_per_second": {name: wanted / seconds for name, seconds in median.items()},
+        "ratio": {name: median[peer] / seconds for name, seconds in median.items()},
+        "samples": result.samples,
+        "reference": reference,
+        "agreement": {name: own._asdict() for name, own in result.agreement(reference).items()},
+        "failed": result.failed,
+    }
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+
+def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A title line and lines of cells: a name, numbers, and at the end what is said beside them."""
+    text = []
+    for name, *cells, said in [titles, *lines]:
+        text.append(f"{name:<26}" + "".join(f"{cell:>10}" for cell in cells) + f"   {said}")
+    return "\n".join(line.rstrip() for line in text)
+
+
+def _speeds(seconds: Mapping[str, float], name: str) -> list[str]:
+    """How many times as fast as transformers, and as llama.cpp."""
+    peers = (PEER, LLAMA)
+    return [f"{seconds[p] / seconds[name]:.2f}×" if p in seconds else "" for p in peers]
+
+
+def one_request_table(found: dict[str, list[Figures]]) -> str:
+    """All about one context: a line per contender, the floors, and what failed."""
+    (prefill, decode), (check,), floors = found["rows"], found["checks"], found["floors"]
+    titles = [f"×{PEER[:6]}.", f"×{LLAMA[:5]}.", "÷floor"]
+    lines = []
+    for name in decode["seconds"]:
+        over = [f"{floor['times'][name]:.2f}×" for floor in floors] or ["", ""]
+        speed, ms = prefill["tokens_per_second"][name], 1000 * decode["seconds"][name]
+        cells = [f"{speed:.0f}", *_speeds(prefill["seconds"], name), over[0]]
+        cells += [f"{ms:.2f}", *_speeds(decode["seconds"], name), over[1]]
+        lines.append([name, *cells, f"{check['tokens_equal'][name]} of {check['new_tokens']}"])
+    first = f"context {check['context']}: prefill"
+    text = [table([first, "tokens/s", *titles, "decode ms", *titles, "same tokens"], lines)]
+    text += [f"{name} could not run: {why}" for name, why in check["failed"].items()]
+    for floor, limits in zip(floors[1:], found["rooflines"], strict=True):
+        text.append(
+            f"this machine: {limits['peak_flops'] / 1e9:.0f} GFLOP/s in a large matmul, "
+            f"{limits['bandwidth'] / 1e9:.1f} GB/s; the weights are read in "
+            f"{floor['seconds'] * 1000:.3g} ms (with K and V {floor['with_cache'] * 1000:.3g} ms)"
+        )
     return "\n".join(text)
 
 
-def cost_table(costs: Sequence[StepCost]) -> str:
-    """What a step costs beside the model, a line per number of running requests."""
-    titles = ["schedule", "batch", "update", "together", "step"]
-    text = [_line("µs per running request", titles, [], "")]
-    for cost in costs:
-        cells = [cost.schedule, cost.batch, cost.update, cost.bookkeeping, cost.step]
-        text.append(_line(f"{cost.running} running", [f"{cell:.1f}" for cell in cells], [], ""))
-    return "\n".join(line.rstrip() for line in text)
-
-
-def serving_figures(
-    serving: Serving, notes: dict[str, str], costs: Sequence[StepCost]
-) -> dict[str, Any]:
-    """The ragged race and the scheduler's cost, as plain lists and dicts."""
-    agreement = {name: own._asdict() for name, own in serving.agreement.items()}
-    return {
-        "serving": {**serving._asdict(), "agreement": agreement, "contenders": notes},
-        "step_costs": [cost._asdict() for cost in costs],
-    }
-
-
-def memory_table(cost: MemoryCost) -> str:
-    """Pages beside rows, a shared prefix, long contexts, and what a memory alone costs."""
-    ragged, prefix, long = cost.ragged, cost.prefix, cost.long_context
-    text = [
-        _line(f"{ragged.num_requests} ragged requests", ["wanted/s", "seconds", "÷rows"], [], "")
-    ]
-    text += _race_lines(ragged, {name: 1 / ratio for name, ratio in ragged.ratio.items()})
-    shared = f"{prefix.num_requests} with {cost.shared:.0%} shared"
-    text += ["", _line(shared, ["wanted/s", "seconds", "×speed"], [], "")]
-    text += _race_lines(prefix, prefix.ratio)
-    first = f"batch {long.batch} at {long.context}"
-    about = f"one decode step, {cost.long_shape}"
-    text += ["", _line(first, ["ms", "÷rows", "÷pages"], [], about)]
-    for name, seconds in long.seconds.items():
-        ratios = (seconds / long.seconds[other] for other in ("rows", "pages"))
-        cells = [f"{seconds * 1000:.1f}", *(f"{ratio:.2f}×" for ratio in ratios)]
-        copied = f"{long.gathered[name] / 1e6:.3g} MB of K and V copied"
-        text.append(_line(name, cells, [], copied))
-    titles = ["allocate", "commit", "free", "together"]
-    text += ["", _line("µs per running request", titles, [], "")]
-    for own in cost.allocation:
-        cells = [f"{cell:.1f}" for cell in (own.allocate, own.commit, own.free, own.together)]
-        text.append(_line(own.memory, cells, [], ""))
-    return "\n".join(line.rstrip() for line in text)
-
-
-def _race_lines(serving: Serving, ratio: dict[str, float]) -> list[str]:
-    """A line for each of two memories in the same race."""
+def many_requests_table(title: str, found: Figures) -> str:
+    """A line per contender: wanted tokens per second, seconds, ratios, how far all agree."""
+    seconds, num_requests = found["seconds"], found["num_requests"]
+    first = next(iter(seconds))
     lines = []
-    for name, seconds in serving.seconds.items():
-        cells = [f"{serving.wanted_per_second[name]:.1f}", f"{seconds:.2f}", f"{ratio[name]:.2f}×"]
-        requests, tokens = serving.agreement[name]
-        same = f"same answers: {requests} of {serving.num_requests} requests, {tokens} tokens"
-        lines.append(_line(name, cells, [], same))
-    return lines
+    for name, took in seconds.items():
+        ratio = f"{seconds[first] / took:.2f}×"
+        same = found["agreement"][name]
+        said = f"{same['requests']} of {num_requests}, {same['tokens']} of {found['wanted_tokens']}"
+        lines.append([name, f"{found['wanted_per_second'][name]:.1f}", f"{took:.2f}", ratio, said])
+    told = f"same as {found['reference']}: requests, tokens before the first other one"
+    text = [table([title, "wanted/s", "seconds", f"×{first[:8]}", told], lines)]
+    text += [f"{name} could not run: {why}" for name, why in found["failed"].items()]
+    return "\n".join(text)
 
 
-def memory_figures(cost: MemoryCost) -> dict[str, Any]:
-    """The memories' account, as plain lists and dicts."""
-    races = {
-        name: {**race._asdict(), "agreement": {k: v._asdict() for k, v in race.agreement.items()}}
-        for name, race in (("ragged", cost.ragged), ("prefix", cost.prefix))
-    }
-    parts = {
-        "shared": cost.shared,
-        "long_context": {**cost.long_context._asdict(), "shape": cost.long_shape},
-        "allocation": [own._asdict() for own in cost.allocation],
-    }
-    return {"memory": {**races, **parts}}
+def memory_tables(memory: Figures, step_costs: Sequence[Figures]) -> str:
+    """Pages beside rows, a shared prefix, long contexts, and a step without its forward."""
+    ragged, prefix, long = memory["ragged"], memory["prefix"], memory["long_context"]
+    shared = f"{prefix['num_requests']} with {memory['shared']:.0%} shared"
+    steps = [[name, f"{1000 * s:.1f}", f"{long['ratio'][name]:.2f}×", ""]
+             for name, s in long["seconds"].items()]  # fmt: skip
+    costs = [[f"{cost['running']} running", f"{cost['step']:.1f}", ""] for cost in step_costs]
+    title = f"batch {long['batch']} at {long['context']}"
+    return "\n\n".join(
+        [
+            many_requests_table(f"{ragged['num_requests']} ragged requests", ragged),
+            many_requests_table(shared, prefix),
+            table([title, "ms", "÷rows", f"one decode step, {long['shape']}"], steps),
+            table(["a step without its forward", "µs", "per running request"], costs),
+        ]
+    )

@@ -28,8 +28,8 @@ MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
 MEASURED = "nbval-ignore-output"  # the tag of cells whose output depends on the machine
 ELSEWHERE = "<p>Measured once, when this notebook was built. Your run has other numbers.</p>"
 REPOSITORY = "https://github.com/OWNER/tutorial_engine"
-INSTALL = f"""# On Google Colab this installs the package. Everywhere: for a model as small as ours, more threads
-# than one only wait for each other. (Set OMP_NUM_THREADS yourself for a large one.)
+INSTALL = f"""# One thread: with a model this small, more of them only wait for each other.
+# On Google Colab this cell also installs the package.
 import os
 import subprocess
 import sys

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler
-from tools.publish.build import NOTEBOOKS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
