@@ -24,6 +24,8 @@ BENCH_ARGS ?=
 JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval.cfg
+# `make test TEST_ARGS="-m browser"`
+TEST_ARGS ?=
 LAB_DIR ?= notebooks
 # `make score SCORE_ARGS="--csv score.csv"`
 SCORE_ARGS ?=
@@ -59,7 +61,7 @@ lab: $(READY)
 test: export OMP_NUM_THREADS ?= 1
 test: $(READY)
 	$(BIN)/python -m tutorial_engine.lab.doctor
-	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS) $(TEST_ARGS)
 
 # The stored outputs and the ledger with other kernels than this machine's. "default" are the oldest
 # that PyTorch has; oneDNN and MKL are held to the same.

@@ -1,6 +1,6 @@
 """Puts the table "What is in the notebook" and the numbers of slides into docs/teaching.
 
-    python tools/teaching.py
+    python -m tools.teaching
 
 Sections, exercises with their minutes, and questions are read from the notebooks' sources; the
 slides are those of the decks that `make slides` writes from the built notebooks.

@@ -58,7 +58,6 @@ class OurServer:
         self.engine = LLMEngine(model, config=config, memory=memory)
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve."""
         params = [SamplingParams(max_tokens=one.new_tokens, ignore_eos=True) for one in requests]
         outputs = self.engine.generate([one.prompt for one in requests], params)
         return [Answer(tuple(output.outputs[0].token_ids)) for output in outputs]
@@ -89,7 +88,6 @@ class Transformers:
         self.model, self.attention, self.static_cache = model, attention, static_cache
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve."""
         self.model.set_attn_implementation(self.attention)
         width = max(len(one.prompt) for one in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.long)

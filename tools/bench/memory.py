@@ -61,7 +61,6 @@ class ColdServer(OurServer):
         self.blocks = memory.blocks
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve."""
         self.blocks.reset()
         return super().serve(requests)
 
@@ -157,23 +156,22 @@ def measure_long_context(
 
     ValueError unless all give the same logits, and the same tokens in fp32.
     """
-    place = {"dtype": model.dtype, "device": model.device}
-    rows = StaticKVCache.from_config(
-        model.config, CacheConfig(max_seqs=batch, max_len=context, **place)
-    )
+    rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
+    on_rows = StaticKVCache.from_config(model.config, rows)
     pages = PagedKVCache.from_config(
         model.config,
         block_size=BLOCK_SIZE,
         num_blocks=batch * -(-context // BLOCK_SIZE),
+        dtype=model.dtype,
+        device=model.device,
         prefix_caching=False,
-        **place,
     )
-    step_on_rows, step_on_pages = (_step(memory, model, batch, context) for memory in (rows, pages))
+    row_step, page_step = (_step(memory, model, batch, context) for memory in (on_rows, pages))
     contenders: dict[str, tuple[KVStorage, list[ScheduledRequest], AttentionBackend | None]] = {
-        ROWS: (rows.storage, step_on_rows, None),
-        PAGES: (pages.storage, step_on_pages, None),
-        LOOP: (pages.storage, step_on_pages, NaivePagedAttention(pages)),
-        MANY_BLOCKS: (pages.storage, step_on_pages, PagedAttention(pages)),
+        ROWS: (on_rows.storage, row_step, None),
+        PAGES: (pages.storage, page_step, None),
+        LOOP: (pages.storage, page_step, NaivePagedAttention(pages)),
+        MANY_BLOCKS: (pages.storage, page_step, PagedAttention(pages)),
     }
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     logits: dict[str, Tensor] = {}
@@ -249,11 +247,9 @@ class NoForward(Qwen3ForCausalLM):
     """A model that computes nothing: its logits are always the same."""
 
     def forward(self, batch: Batch, *rest: Any) -> Tensor:
-        """As Qwen3ForCausalLM.forward."""
         return torch.zeros(len(batch.input_ids), self.config.hidden_size)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """As Qwen3ForCausalLM.compute_logits."""
         return torch.eye(1, VOCAB).expand(len(hidden), -1)
 
 

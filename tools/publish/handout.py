@@ -21,7 +21,7 @@ ROOT = NOTEBOOKS.parent
 OUT = ROOT / "handout"
 # what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
 FILES = ("Makefile", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
-FOLDERS = ("tutorial_engine", "figures", "docs")
+FOLDERS = ("tutorial_engine", "tools", "figures", "docs")
 TEACHERS = ROOT / "docs" / "teaching"  # plans with answers, not for students
 README, CAPSTONE = TEACHERS / "students.md", TEACHERS / "capstone.md"  # but for these two
 MOST = 0.7  # of a solution's lines: hints and the package's own code share a few with it
