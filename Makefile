@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 WHEEL := build/wheel
-# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
+# One coordinate for chapter, test and command: `make test NB=01` (or A1), `make notebooks NB=01`.
 NB ?=
 CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
 SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
@@ -89,8 +89,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 notebooks: $(READY)
-	$(BIN)/python -m tools.publish.build
+	$(BIN)/python -m tools.publish.build $(NB)
+	$(BIN)/python -m tools.teaching
 
+figures site: export OMP_NUM_THREADS ?= 1
 figures: $(READY)
 	$(BIN)/python -m tools.publish.figures
 

@@ -2,6 +2,7 @@
 
     python -m tools.teaching
 
+`make notebooks` runs it, too. A lesson without a page is left out.
 Sections, exercises with their minutes, and questions are read from the notebooks' sources; the
 slides are those of the decks that `make slides` writes from the built notebooks.
 """
@@ -91,12 +92,18 @@ def numbered(page: str, lesson: Lesson) -> str:
     return "".join(map(mended, parts))
 
 
+def written(page: str, lesson: Lesson) -> str:
+    """The page with its table and its numbers."""
+    return numbered(TABLE.sub(lambda _: table(lesson), page), lesson)
+
+
 def main() -> None:
     """Write the tables and the numbers anew."""
     for lesson in LESSONS:
         path = PAGES / f"{lesson.code}.md"
-        page = TABLE.sub(table(lesson), path.read_text(encoding="utf-8"))
-        path.write_text(numbered(page, lesson), encoding="utf-8")
+        if path.is_file():
+            page = path.read_text(encoding="utf-8")
+            path.write_text(written(page, lesson), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the notebooks: `python -m tools.publish.build`, or with names for some (`... 02_kv_cache`).
+"""Makes the notebooks: `python -m tools.publish.build`, or `... 02` for one of them.
 
 From each readable source in notebooks/src come two executed notebooks: the one with solutions and
 the learner's, with the exercises open and the answers to questions folded. Knows cells and files;
@@ -200,13 +200,13 @@ def build(name: str, source: Path, solved: bool) -> Path:
     return path
 
 
-def main(names: Sequence[str] = ()) -> None:
-    """Build the lessons of these names, or all."""
-    unknown = set(names) - sources().keys()
-    if unknown:
-        sys.exit(f"there is no lesson {sorted(unknown)}; there are {list(sources())}")
-    chosen = {name: source for name, source in sources().items() if name in names or not names}
-    jobs = [(name, source, solved) for name, source in chosen.items() for solved in (True, False)]
+def main(codes: Sequence[str] = ()) -> None:
+    """Build the lessons "01", "A1" ..., or all."""
+    known = {lesson.code: lesson.notebook for lesson in LESSONS}
+    if unknown := set(codes) - known.keys():
+        sys.exit(f"there is no lesson {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = [known[code] for code in codes or known]
+    jobs = [(name, sources()[name], solved) for name in chosen for solved in (True, False)]
     for name, source, solved in tqdm(jobs, desc="notebooks"):
         build(name, source, solved)
 
