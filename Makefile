@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 WHEEL := build/wheel
-# One coordinate for chapter, test and command: `make test NB=01` (or A1) runs that notebook alone.
+# One coordinate for chapter, test and command: `make test NB=01` (or A1), `make notebooks NB=01`.
 NB ?=
 CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
 SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
@@ -24,6 +24,8 @@ BENCH_ARGS ?=
 JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval.cfg
+# `make test TEST_ARGS="-m browser"`
+TEST_ARGS ?=
 LAB_DIR ?= notebooks
 # `make score SCORE_ARGS="--csv score.csv"`
 SCORE_ARGS ?=
@@ -59,7 +61,7 @@ lab: $(READY)
 test: export OMP_NUM_THREADS ?= 1
 test: $(READY)
 	$(BIN)/python -m tutorial_engine.lab.doctor
-	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) $(NBVAL) $(SOLUTIONS) $(TESTS) $(TEST_ARGS)
 
 # The stored outputs and the ledger with other kernels than this machine's. "default" are the oldest
 # that PyTorch has; oneDNN and MKL are held to the same.
@@ -87,22 +89,24 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 notebooks: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.build
+	$(BIN)/python -m tools.publish.build $(NB)
+	$(BIN)/python -m tools.teaching
 
+figures site: export OMP_NUM_THREADS ?= 1
 figures: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.figures
+	$(BIN)/python -m tools.publish.figures
 
 html: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.html
+	$(BIN)/python -m tools.publish.html
 
 slides: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.slides
+	$(BIN)/python -m tools.publish.slides
 
 handout: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.handout
+	$(BIN)/python -m tools.publish.handout
 
 score: $(READY)
-	$(BIN)/python -m tutorial_engine.learn.score $(SCORE_ARGS)
+	$(BIN)/python -m tools.publish.score $(SCORE_ARGS)
 
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
@@ -110,15 +114,15 @@ $(VENV)/.site-ready: $(READY)
 	@touch $@
 
 site: $(VENV)/.site-ready
-	$(BIN)/python -m tutorial_engine.learn.site
+	$(BIN)/python -m tools.publish.site
 
 test-site: $(VENV)/.site-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m site tests/test_site.py
 
 bench: $(READY)
-	$(BIN)/python -m tutorial_engine.bench --shape $(SHAPE) --dtype $(DTYPE) \
+	$(BIN)/python -m tools.bench --shape $(SHAPE) --dtype $(DTYPE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
-	$(BIN)/python -m tutorial_engine.viz.bench_plots bench.json bench.png
+	$(BIN)/python -m tools.bench.plots bench.json bench.png
 
 tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train

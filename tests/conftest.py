@@ -1,4 +1,8 @@
-"""What all tests share. Sets the environment before anything imports the hub client."""
+"""What all tests share. Sets the environment before anything imports the hub client.
+
+Property tests draw the same examples in every run; others with HYPOTHESIS_PROFILE=random, or
+with --hypothesis-seed.
+"""
 
 import os
 
@@ -12,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import save_random, save_tokenizer
+from hypothesis import settings
 from tokenizers import Tokenizer
 
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -19,6 +24,15 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 MakeCheckpoint = Callable[..., Path]
 torch.set_num_threads(1)  # with matrices this small, more threads only wait for each other
+
+
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("random", derandomize=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seeded = config.getoption("--hypothesis-seed", None) is not None
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random" if seeded else "fixed"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

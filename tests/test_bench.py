@@ -1,9 +1,8 @@
-"""The benchmark runs, is fair in what it asks of all, and writes what it measured."""
+"""The benchmark is fair in what it asks of all, checks all answers, and writes what it measured."""
 
-import builtins
+import copy
 import ctypes
 import json
-import random
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -14,312 +13,232 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import load_reference, save_random
+from engines import random_model
+from PIL import Image
 from torch import Tensor
 
-import tutorial_engine.bench.__main__ as command
-from tutorial_engine.bench import llama_cpp, report, roofline, shapes
-from tutorial_engine.bench.contenders import Ours, TimedStreamer, Transformers, load_transformers
-from tutorial_engine.bench.measure import (
-    Generated,
-    Workload,
-    equal_start,
-    measure,
-)
-from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
+import tools.bench.__main__ as command
+from tools.bench import contenders, llama, memory, plots, race, record
+from tools.bench.race import Agreement, Answer, Asked
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.lab import roofline
+from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
-QUICK = [
-    "--rounds",
-    "1",
-    "--new-tokens",
-    "3",
-    "--requests",
-    "0",
-]  # of the ragged: test_bench_serving
-THEIRS = {"transformers", "transformers eager", "transformers static"}
+SMALL = [Asked((5, 6, 7), 9), Asked(tuple(range(40, 61)), 2), Asked((8,), 5)]
 
 
 @pytest.fixture(autouse=True)
 def small_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No llama.cpp, even where it is installed, and a small buffer for the bandwidth."""
-    for package in llama_cpp.PACKAGES:
+    """No llama.cpp, even where it is installed, and everything as small as it can be."""
+    for package in llama.PACKAGES:
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(
-        command, "roofline_probe", partial(roofline.roofline_probe, num_bytes=2**22)
-    )
-
-
-def prompt_of(length: int, vocab_size: int = 512) -> list[int]:
-    return random.Random(length).choices(range(vocab_size), k=length)
-
-
-# -- the command ----------------------------------------------------------------------------------
-
-
-def test_figures_are_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "bench.json"
-    assert command.main([*QUICK, "--lengths", "24", "8", "--all", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    machine, settings = figures["machine"], figures["settings"]
-    assert machine["threads"] == torch.get_num_threads()
-    assert machine["torch"] == torch.__version__ and machine["transformers"]
-    assert machine["processor"] and machine["dtype"] == "float32"
-    assert settings == {
-        **{"shape": "tiny", "lengths": [8, 24], "new_tokens": 3, "rounds": 1},
-        **{"serving_rounds": 3},
-        **{"peer": "transformers", "ours": "ours"},
-    }
-    phases = [(row["phase"], row["context"]) for row in figures["rows"]]
-    assert phases == [("prefill", 8), ("decode", 8), ("prefill", 24), ("decode", 24)]
-    for row in figures["rows"]:
-        seconds, ratio = row["seconds"], row["ratio"]
-        assert seconds.keys() == ratio.keys() == THEIRS | {"ours", "ours, not packed"}
-        assert ratio["transformers"] == 1
-        tokens = row["context"] if row["phase"] == "prefill" else 1
-        for name in seconds:
-            assert ratio[name] == pytest.approx(seconds["transformers"] / seconds[name])
-            assert row["tokens_per_second"][name] == pytest.approx(tokens / seconds[name])
-            assert row["samples"][name] == [seconds[name]]
-    for check in figures["checks"]:
-        assert check["failed"] == {}
-        assert set(check["tokens_equal"].values()) == {3}
-        assert max(check["logit_difference"].values()) < 1e-3
-    config = ModelConfig.from_pretrained(TINY)
-    for i, limits in enumerate(figures["rooflines"]):  # of the same runs, one for each length
-        prefill, decode = figures["floors"][2 * i : 2 * i + 2]
-        n = limits["context"]
-        assert prefill["seconds"] == forward_flops(config, n) / limits["peak_flops"]
-        assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
-        assert decode["with_cache"] == forward_bytes(config, 1, n) / limits["bandwidth"]
-    for row, floor in zip(figures["rows"], figures["floors"], strict=True):
-        assert (row["phase"], row["context"]) == (floor["phase"], floor["context"])
-        for name, times in floor["times"].items():
-            assert times == pytest.approx(row["seconds"][name] / floor["seconds"])
-    table = capsys.readouterr().out
-    assert machine["processor"] in table and "context 24: prefill" in table
-    assert "transformers static" in table and "floor of decode" in table
-
-
-def test_without_llama_cpp_the_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([*QUICK, "--lengths", "4", "--dtype", "bfloat16"]) == 0
-    said = capsys.readouterr().out
-    assert "llama.cpp: not installed, skipped (python -m pip install llama-cpp-python" in said
-    assert "dtype bfloat16" in said and "not packed" not in said
-
-
-def test_llama_cpp_that_does_not_load_is_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
-        raise OSError("libgomp is missing")
-
-    monkeypatch.setattr("importlib.import_module", broken)
-    assert "cannot be imported (libgomp is missing), skipped" in llama_cpp.why_not()
-
-
-def test_random_checkpoint_of_a_shape_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = {**shapes.SHAPES["qwen3-0.6b"], "vocab_size": 40, "hidden_size": 32}
-    small |= {"intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    monkeypatch.setitem(shapes.SHAPES, "qwen3-0.6b", small)
-    with shapes.checkpoint_folders("qwen3-0.6b", tmp_path / "weights") as folders:
-        assert folders.weights == folders.converted == tmp_path / "weights"
-    made = (tmp_path / "weights" / "model.safetensors").stat().st_mtime_ns
-    weights = ["--checkpoint", str(tmp_path / "weights")]
-    assert command.main(["--shape", "qwen3-0.6b", *QUICK, "--lengths", "4", *weights]) == 0
-    assert (tmp_path / "weights" / "model.safetensors").stat().st_mtime_ns == made
-    assert load_model(tmp_path / "weights").config.head_dim == 8
-
-
-def test_nothing_is_written_beside_the_shipped_weights() -> None:
-    with shapes.checkpoint_folders("tiny", None) as folders:
-        assert folders.weights == TINY != folders.converted
-        assert folders.converted.is_dir()
-    assert not folders.converted.exists()
-
-
-def test_missing_transformers_is_said_with_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "transformers":
-            raise ModuleNotFoundError("No module named 'transformers'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert command.main([*QUICK, "--lengths", "4"]) == 1
-    error = capsys.readouterr().err
-    assert "transformers" in error and "pip install -e '.[notebooks]'" in error
-
-
-def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([*QUICK, "--lengths", "4", "1022"]) == 1
-    said = capsys.readouterr().err
-    assert "from 1 to 1021 tokens (and 3 new ones), got [1022]" in said
-    wrongs = (["--rounds", "0"], ["--new-tokens", "1"], ["--serving-rounds", "0"])
-    for wrong in (*wrongs, ["--requests", "-1"]):
-        with pytest.raises(SystemExit):
-            command.main(wrong)
-        assert f"{wrong[0]} must be at least" in capsys.readouterr().err
-
-
-# -- the contenders -------------------------------------------------------------------------------
+    probe = partial(roofline.roofline_probe, num_bytes=2**22)
+    monkeypatch.setattr(command, "roofline_probe", probe)
+    part = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 2800}
+    shapes = {"qwen3-0.6b": {**contenders.SHAPES["qwen3-0.6b"], **part}}
+    monkeypatch.setattr(memory, "SHAPES", shapes)
+    sizes = {"PREFIX": 32, "OWN": 8, "NEW": 3, "BATCH": 2, "CONTEXT": 40, "LAYERS": 1}
+    for name, value in {**sizes, "RUNNING": (2, 3), "STEPS": 3}.items():
+        monkeypatch.setattr(memory, name, value)
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    return load_transformers(TINY, torch.float32)
+    return contenders.load_transformers(TINY, torch.float32)
 
 
-def test_every_variant_says_what_the_model_says(theirs: Any) -> None:
-    ids = prompt_of(21)
-    model = load_model(TINY)
-    whole = theirs(torch.tensor([ids])).logits[0]
-    (want,) = generate(model, [ids], SamplingParams(max_tokens=9, ignore_eos=True))
-    variants = [Transformers(theirs, a, s) for a in ("sdpa", "eager") for s in (False, True)]
-    for contender in (Ours(model), Ours(load_model(TINY, prepack=False)), *variants):
-        logits = contender.last_logits(ids)
-        assert logits.shape == (1, whole.shape[-1]) and logits.dtype == torch.float32
-        torch.testing.assert_close(logits, whole[-1:], atol=1e-4, rtol=1e-4)
-        assert contender.generate(ids, 9).tokens == want.outputs[0].token_ids
+def alone(model: Qwen3ForCausalLM, requests: Sequence[Asked]) -> list[tuple[int, ...]]:
+    """What each request gets when it is the only one."""
+    found = []
+    for one in requests:
+        params = SamplingParams(max_tokens=one.new_tokens, ignore_eos=True)
+        found.append(tuple(generate(model, [one.prompt], params)[0].outputs[0].token_ids))
+    return found
 
 
-def test_variants_of_one_model_run_what_they_are_named_for(
-    theirs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str]] = []
-    real = theirs.forward
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        cache = type(kwargs["past_key_values"]).__name__
-        seen.append((theirs.config._attn_implementation, cache))
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(theirs, "forward", spy)
-    for attention, static in (("eager", False), ("sdpa", True), ("sdpa", False)):
-        seen.clear()
-        Transformers(theirs, attention, static).generate([1, 2], 3)
-        assert seen == [(attention, "StaticCache" if static else "DynamicCache")] * 3
-
-
-def test_end_of_text_ends_no_run(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_model(TINY)
-    assert model.config.eos_token_ids == (0,)
-    model.lm_head.forward = lambda x: torch.eye(1, 512).repeat(len(x), 1)
-    assert Ours(model).generate([5, 6], 4).tokens == (0, 0, 0, 0)
-    monkeypatch.setattr(theirs.lm_head, "forward", lambda x: torch.eye(1, 512).expand(1, 1, -1))
-    assert Transformers(theirs).generate([5, 6], 4).tokens == (0, 0, 0, 0)
-
-
-def test_streamer_notes_tokens_and_not_the_prompt() -> None:
-    streamer = TimedStreamer()
-    streamer.put(torch.tensor([[1, 2, 3]]))
-    streamer.put(torch.tensor([7]))
-    streamer.put(torch.tensor([8]))
-    streamer.end()
-    assert streamer.tokens == [7, 8] and len(streamer.times) == 2
-    assert streamer.times[0] <= streamer.times[1]
+def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
+    return [answer.tokens for answer in answers]
 
 
 # -- the race -------------------------------------------------------------------------------------
 
 
-class Runner:
-    """A contender that takes exactly so long and says exactly this."""
+class Fake:
+    """Says `token` as often as wanted, and takes so many seconds, the warm-up first."""
 
-    def __init__(
-        self, name: str, log: list[str], tokens: Sequence[int] = (1, 1, 1), logit: float = 0.0
-    ) -> None:
-        self.name, self.log, self.tokens, self.logit = name, log, tuple(tokens), logit
-        self.prompts: list[tuple[int, ...]] = []
-        self.first = iter(range(2, 100))
+    def __init__(self, name: str, log: list[str], seconds: Sequence[float], token: int = 1) -> None:
+        self.name, self.log, self.token = name, log, token
+        self.seconds = iter([100.0, *seconds])
+        self.asked: list[list[Asked]] = []
 
-    def generate(self, ids: Sequence[int], new_tokens: int) -> Generated:
+    def serve(self, requests: Sequence[Asked]) -> list[Answer]:
         self.log.append(self.name)
-        self.prompts.append(tuple(ids))
-        first = float(next(self.first))
-        return Generated(self.tokens, tuple(first + 0.5 * i for i in range(len(self.tokens))))
-
-    def last_logits(self, ids: Sequence[int]) -> Tensor:
-        self.prompts.append(tuple(ids))
-        return torch.tensor([[self.logit, 1.0]])
+        self.asked.append(list(requests))
+        Clock.now += next(self.seconds)
+        return [Answer((self.token,) * one.new_tokens) for one in requests]
 
 
-def test_rounds_are_interleaved_and_everyone_is_first_in_turn() -> None:
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(perf_counter=lambda: Clock.now, sleep=lambda seconds: None)
+    monkeypatch.setattr(race, "time", fake)
+
+
+ASKED = [Asked((1, 2), 10), Asked((3,), 2)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_rounds_are_interleaved_and_the_warm_up_is_short_and_not_counted() -> None:
     log: list[str] = []
-    runners = {name: Runner(name[0], log) for name in ("transformers", "plain", "ours")}
-    workload = Workload.of_length(6, 50, 3)
+    took = {"transformers": [4.0, 9.0, 6.0], "plain": [1.0, 1.0, 2.0], "ours": [2.0, 3.0, 1.0]}
+    fakes = {name: Fake(name[0], log, seconds) for name, seconds in took.items()}
     probes = iter([Roofline(5.0, 1.0), Roofline(1.0, 2.0), Roofline(2.0, 9.0)])
-    result = measure(runners, workload, 3, probe=lambda: next(probes))
+    result = race.race(fakes, ASKED, 3, probe=lambda: next(probes))
     assert "".join(log) == "tpo" + "tpo" + "pot" + "otp"
-    assert {p for r in runners.values() for p in r.prompts} == {workload.prompt}
-    assert result.roofline == Roofline(2.0, 2.0)
-    # the run that warms up took 2 s to its first token, the timed ones 3, 4 and 5
-    assert result.prefill.samples["ours"] == [3.0, 4.0, 5.0]
-    assert result.prefill.seconds["ours"] == 4.0
-    assert result.prefill.tokens_per_second["ours"] == 6 / 4.0
-    assert result.decode.seconds["plain"] == 0.5
-    assert result.decode.tokens_per_second["plain"] == 2.0
+    for fake in fakes.values():
+        assert [one.new_tokens for one in fake.asked[0]] == [race.WARM_UP_TOKENS, 2]
+        assert fake.asked[1:] == [ASKED] * 3
+    assert result.samples == took and result.roofline == Roofline(2.0, 2.0)
+    found = command.report.many_requests(result, "transformers", "ours")
+    assert found["seconds"] == {"transformers": 6.0, "plain": 1.0, "ours": 2.0}
+    assert found["ratio"] == {"transformers": 1.0, "plain": 6.0, "ours": 3.0}
+    assert found["wanted_per_second"]["ours"] == 12 / 2.0
+    assert (found["num_requests"], found["prompt_tokens"], found["wanted_tokens"]) == (2, 3, 12)
 
 
-def test_answers_are_compared_with_the_peers() -> None:
+@pytest.mark.usefixtures("clock")
+def test_only_an_optional_contender_may_fail_and_at_any_time() -> None:
+    class Breaks(Fake):
+        def serve(self, requests: Sequence[Asked]) -> list[Answer]:
+            if len(self.asked) == 2:
+                raise MemoryError("no block is free")
+            return super().serve(requests)
+
+    def field() -> dict[str, Fake]:
+        kinds = {"transformers": Fake, "llama.cpp": Breaks, "ours": Fake}
+        return {name: kind(name[0], log, [2.0] * 3) for name, kind in kinds.items()}
+
     log: list[str] = []
-    runners = {
-        "transformers": Runner("t", log, (4, 5, 6)),
-        "ours": Runner("o", log, (4, 5, 7), logit=-0.25),
-    }
-    check = measure(runners, Workload((1, 2), 3), 1).check
-    assert check.logit_difference == {"transformers": 0.0, "ours": 0.25}
-    assert check.tokens_equal == {"transformers": 3, "ours": 2}
-    assert equal_start([1, 2, 3], [9, 2, 3]) == 0
+    result = race.race(field(), ASKED, 3, optional={"llama.cpp"})
+    assert "".join(log) == "tlo" + "tlo" + "ot" + "ot"
+    assert result.failed == {"llama.cpp": "MemoryError: no block is free"}
+    assert result.samples.keys() == result.answers.keys() == {"transformers", "ours"}
+    found = command.report.many_requests(result, "transformers", "ours")
+    table = command.report.many_requests_table("two", found)
+    assert "llama.cpp could not run: MemoryError: no block is free" in table
+    with pytest.raises(MemoryError):
+        race.race(field(), ASKED, 3)
 
 
-def test_doing_less_work_is_no_way_to_win() -> None:
-    log: list[str] = []
-    lazy = {"transformers": Runner("t", log), "ours": Runner("o", log, (1, 1))}
-    with pytest.raises(ValueError, match="ours gave 2 tokens at 2 times where 3 were asked for"):
-        measure(lazy, Workload((1,), 3), 1)
-    small = Runner("o", log)
-    small.last_logits = lambda ids: torch.zeros(1, 1)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="logits of different shapes"):
-        measure({"transformers": Runner("t", log), "ours": small}, Workload((1,), 3), 1)
-
-
-def test_a_clock_that_does_not_rise_is_refused() -> None:
-    runner = Runner("t", [])
-    runner.generate = lambda ids, n: Generated((1, 1), (0.2, 0.1))  # type: ignore[method-assign]
+@pytest.mark.usefixtures("clock")
+def test_doing_less_work_is_no_way_to_win_and_answers_are_compared() -> None:
+    field = {"transformers": Fake("t", [], [1.0], token=2), "ours": Fake("o", [], [1.0])}
+    result = race.race(field, ASKED, 1)
+    assert result.agreement("ours") == {"transformers": (0, 0), "ours": (2, 12)}
+    pairs = [Answer((1, 2, 3)), Answer((4, 5))], [Answer((1, 2, 9)), Answer((4, 5))]
+    assert race.agreement(*pairs) == Agreement(1, 4)
+    lazy = SimpleNamespace(serve=lambda requests: [Answer((1,)), Answer((1, 1))])
+    with pytest.raises(ValueError, match=r"ours gave \[1, 2\] tokens where \[4, 2\] were asked"):
+        race.race({"ours": lazy}, ASKED, 1)
+    backwards = SimpleNamespace(serve=lambda requests: [Answer((1, 1), (0.2, 0.1))])
     with pytest.raises(ValueError, match="times that do not rise"):
-        measure({"transformers": runner}, Workload((1,), 2), 1)
+        race.race({"ours": backwards}, [Asked((1,), 2)], 1)
+    assert Answer((1, 2, 3), (10.0, 11.0, 14.0)).per_token == 2.0, "decode, without the prefill"
 
 
-def test_only_an_optional_contender_may_fail() -> None:
-    log: list[str] = []
-
-    class Broken(Runner):
-        def generate(self, ids: Sequence[int], new_tokens: int) -> Generated:
-            raise NotImplementedError("no such cache on the CPU")
-
-    race = {"transformers": Runner("t", log), "static": Broken("s", log), "ours": Runner("o", log)}
-    result = measure(race, Workload((1,), 3), 2, optional={"static"})
-    assert result.check.failed == {"static": "NotImplementedError: no such cache on the CPU"}
-    assert result.decode.seconds.keys() == result.check.tokens_equal.keys()
-    assert result.decode.seconds.keys() == {"transformers", "ours"} and log == [*"to"] * 2 + [*"ot"]
-    table = report.table(ModelConfig.from_pretrained(TINY), 4, result)
-    assert "static could not run: NotImplementedError" in table and "floor" not in table
-    with pytest.raises(NotImplementedError):
-        measure(race, Workload((1,), 3), 1)
+def test_requests_are_ragged_the_same_every_time_and_fit_the_model() -> None:
+    requests = race.ragged_requests(16, 512, 1024)
+    assert requests == race.ragged_requests(16, 512, 1024)
+    assert len({len(one.prompt) for one in requests}) > 10, "they are ragged"
+    with pytest.raises(ValueError, match="the model at most 128: leave them out with --requests 0"):
+        race.ragged_requests(16, 512, 128)
 
 
-def test_decode_is_timed_from_the_first_token_on() -> None:
-    assert Generated((1, 2, 3), (10.0, 11.0, 14.0)).per_token == 2.0
-    with pytest.raises(ValueError, match=r"--new-tokens must be at least 2 .* got 1"):
-        Workload.of_length(4, 10, 1)
+# -- the contenders -------------------------------------------------------------------------------
+
+
+def test_everybody_gives_each_request_what_it_gets_alone(theirs: Any) -> None:
+    model = load_model(TINY)
+    wanted = alone(model, SMALL)
+    config = contenders.serving_config(SMALL)
+    assert config.max_num_seqs == 3 and config.max_model_len == 64
+    ours = contenders.OurServer(model, config)
+    pages = memory.pages_for(model, config, prefix_caching=True)
+    assert pages.storage.num_slots == config.max_num_seqs * config.max_model_len
+    cold = memory.ColdServer(model, config, pages)
+    continuous = contenders.ContinuousTransformers(theirs, SMALL)
+    with torch.inference_mode():  # as in the race
+        for server in (ours, cold, contenders.Transformers(theirs), continuous):
+            for _ in range(2):  # a run leaves nothing behind
+                assert tokens_of(server.serve(SMALL)) == wanted
+        continuous.close()
+        kinds = [contenders.Transformers(theirs, *k) for k in (("eager", False), ("sdpa", True))]
+        for one in (contenders.Ours(model), contenders.Transformers(theirs), *kinds):
+            for asked, tokens in zip(SMALL, wanted, strict=True):
+                (answer,) = one.serve([asked])
+                assert answer.tokens == tokens and len(answer.seconds) == len(tokens)
+
+
+def test_transformers_runs_what_each_is_named_for(
+    theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, tuple[int, ...]]] = []
+    real = theirs.forward
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        cache = type(kwargs["past_key_values"]).__name__
+        shape = tuple(kwargs["input_ids"].shape)
+        seen.append((theirs.config._attn_implementation, cache, shape))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(theirs, "forward", spy)
+    for attention, static in (("eager", False), ("sdpa", True)):
+        seen.clear()
+        contenders.Transformers(theirs, attention, static).serve([Asked((1, 2), 3)])
+        cache = "StaticCache" if static else "DynamicCache"
+        assert [one[:2] for one in seen] == [(attention, cache)] * 3
+    seen.clear()
+    contenders.Transformers(theirs).serve(SMALL)
+    assert [shape for _, _, shape in seen] == [(3, 21), *[(3, 1)] * 8], "until the longest is done"
+
+
+def test_end_of_text_ends_no_run(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    always_0 = torch.eye(1, 512)
+    model, asked = load_model(TINY), [Asked((5, 6), 4)]
+    assert model.config.eos_token_ids == (0,)
+    monkeypatch.setattr(model, "compute_logits", lambda x: always_0.repeat(len(x), 1))
+    monkeypatch.setattr(theirs.lm_head, "forward", lambda x: always_0.expand(1, 1, -1))
+    for one in (contenders.Ours(model), contenders.Transformers(theirs)):
+        assert tokens_of(one.serve(asked)) == [(0, 0, 0, 0)]
+
+
+def test_random_weights_of_a_shape_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
+    small |= {"num_hidden_layers": 2, "head_dim": 8}
+    shape = {**contenders.SHAPES["qwen3-0.6b"], **small}
+    monkeypatch.setitem(contenders.SHAPES, "qwen3-0.6b", shape)
+    stamps = []
+    for _ in range(2):
+        with contenders.checkpoint_folders("qwen3-0.6b", tmp_path / "weights") as folders:
+            assert folders.weights == folders.converted == tmp_path / "weights"
+            stamps.append((folders.weights / "model.safetensors").stat().st_mtime_ns)
+            assert load_model(folders.weights).config.head_dim == 8
+    assert stamps[0] == stamps[1]
+    with contenders.checkpoint_folders("tiny", None) as folders:
+        assert folders.weights == TINY != folders.converted, "nothing is written beside the weights"
 
 
 # -- llama.cpp, which is not here: our own model plays its interface -------------------------------
@@ -340,11 +259,12 @@ class FakeWriter:
         return lambda: self.file.touch()
 
 
-def fake_gguf(monkeypatch: pytest.MonkeyPatch) -> list[FakeWriter]:
+@pytest.fixture
+def gguf(monkeypatch: pytest.MonkeyPatch) -> list[FakeWriter]:
     made: list[FakeWriter] = []
-    module = ModuleType("gguf")
-    module.GGUFWriter = lambda *args: made.append(FakeWriter(*args)) or made[-1]  # type: ignore
-    module.GGMLQuantizationType = SimpleNamespace(F32="F32", BF16="BF16")  # type: ignore
+    module: Any = ModuleType("gguf")
+    module.GGUFWriter = lambda *args: made.append(FakeWriter(*args)) or made[-1]
+    module.GGMLQuantizationType = SimpleNamespace(F32="F32", BF16="BF16")
     monkeypatch.setitem(sys.modules, "gguf", module)
     return made
 
@@ -357,20 +277,18 @@ class FakeLlama(ModuleType):
     def __init__(self, loads: bool = True) -> None:
         super().__init__("llama_cpp")
         self.model, self.loads, self.open = load_model(TINY), loads, 0
+        self.batches: list[dict[int, int]] = []
         self.params = SimpleNamespace(flash_attn_type=-1)
         self.llama_log_callback = lambda function: function
-        self.llama_log_set = lambda *_: None
-        self.llama_backend_init = lambda: None
+        self.llama_log_set = self.llama_backend_init = lambda *_: None
         self.llama_model_default_params = self.llama_get_memory = lambda *_: SimpleNamespace()
         self.llama_context_default_params = lambda: self.params
         self.llama_model_get_vocab = lambda model: None
         self.llama_vocab_n_tokens = lambda vocab: 512
-        self.llama_batch_get_one = lambda array, n: list(array)[:n]
-        self.llama_free = self.llama_model_free = self._free
+        self.llama_free = self.llama_model_free = self.llama_batch_free = self._free
 
     def _free(self, handle: Any) -> None:
-        assert handle == 7
-        self.open -= 1
+        self.open -= handle is not None
 
     def llama_model_load_from_file(self, file: bytes, params: Any) -> int | None:
         self.open += self.loads
@@ -385,110 +303,298 @@ class FakeLlama(ModuleType):
         self.runner = make_runner(self.model, num_seqs=rows, max_len=self.params.n_ctx // rows)
         self.requests = [Request(str(i), []) for i in range(rows)]
 
-    def llama_decode(self, context: int, ids: list[int]) -> int:
-        (request,) = self.requests
-        request.token_ids += ids
-        if request.num_tokens > self.params.n_ctx:
-            return 1
-        logits = self.runner.run([request])
-        self.logits = (ctypes.c_float * 512)(*logits[0].tolist())
+    def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> Any:
+        assert (embd, n_seq_max) == (0, 1)
+        self.open += 1
+        lists = {name: [None] * n for name in ("token", "pos", "logits", "n_seq_id")}
+        return SimpleNamespace(**lists, seq_id=[[None] for _ in range(n)], n_tokens=0)
+
+    def llama_decode(self, context: int, batch: Any) -> int:
+        new: dict[int, int] = {}  # sequence -> its tokens in this batch
+        ends: dict[int, int] = {}  # sequence -> where its last one stands
+        for i in range(batch.n_tokens):
+            (seq_id,) = batch.seq_id[i]
+            request = self.requests[seq_id]
+            assert batch.pos[i] == request.num_tokens and batch.n_seq_id[i] == 1
+            request.token_ids.append(batch.token[i])
+            new[seq_id], ends[seq_id] = new.get(seq_id, 0) + 1, i
+        self.batches.append(new)
+        logits = self.runner.run([self.requests[seq_id] for seq_id in new])
+        pairs = zip(new, logits, strict=True)
+        self.rows = {ends[s]: row for s, row in pairs if batch.logits[ends[s]]}
         return 0
 
     def llama_get_logits_ith(self, context: int, row: int) -> Any:
-        assert row == -1
-        return ctypes.cast(self.logits, ctypes.POINTER(ctypes.c_float))
+        self.kept = (ctypes.c_float * 512)(*self.rows[row].tolist())
+        return ctypes.cast(self.kept, ctypes.POINTER(ctypes.c_float))
 
 
-def test_llama_cpp_races_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = fake_gguf(monkeypatch)
-    llama = FakeLlama()
-    monkeypatch.setitem(sys.modules, "llama_cpp", llama)
-    file = tmp_path / "bench.json"
-    assert command.main([*QUICK, "--lengths", "8", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    assert figures["rows"][0]["seconds"].keys() == THEIRS | {"llama.cpp", "ours"}
-    assert figures["checks"][0]["tokens_equal"]["llama.cpp"] == 3
-    assert figures["contenders"]["llama.cpp"].startswith("F32 weights, F32 K/V, flash attention")
-    assert "×llama." in capsys.readouterr().out
-    assert llama.open == 0, "context and model were freed"
-    assert llama.params.n_ctx == llama.params.n_batch == 11
-    assert llama.params.n_threads == llama.params.n_threads_batch == torch.get_num_threads()
-    assert made[0].file.name == "model-float32.part" and not made[0].file.exists()
-
-
-def test_llama_cpp_that_cannot_load_the_weights_does_not_end_the_race(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_gguf(monkeypatch)
-    monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama(loads=False))
-    assert command.main([*QUICK, "--lengths", "4"]) == 0
-    assert "llama.cpp: skipped: llama.cpp cannot load" in capsys.readouterr().out
-
-
-def test_llama_cpp_forgets_between_runs_and_says_when_it_cannot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_llama_cpp_batches_continuously(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeLlama()
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    llama = llama_cpp.LlamaCpp(Path("model.gguf"), torch.bfloat16, 20, flash=False)
+    monkeypatch.setattr(llama, "MICRO_BATCH", 8)
+    file = Path("model.gguf")
+    server = llama.LlamaCpp(file, torch.bfloat16, SMALL, flash=False)
     assert library.params.flash_attn_type == 0 and library.params.type_k == 1
-    assert "BF16 weights, F16 K/V, plain attention" in llama.told
-    ids, ours = prompt_of(10), Ours(load_model(TINY))
-    assert llama.generate(ids, 4).tokens == ours.generate(ids, 4).tokens
-    first = llama.last_logits(ids)
-    assert llama.generate(ids, 4).tokens == ours.generate(ids, 4).tokens
-    torch.testing.assert_close(first, ours.last_logits(ids))
-    with pytest.raises(ValueError, match="status 1 for 21 tokens"):
-        llama.last_logits(prompt_of(21))
+    assert "BF16 weights, F16 K/V, plain attention" in server.told
+    assert library.params.n_seq_max == 3 and library.params.n_ctx == 3 * 23
+    for _ in range(2):  # it forgets between two runs
+        library.batches.clear()
+        answers = server.serve(SMALL)
+        assert tokens_of(answers) == alone(library.model, SMALL)
+        assert all(len(one.tokens) == len(one.seconds) for one in answers)
+    assert library.batches[:4] == [{0: 3, 1: 5}, {0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 2, 2: 1}]
+    assert max(sum(batch.values()) for batch in library.batches) == 8, "no batch is too long"
+    library.llama_decode = lambda context, batch: 1  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="status 1 for 8 tokens"):
+        server.serve(SMALL)
+    server.close()
+    assert library.open == 0, "batch, context and model were freed"
     monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama(loads=False))
     with pytest.raises(ValueError, match=r"cannot load model\.gguf: delete it"):
-        llama_cpp.LlamaCpp(Path("model.gguf"), torch.float32, 20)
+        llama.LlamaCpp(file, torch.float32, SMALL)
+
+
+def test_a_missing_llama_cpp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not installed, skipped (python -m pip install llama-cpp" in llama.why_not()
+
+    def broken(name: str) -> None:
+        raise OSError("libgomp is missing")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    assert "cannot be imported (libgomp is missing), skipped" in llama.why_not()
 
 
 @pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": True, "head_dim": 20}])
 def test_gguf_holds_the_weights_under_llama_cpps_names(
-    variant: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: dict[str, Any], tmp_path: Path, gguf: list[FakeWriter]
 ) -> None:
-    folder = save_random(tmp_path / "weights", **variant)
-    made, file = fake_gguf(monkeypatch), tmp_path / "model.gguf"
+    folder, file = save_random(tmp_path / "weights", **variant), tmp_path / "model.gguf"
     for dtype, kind in ((torch.float32, "F32"), (torch.bfloat16, "BF16")):
-        llama_cpp.write_gguf(folder, file, dtype)
-        llama_cpp.write_gguf(folder, file, dtype)  # it is there: nothing is written
+        for _ in range(2):  # the second time it is there: nothing is written
+            llama.write_gguf(folder, file, dtype)
         file.unlink()
-        written = dict(made[-1].tensors)
-        weights = load_reference(folder, dtype).state_dict()
-        names = {"embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
-        parts = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-        parts |= {f"{p}_proj": f"attn_{p}" for p in "qkv"} | {"o_proj": "attn_output"}
-        parts |= {f"{p}_norm": f"attn_{p}_norm" for p in "qk"}
-        parts |= {f"{p}_proj": f"ffn_{p}" for p in ("gate", "up", "down")}
-        for name, weight in weights.items():
-            words = name.split(".")
-            if words[1] == "layers":
-                theirs = f"blk.{words[2]}.{parts[words[-2]]}.weight"
-            elif name == "lm_head.weight" and variant.get("tie_word_embeddings"):
+        written = dict(gguf[-1].tensors)
+        for name, weight in load_reference(folder, dtype).state_dict().items():
+            if name == "lm_head.weight" and variant.get("tie_word_embeddings"):
                 continue
-            else:
-                theirs = next(n for part, n in names.items() if part in name) + ".weight"
+            layer = name.split(".")
+            theirs = llama.WHOLE.get(name) or f"blk.{layer[2]}.{llama.PARTS[layer[-2]]}.weight"
             own, shape, data = written.pop(theirs)
             assert own == (kind if weight.ndim == 2 else "F32")
             expected = (weight.float() if own == "F32" else weight).contiguous()
             assert data == expected.view(torch.uint8).numpy().tobytes()
             assert shape == (*weight.shape[:-1], weight.shape[-1] * expected.itemsize)
         assert not written
-    assert len(made) == 2
-    told = made[0].told
-    assert told["arch"] == "qwen3" and told["tokenizer_model"] == "no_vocab"
+    assert len(gguf) == 2
+    told = gguf[0].told
+    assert (told["arch"], told["tokenizer_model"]) == ("qwen3", "no_vocab")
     assert (told["block_count"], told["head_count"], told["head_count_kv"]) == (3, 4, 2)
     assert told["key_length"] == told["value_length"] == variant.get("head_dim", 16)
     assert (told["rope_freq_base"], told["vocab_size"]) == (10_000.0, 97)
-
-
-def test_gguf_refuses_what_it_cannot_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_gguf(monkeypatch)
-    folder = save_random(tmp_path, attention_bias=True)
     with pytest.raises(ValueError, match="attention_bias"):
-        llama_cpp.write_gguf(folder, tmp_path / "model.gguf", torch.float32)
-    assert not list(tmp_path.glob("model.gguf*"))
+        llama.write_gguf(save_random(tmp_path / "b", attention_bias=True), file, torch.float32)
+
+
+# -- the memories, and a step without its forward --------------------------------------------------
+
+
+def gather_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where slots are scattered, values are read in another order."""
+    read = KVStorage.read
+
+    def mistaken(self: KVStorage, layer: int, slots: Any, *rest: Any) -> tuple[Tensor, Tensor]:
+        k, v = read(self, layer, slots, *rest)
+        axis = next(i for i, size in enumerate(v.shape) if size == k.shape[-3])
+        return k, v if isinstance(slots, slice) else v.flip(axis)
+
+    monkeypatch.setattr(KVStorage, "read", mistaken)
+
+
+def test_wrong_answers_are_no_way_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, long = load_model(TINY), [one._replace(new_tokens=40) for one in SMALL]
+    result = memory.race_layouts(model, long, 1)
+    assert result.agreement("rows") == dict.fromkeys(("rows", "pages"), Agreement(3, 120))
+    gather_wrongly(monkeypatch)
+    with pytest.raises(ValueError, match=r"pages: only .* are those of rows: one is wrong"):
+        memory.race_layouts(model, long, 1)
+    with pytest.raises(ValueError, match="rows and pages disagree by"):
+        memory.measure_long_context(random_model(), 3, 50, rounds=1)
+
+
+def test_a_shared_prefix_is_found_and_changes_no_answer() -> None:
+    requests = memory.shared_prefix_requests(5, 512)
+    assert requests == memory.shared_prefix_requests(5, 512)
+    assert len({one.prompt[:32] for one in requests}) == 1 and len({*requests}) == 5
+    result = memory.race_prefix_cache(load_model(TINY), 30, 1)
+    assert result.agreement("no prefix cache")["prefix cache"] == Agreement(30, 90)
+
+
+def test_long_contexts_are_scattered_on_pages_and_answer_alike() -> None:
+    model = random_model()
+    result = memory.measure_long_context(model, 3, 50, rounds=2)
+    ways = ["rows", "pages", "in place, loop", "in place, many blocks"]
+    assert [*result.seconds] == [*result.ratio] == ways and result.ratio["rows"] == 1.0
+    assert all(len(samples) == 2 for samples in result.samples.values())
+    config = contenders.serving_config([Asked((0,) * 40, 10)] * 3)
+    pages = memory.pages_for(model, config, prefix_caching=False)
+    step = memory._step(pages, model, 3, 50)
+    assert not any(isinstance(one.allocation.context_slots, slice) for one in step)
+    pages.check_integrity()
+
+
+def test_a_step_is_timed_in_decode_without_a_forward() -> None:
+    engine = memory.engine_in_decode(5, 6)
+    for _ in range(6):
+        assert len(engine.step()) == 5
+        engine.check_integrity()
+    cost = memory.measure_step_cost(8, steps=4)
+    assert cost["running"] == 8 and len(cost["samples"]) == 4 and cost["step"] > 0
+
+
+# -- the command, the page and the picture ---------------------------------------------------------
+
+QUICK = ["--rounds", "1", "--new-tokens", "3"]
+
+
+@pytest.fixture
+def figures(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gguf: list[FakeWriter],
+    capsys: pytest.CaptureFixture[str],
+) -> dict[str, Any]:
+    """What a whole run writes, with everybody in it."""
+    library = FakeLlama()
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    file = tmp_path / "bench.json"
+    asked = [*QUICK, "--lengths", "24", "8", "--requests", "3", "--serving-rounds", "1", "--all"]
+    assert command.main([*asked, "--json", str(file)]) == 0
+    assert library.open == 0
+    said = capsys.readouterr().out
+    assert "context 24: prefill" in said and "3 ragged requests" in said and "3 running" in said
+    assert "F32 weights, F32 K/V, flash attention" in said and "goal ≥" in said
+    return json.loads(file.read_text())
+
+
+def test_the_command_writes_what_it_measured(figures: dict[str, Any]) -> None:
+    machine, config = figures["machine"], ModelConfig.from_pretrained(TINY)
+    assert machine["threads"] == torch.get_num_threads() and machine["dtype"] == "float32"
+    assert figures["settings"]["lengths"] == [8, 24]
+    phases = [(row["phase"], row["context"]) for row in figures["rows"]]
+    assert phases == [("prefill", 8), ("decode", 8), ("prefill", 24), ("decode", 24)]
+    theirs = {"transformers", "transformers eager", "transformers static"}
+    everybody = theirs | {"llama.cpp", "llama.cpp, no flash", "ours", "ours, not packed"}
+    for row, floor in zip(figures["rows"], figures["floors"], strict=True):
+        seconds, tokens = row["seconds"], row["context"] if row["phase"] == "prefill" else 1
+        assert seconds.keys() == everybody
+        for name in seconds:
+            assert row["ratio"][name] == pytest.approx(seconds["transformers"] / seconds[name])
+            assert row["tokens_per_second"][name] == pytest.approx(tokens / seconds[name])
+            assert floor["times"][name] == pytest.approx(seconds[name] / floor["seconds"])
+    for check in figures["checks"]:
+        assert check["failed"] == {} and set(check["tokens_equal"].values()) == {3}
+    for i, limits in enumerate(figures["rooflines"]):  # of the same rounds, one for each length
+        prefill, decode = figures["floors"][2 * i : 2 * i + 2]
+        n = limits["context"]
+        assert prefill["seconds"] == forward_flops(config, n) / limits["peak_flops"]
+        assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
+        assert decode["with_cache"] == forward_bytes(config, 1, n) / limits["bandwidth"]
+    serving = figures["serving"]
+    names = {"transformers", "transformers continuous", "llama.cpp", "ours"}
+    whole = {"requests": 3, "tokens": serving["wanted_tokens"]}
+    assert serving["agreement"] == dict.fromkeys(names, whole) and serving["failed"] == {}
+    assert figures["memory"]["shared"] == 0.8 and len(figures["step_costs"]) == 2
+
+
+def test_page_and_picture_are_of_the_same_figures(figures: dict[str, Any], tmp_path: Path) -> None:
+    page = record.page({"a.json": figures})
+    assert figures["machine"]["processor"] in page and "--json docs/bench/a.json" in page
+    for row in figures["rows"]:
+        assert f"| ours | {1000 * row['seconds']['ours']:.3g} (" in page
+    picture = plots.bench_picture(figures)
+    assert picture.png == plots.bench_picture(figures).png
+    picture.save(tmp_path, "bench")
+    assert Image.open(tmp_path / "bench.png").width == 900
+
+
+def test_the_page_of_record_is_made_from_the_figures_beside_it() -> None:
+    page = record.page(record.stored())
+    assert (record.FOLDER / record.PAGE).read_text() == page, "python -m tools.bench.record"
+
+
+@pytest.mark.parametrize(
+    "goal, where, up",
+    [
+        ("decode at 128, transformers", "rows/1/seconds/transformers", True),
+        ("64 ragged requests, transformers", "serving/seconds/ours", False),
+        ("ragged requests on pages", "memory/ragged/seconds/rows", True),
+        ("8 contexts of 2048", "memory/long_context/seconds/pages", False),
+        ("a step without its forward, per request of 256", "step_costs/1/step", False),
+    ],
+)
+def test_each_goal_follows_what_was_measured(goal: str, where: str, up: bool) -> None:
+    for factor in (0.01, 100.0):
+        figures: Any = copy.deepcopy(record.stored()["tiny-float32-intel.json"])
+        *path, last = where.split("/")
+        place = figures
+        for key in path:
+            place = place[int(key) if isinstance(place, list) else key]
+        place[last] *= factor
+        (verdict,) = [one for one in record.verdicts(figures) if one.what.startswith(goal)]
+        assert verdict.is_met is ((factor > 1) == up)
+        assert str(verdict).startswith("✔" if verdict.is_met else "✘")
+
+
+def test_what_cannot_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*QUICK, "--lengths", "4", "1022"]) == 1
+    assert "from 1 to 1021 tokens (and 3 new ones), got [1022]" in capsys.readouterr().err
+    wrongs = ("--rounds 0", "--new-tokens 1", "--serving-rounds 0", "--requests -1")
+    for wrong in wrongs:
+        with pytest.raises(SystemExit):
+            command.main(wrong.split())
+        assert f"{wrong.split()[0]} must be at least" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert command.main([*QUICK, "--lengths", "4"]) == 1
+    assert "pip install -e '.[notebooks]'" in capsys.readouterr().err
+
+
+def test_bars_and_caption_are_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught: list[Any] = []
+    real = plots.finish
+    monkeypatch.setattr(plots, "finish", lambda f, words: caught.extend(f.axes) or real(f, words))
+    figures = record.stored()["qwen3-0.6b-float32-intel.json"]
+    caption = plots.bench_picture(figures).caption
+    decode, prefill = ([r for r in figures["rows"] if r["phase"] == p] for p in plots.PHASES)
+    for ax, rows in zip(caught, (decode, prefill), strict=False):
+        for bars in ax.containers:
+            name = bars.get_label()
+            ms = [1000 * row["seconds"][name] for row in decode]
+            speed = [row["tokens_per_second"][name] for row in prefill]
+            wanted = ms if rows is decode else speed
+            assert [bar.get_height() for bar in bars] == pytest.approx(wanted)
+    speeds = figures["serving"]["wanted_per_second"]
+    assert [one.patches[0].get_height() for one in caught[2].containers] == [*speeds.values()]
+    looks = [bars.patches[0].get_hatch() for bars in caught[0].containers]
+    assert len({*looks}) == len(looks) and looks[-1] is None, "they differ by more than colour"
+    assert "float32 on 2 threads of Intel" in caption and "medians of 3 rounds" in caption
+    ratio = speeds["ours"] / speeds["transformers"]
+    assert f"{ratio:.2f}× as many as from transformers" in caption
+
+
+def test_the_picture_is_written_or_the_reason_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = record.FOLDER / "tiny-float32-intel.json"
+    for name in ("a.png", "a.svg"):
+        assert plots.main([str(source), str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        plots.main([str(source), "bench.jpg"])
+    (tmp_path / "empty.json").write_text('{"rows": []}')
+    for wrong in ("none.json", "empty.json"):
+        assert plots.main([str(tmp_path / wrong), str(tmp_path / "b.png")]) == 1
+    said = capsys.readouterr().err
+    assert "must end in .png or .svg, got 'bench.jpg'" in said and "no rows" in said

@@ -16,8 +16,8 @@ from browser import ROOT, barriers, chromium, lab, need_chromium, open_notebook,
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tutorial_engine.learn.build import execute
-from tutorial_engine.learn.html import page as export
+from tools.publish.build import execute
+from tools.publish.html import page as export
 
 pytestmark = pytest.mark.browser
 FOLDER = ROOT / "notebooks"

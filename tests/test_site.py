@@ -9,14 +9,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import yaml
 from browser import APPEARANCE, barriers, chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tutorial_engine.learn import site
-from tutorial_engine.learn.players import SHOWS
+from tools.publish import site
+from tools.publish.build import LESSONS
+from tools.publish.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.scheduler_explorer import CLASSES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,32 +23,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # -- what it is made from -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, list[str]]:
-    """Name of a player → its captions."""
-    model, tokenizer = load_model(), load_tokenizer()
-    return {
-        show.name: [frame.caption for frame in show.make(model, tokenizer).frames] for show in SHOWS
-    }
-
-
 def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
     terms = site.glossary()
-    assert len({term.name for term in terms}) == len(terms) >= 40
+    assert len({term.name for term in terms}) == len(terms)
     for term in terms:
         assert site.link(term.lesson, term.heading).count("#") == 1
         assert term.meaning.endswith((".", ".)")) and term.meaning.count("`") % 2 == 0, term.name
-    assert {term.lesson for term in terms} == set(LESSONS), "each lesson has its words"
-    for lesson in LESSONS:
-        headings = site.anchors(lesson)
-        assert 3 < len(headings) < 60 and not any(words.endswith(".") for words in headings)
     with pytest.raises(ValueError, match="no section 'The block chain'; it has"):
         site.link(terms[0].lesson, "The block chain")
 
 
 def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
     cards = [show for show in SHOWS if show.card]
-    assert len(cards) == site.cards().count("<iframe") == 7
+    assert len(cards) == site.cards().count("<iframe") > 0
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
     with pytest.raises(KeyError, match="nobody"):
         site.filled("<!-- nobody -->", {})
@@ -64,43 +50,34 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     assert '<a href="../players/pages-shared.html#t=8">' in lesson
 
 
-def test_each_policy_has_a_player_with_the_same_requests(told: dict[str, list[str]]) -> None:
-    begun = [captions[0] for name, captions in told.items() if name.startswith("scheduler")]
-    assert len(begun) == len(CLASSES)
-    assert all(any(f", {policy}:" in words for words in begun) for policy in CLASSES)
-    steps = {name: len(captions) for name, captions in told.items()}
-    assert steps["scheduler-one-by-one"] > steps["scheduler-static"] > steps["scheduler-one-rule"]
+def test_what_a_player_promises_is_seen_in_it() -> None:
+    model, tokenizer = load_model(), load_tokenizer()
+    told = {
+        show.name: " ".join(frame.caption for frame in show.make(model, tokenizer).frames)
+        for show in SHOWS
+    }
+    promised = {
+        "attention": ["may look at"],
+        "rope": ["the distance 5"],
+        "cache": ["prefill"],
+        "softmax": ["multiplied by", "✔"],
+        "scheduler-static": ["nobody joins before A is done"],
+        "scheduler-prefill-first": ["A stalls"],
+        "pages-shared": ["stored once for A and B", "C waits since step", "B waits since step"],
+        "cells": ["belong to both"],
+    }
+    for name, words in promised.items():
+        assert all(one in told[name] for one in words), name
+    assert all(any(f", {policy}:" in words for words in told.values()) for policy in CLASSES)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("attention", "may look at"),
-        ("rope", "the distance 5"),
-        ("cache", "prefill"),
-        ("softmax", "multiplied by"),
-        ("softmax", "✔"),
-        ("scheduler-static", "nobody joins before A is done"),
-        ("scheduler-prefill-first", "A stalls"),
-        ("pages-shared", "stored once for A and B"),
-        ("pages-shared", "C waits since step"),
-        ("pages-shared", "B waits since step"),
-        ("cells", "belong to both"),
-    ],
-)
-def test_what_a_player_promises_is_seen_in_it(
-    told: dict[str, list[str]], name: str, words: str
-) -> None:
-    assert any(words in caption for caption in told[name])
-
-
-def test_the_workflow_publishes_what_make_site_builds() -> None:
-    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "pages.yml").read_text())
-    steps = flow["jobs"]["site"]["steps"]
-    (path,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
-    assert ROOT / path == site.OUT
-    assert [step["run"] for step in steps if "run" in step] == ["make site"]
-    assert {"pages": "write", "id-token": "write"}.items() <= flow["permissions"].items()
+def test_a_module_of_the_package_names_the_lessons_that_use_it() -> None:
+    used = site.shown_in()
+    assert [one.code for one in used["tutorial_engine.model.rope"]] == ["01"]
+    assert used["tutorial_engine.cache.paged"][0].code == "04", "a name that its room hands out"
+    pages = dict(site.api_pages())
+    assert pages["cache"].index("## cache.rows") < pages["cache"].index("## cache.paged")
+    assert all(f"\n{room}\n" in pages["index"] for room in site.ROOMS)
 
 
 # -- the built pages ------------------------------------------------------------------------------
@@ -295,7 +272,7 @@ def test_the_first_page_moves_where_it_may_and_fits_a_phone(
     page.goto((built / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     frames = page.locator("iframe").all()
-    assert len(frames) == 7
+    assert len(frames) == len([show for show in SHOWS if show.card])
     for frame in frames:
         frame.scroll_into_view_if_needed()
         inside = frame.content_frame

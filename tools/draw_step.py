@@ -1,6 +1,6 @@
 """Draws docs/decode_step.png, and puts the outline of a decode step into docs/architecture.md.
 
-    python tools/draw_step.py
+    python -m tools.draw_step
 
 Both come from tools/trace_step.py: one `LLMEngine.step` of two requests on pages, as it ran. The
 picture has a lane for each room; a box is a stay in one file, with the functions that are entered
@@ -10,6 +10,7 @@ there for the first time; time runs down.
 import re
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -17,7 +18,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import FancyBboxPatch
-from trace_step import Hop, Outline, decode_step
+
+from tools.trace_step import Hop, Outline, decode_step
 
 DOCS = Path(__file__).parent.parent / "docs"
 LANES = ("engine", "cache", "model", "sampling")
@@ -53,7 +55,7 @@ def _box(
     room, module = name.split("/")
     x, tall = 0.23 + LANE * LANES.index(room), HEAD + LINE * len(hops)
     style = "round,pad=0,rounding_size=0.05"
-    look = {"facecolor": "white", "edgecolor": COLOURS[room], "linewidth": 1.6}
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": COLOURS[room], "linewidth": 1.6}
     axes.add_patch(FancyBboxPatch((x, y), LANE - 0.26, tall - 0.02, boxstyle=style, **look))
     axes.text(x + 0.07, y + HEAD / 2, module, fontsize=9, weight="bold", va="center")
     for i, hop in enumerate(hops):

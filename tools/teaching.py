@@ -1,7 +1,8 @@
 """Puts the table "What is in the notebook" and the numbers of slides into docs/teaching.
 
-    python tools/teaching.py
+    python -m tools.teaching
 
+`make notebooks` runs it, too. A lesson without a page is left out.
 Sections, exercises with their minutes, and questions are read from the notebooks' sources; the
 slides are those of the decks that `make slides` writes from the built notebooks.
 """
@@ -10,9 +11,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tutorial_engine.learn.build import QUESTION, make_notebook, sources
-from tutorial_engine.learn.slides import titles
-from tutorial_engine.syllabus import LESSONS, Lesson
+from tools.publish.build import LESSONS, QUESTION, Lesson, make_notebook, sources
+from tools.publish.slides import titles
 
 PAGES = Path(__file__).parent.parent / "docs" / "teaching"
 TABLE = re.compile(r"(?<=<!-- tools/teaching.py -->\n).*?(?=<!-- end -->)", re.S)
@@ -92,12 +92,18 @@ def numbered(page: str, lesson: Lesson) -> str:
     return "".join(map(mended, parts))
 
 
+def written(page: str, lesson: Lesson) -> str:
+    """The page with its table and its numbers."""
+    return numbered(TABLE.sub(lambda _: table(lesson), page), lesson)
+
+
 def main() -> None:
     """Write the tables and the numbers anew."""
     for lesson in LESSONS:
         path = PAGES / f"{lesson.code}.md"
-        page = TABLE.sub(table(lesson), path.read_text(encoding="utf-8"))
-        path.write_text(numbered(page, lesson), encoding="utf-8")
+        if path.is_file():
+            page = path.read_text(encoding="utf-8")
+            path.write_text(written(page, lesson), encoding="utf-8")
 
 
 if __name__ == "__main__":

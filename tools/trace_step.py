@@ -1,6 +1,6 @@
 """One decode step of two requests on pages: every function of the package that it enters.
 
-    python tools/trace_step.py
+    python -m tools.trace_step
 
 Runs the shipped model until both requests decode, then watches one `LLMEngine.step` through
 sys.setprofile. Prints how many files and functions of the package the step enters and with how many
@@ -23,7 +23,6 @@ import tutorial_engine
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.layers import Module
 from tutorial_engine.sampling.params import SamplingParams
 
 PACKAGE = Path(tutorial_engine.__file__).parent
@@ -94,7 +93,7 @@ def place(frame: FrameType) -> tuple[str, str] | None:
 
 def is_inner(frame: FrameType) -> bool:
     """Is it a comprehension, a generator expression, a lambda, or a module's call of forward?"""
-    return frame.f_code.co_name.startswith("<") or frame.f_code is Module.__call__.__code__
+    return frame.f_code.co_name.startswith("<") or frame.f_code.co_name == "__call__"
 
 
 def decode_step() -> Outline:

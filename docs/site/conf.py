@@ -1,4 +1,4 @@
-"""How Sphinx builds the site from what `tutorial_engine.learn.site` has put side by side.
+"""How Sphinx builds the site from what `tools.publish.site` has put side by side.
 
 Nothing is run, and nothing is loaded from another host: the site works from disk.
 """

@@ -71,7 +71,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-work"]
-from tutorial_engine.bench.roofline import forward_flops
+from tutorial_engine.lab.roofline import forward_flops
 from tutorial_engine.viz.cache_plots import work_picture
 
 (fast,), with_cache = run_and_count(prompts[:1], greedy, use_cache=True)
@@ -715,7 +715,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.bench.one_forward import Work, best_seconds, count_operations, ready
+from tutorial_engine.lab.one_forward import Work, best_seconds, count_operations, ready
 
 
 def both_ways(n):
@@ -762,7 +762,7 @@ for n in (1, 8, 64):
 # compiled program that does one operation. Otherwise we would measure two kernels, and blame the cache.
 
 # %% tags=["nbval-ignore-output"]
-from tutorial_engine.bench.one_forward import token_times
+from tutorial_engine.lab.one_forward import token_times
 
 for n in (10, 100, 900):
     prompt = ([*prompts[0]] * 90)[:n]
@@ -850,8 +850,8 @@ predictions.ask(
 )
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
-from tutorial_engine.bench.one_forward import against_the_roof
-from tutorial_engine.bench.roofline import weight_bytes
+from tutorial_engine.lab.one_forward import against_the_roof
+from tutorial_engine.lab.roofline import weight_bytes
 from tutorial_engine.learn.checks_02 import least_seconds as least_time
 from tutorial_engine.viz.cache_plots import roofline_picture
 

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What makes a notebook a lesson: predictions, checks, and the build.
+"""Introduced in notebook 01. What makes a notebook a lesson: predictions, checks, exercises.
 
 `checks_NN` and `bugs_NN` belong to notebook NN. It may know everything below it; the engine never
 imports it.

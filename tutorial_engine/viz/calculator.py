@@ -1,14 +1,13 @@
 """Introduced in notebook 02. The memory calculator: any config.json, any machine, batch by batch.
 
-Draws what bench.sizing counts; measures nothing.
+Draws what lab.sizing counts; measures nothing.
 """
 
 import json
 from functools import partial
 
-from tutorial_engine.bench.roofline import Roofline
-from tutorial_engine.bench.shapes import SHAPES
-from tutorial_engine.bench.sizing import DTYPES, PAGE, Plan, Seconds, Sizes
+from tutorial_engine.lab.roofline import Roofline
+from tutorial_engine.lab.sizing import DTYPES, PAGE, QWEN3_06B, Plan, Seconds, Sizes
 from tutorial_engine.viz.explorer import Explorer, amount, button, choice, lines, number
 from tutorial_engine.viz.parts import BOLD, DEAF, MARGIN, RIGHT, Mark, Sheet
 from tutorial_engine.viz.request_look import Box, look, patch, text_width
@@ -26,7 +25,7 @@ WEIGHTS, KV = look(1), look(0)
 BOUND = "an upper bound: vLLM also subtracts the activations that it measures at start"
 # the sizes that these models' own config.json files state
 PRESETS = {
-    "Qwen3-0.6B": {"model_type": "qwen3", "torch_dtype": "bfloat16"} | SHAPES["qwen3-0.6b"],
+    "Qwen3-0.6B": {"model_type": "qwen3", "torch_dtype": "bfloat16"} | QWEN3_06B,
     "Llama-2-7B": {
         "model_type": "llama",
         "torch_dtype": "float16",

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The figures of the tiny model's card, from the files that ship.
+"""The figures of the tiny model's card, from the files that ship.
 
 Knows the checkpoint, its training curve and the stories; writes no page.
 """

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.bench.roofline import (
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import forward
+from tutorial_engine.lab.roofline import (
     Roofline,
     forward_bytes,
     forward_flops,
@@ -19,11 +24,6 @@ from tutorial_engine.bench.roofline import (
     measure_peak_flops,
     weight_bytes,
 )
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.engine.generate import stream
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import forward
 from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. A learner's score over all notebooks: `python -m ...learn.score`.
+"""A learner's score over all notebooks: `python -m ...learn.score`.
 
 The saved notebooks are the record: verdicts below exercises, answers below questions. Nothing else
 is kept, and nothing leaves this machine. Knows cells and their outputs; runs nothing.
@@ -15,8 +15,7 @@ from typing import NamedTuple
 import nbformat
 from nbformat import NotebookNode
 
-from tutorial_engine.learn.build import NOTEBOOKS, QUESTION
-from tutorial_engine.syllabus import LESSONS
+from tools.publish.build import LESSONS, NOTEBOOKS, QUESTION
 
 # what reading any other file raises
 FOREIGN = (OSError, ValueError, TypeError, AttributeError, LookupError, nbformat.ValidationError)

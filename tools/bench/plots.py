@@ -1,7 +1,7 @@
-"""Introduced in notebook 02. The benchmark's figures as bars: bench.json in, Picture out.
+"""The benchmark's figures as bars: bench.json in, Picture out.
 
-As a command: `python -m tutorial_engine.viz.bench_plots bench.json OUT.png` (or OUT.svg). Knows
-what `tutorial_engine.bench --json` writes; measures nothing.
+As a command: `python -m tools.bench.plots bench.json OUT.png` (or OUT.svg). Knows
+what `tools.bench --json` writes; measures nothing.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def bench_picture(figures: Figures) -> Picture:
     without rows.
     """
     if not figures.get("rows"):
-        raise ValueError("the figures have no rows: write them with tutorial_engine.bench --json")
+        raise ValueError("the figures have no rows: write them with tools.bench --json")
     names = [name for row in figures["rows"] for name in row["seconds"]]
     names = _last(figures["settings"]["ours"], names)
     serving = figures.get("serving")
@@ -166,9 +166,9 @@ def _caption(figures: Figures) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """bench.json and a .png or .svg to write; 1, with a word, when that does not work."""
     parser = argparse.ArgumentParser(
-        prog="python -m tutorial_engine.viz.bench_plots", description="draw bench.json"
+        prog="python -m tools.bench.plots", description="draw bench.json"
     )
-    parser.add_argument("figures", type=Path, help="what tutorial_engine.bench --json wrote")
+    parser.add_argument("figures", type=Path, help="what tools.bench --json wrote")
     parser.add_argument("out", type=Path, help="the picture, .png or .svg")
     args = parser.parse_args(argv)
     if args.out.suffix not in (".png", ".svg"):

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What a teacher hands out: `python -m tutorial_engine.learn.handout`.
+"""What a teacher hands out: `python -m tools.publish.handout`.
 
 handout/students.zip is all that `make lab` needs, without a solution; handout/solutions.zip has the
 solved notebooks. Knows files and cells; knows no lesson.
@@ -15,13 +15,13 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from tutorial_engine.learn.build import NOTEBOOKS, SOLUTION, sources, target
+from tools.publish.build import NOTEBOOKS, SOLUTION, sources, target
 
 ROOT = NOTEBOOKS.parent
 OUT = ROOT / "handout"
 # what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
 FILES = ("Makefile", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
-FOLDERS = ("tutorial_engine", "figures", "docs")
+FOLDERS = ("tutorial_engine", "tools", "figures", "docs")
 TEACHERS = ROOT / "docs" / "teaching"  # plans with answers, not for students
 README, CAPSTONE = TEACHERS / "students.md", TEACHERS / "capstone.md"  # but for these two
 MOST = 0.7  # of a solution's lines: hints and the package's own code share a few with it

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Slides for a class: `python -m tutorial_engine.learn.slides`.
+"""Slides for a class: `python -m tools.publish.slides`.
 
 Of each built notebook one page in slides/ that loads nothing from anywhere: objectives, definitions
 and formulas, questions and their answers, pictures, open exercises. The rest of the prose becomes
@@ -18,7 +18,7 @@ from jinja2 import Environment
 from nbconvert.filters import markdown2html
 from nbformat import NotebookNode
 
-from tutorial_engine.learn.build import NOTEBOOKS, QUESTION, sources, target
+from tools.publish.build import NOTEBOOKS, QUESTION, sources, target
 from tutorial_engine.viz.tokens import escape
 
 OUT = NOTEBOOKS.parent / "slides"

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Writes the notebooks' pictures into figures/.
+"""Writes the notebooks' pictures into figures/.
 
 Runs the cells of each source and saves what the cells tagged `figure-NAME` show, so that a file in
 figures/ is the notebook's own picture and cannot disagree with it.
@@ -14,11 +14,10 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from tutorial_engine.learn.build import NOTEBOOKS, make_notebook, sources, target
-from tutorial_engine.learn.players import show_of
+from tools.publish.build import LESSONS, NOTEBOOKS, make_notebook, sources, target
+from tools.publish.players import show_of
 from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import Picture

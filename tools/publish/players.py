@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The players of the site: `python -m tutorial_engine.learn.players`.
+"""The players of the site: `python -m tools.publish.players`.
 
 One table: what each shows, which run of the engine it is made of, and where the lesson about it is.
 """
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.build import NOTEBOOKS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.attention_explorer import AttentionExplorer

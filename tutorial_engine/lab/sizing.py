@@ -11,11 +11,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.bench.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
+from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.config import ModelConfig
 
+QWEN3_06B: dict[str, Any] = {  # the shape of a released model, as its config.json states it
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
 PAGE = 16  # tokens; vLLM hands out KV memory in pages of so many
 DTYPES = {
     name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float8_e4m3fn")

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Exports the notebooks as web pages into html/.
+"""Exports the notebooks as web pages into html/.
 
 Each page is one file that loads nothing from anywhere, with alt texts on its pictures.
 """
@@ -10,7 +10,7 @@ import nbformat
 from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 
-from tutorial_engine.learn.build import NOTEBOOKS, sources, target
+from tools.publish.build import NOTEBOOKS, sources, target
 
 OUT = NOTEBOOKS.parent / "html"
 # nbconvert's page, except that a picture's caption becomes its alt text, and that its palest

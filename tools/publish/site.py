@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The site, built from disk: `python -m tutorial_engine.learn.site`.
+"""The site, built from disk: `python -m tools.publish.site`.
 
 Puts lessons, documents, players, glossary and the list of modules side by side, and runs Sphinx.
 Knows files and headings; draws nothing and runs no lesson.
@@ -14,19 +14,22 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 
-from tutorial_engine.learn import players
-from tutorial_engine.learn.build import NOTEBOOKS, sources, target
-from tutorial_engine.learn.model_card import facts
-from tutorial_engine.syllabus import BESIDE, LESSONS, ROOMS, Lesson
+import tutorial_engine
+from tools.publish import players
+from tools.publish.build import LESSONS, NOTEBOOKS, Lesson, make_notebook, sources, target
+from tools.publish.model_card import facts
 from tutorial_engine.viz.tokens import escape
 
+# in reading order; a room that is not named here comes after them
+ROOMS = (*"model sampling trace cache engine tiny lab parallel viz learn".split(),)
+HEAD = re.compile(r"^Introduced in notebooks? .*?\. ")  # of a package: which lesson opens it
 ROOT = NOTEBOOKS.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 DOCS, SITE = ROOT / "docs", ROOT / "docs" / "site"
@@ -35,6 +38,7 @@ HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a sour
 NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
 LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names
+IMPORTED = re.compile(r"^from (tutorial_engine[\w.]*) import (\(.*?\)|.*?$)", re.M | re.S)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
 WIDE = 560  # a card whose picture is so wide takes a line of its own
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
@@ -174,7 +178,7 @@ def lessons_list(folder: str) -> str:
     for lesson in LESSONS:
         title = HEADING.search(sources()[lesson.notebook].read_text(encoding="utf-8"))
         assert title is not None, "a lesson begins with its title"
-        lines.append(f"- [{title[2]}]({folder}{_file(lesson)}.ipynb): {lesson.title}")
+        lines.append(f"- [{title[2]}]({folder}{_file(lesson)}.ipynb)")
     return "\n".join(lines)
 
 
@@ -195,30 +199,58 @@ def decisions_page(names: list[str]) -> str:
     return "\n".join([head, "```{toctree}", ":maxdepth: 1", *names, "```", ""])
 
 
-def modules(room: str) -> list[str]:
-    """The modules of a room, those that the syllabus lists first and in its order."""
-    listed = next([module.name for module in one.modules] for one in ROOMS if one.name == room)
-    package = import_module(f"tutorial_engine.{room}")
-    there = sorted(one.name for one in pkgutil.iter_modules(package.__path__))
-    return listed + [name for name in there if name not in listed and name != "__main__"]
+def shown_in() -> dict[str, list[Lesson]]:
+    """Module of the package → the lessons that import something of it."""
+    found: dict[str, list[Lesson]] = {}
+    for lesson in LESSONS:
+        code = "\n".join(
+            cell.source
+            for cell in make_notebook(sources()[lesson.notebook], solved=True).cells
+            if cell.cell_type == "code"
+        )
+        for module, names in IMPORTED.findall(code):
+            for name in re.findall(r"\w+", names):
+                thing = getattr(import_module(module), name, None)
+                home = getattr(thing, "__module__", None) or getattr(thing, "__name__", module)
+                if lesson not in found.setdefault(home, []):
+                    found[home].append(lesson)
+    return found
 
 
 def api_pages() -> Iterator[tuple[str, str]]:
-    """(name, page) of each room: what its docstrings say."""
-    rooms = [
-        (room.name, room.what, [f"{room.name}.{one}" for one in modules(room.name)])
-        for room in ROOMS
-    ]
-    rooms.append(("beside", "beside the rooms, below all of them", [one.name for one in BESIDE]))
-    for room, what, names in rooms:
-        parts = [f"# {room}\n", f"{what[0].upper()}{what[1:]}.\n"]
-        for name in names:
-            directive = f".. automodule:: tutorial_engine.{name}\n   :members:"
-            parts.append(f"## {name}\n\n```{{eval-rst}}\n{directive}\n```\n")
-        yield room, "\n".join(parts)
-    tree = ["```{toctree}", ":maxdepth: 1", *(room for room, _, _ in rooms), "```", ""]
+    """(name, page) of each room: what its docstrings say, and the lessons that use a module."""
+    lessons = shown_in()
+    there = {one.name: one.ispkg for one in pkgutil.iter_modules(tutorial_engine.__path__)}
+    rooms = sorted(
+        (name for name, is_room in there.items() if is_room),
+        key=lambda name: ROOMS.index(name) if name in ROOMS else len(ROOMS),
+    )
+    for room in rooms:
+        package = import_module(f"tutorial_engine.{room}")
+        what = HEAD.sub("", (package.__doc__ or "").partition("\n")[0])
+        modules = [f"{room}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
+        yield room, api_page(room, what, modules, lessons)
+    alone = [name for name, is_room in there.items() if not is_room]
+    yield "beside", api_page("beside", "Beside the rooms, below all of them.", alone, lessons)
+    tree = ["```{toctree}", ":maxdepth: 1", *rooms, "beside", "```", ""]
     head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
     yield "index", "\n".join([head, *tree])
+
+
+def api_page(
+    room: str, what: str, modules: Sequence[str], lessons: Mapping[str, list[Lesson]]
+) -> str:
+    """The page of a room: its modules, those that the first lessons use first."""
+    parts = [f"# {room}\n", f"{what}\n"]
+    used = {name: lessons.get(f"tutorial_engine.{name}", []) for name in modules}
+    for name in sorted(used, key=lambda name: min(map(LESSONS.index, used[name]), default=99)):
+        if name.endswith("__main__"):
+            continue
+        links = [f"[{one.code}](../{page_of(one)}.ipynb)" for one in used[name]]
+        told = f"Used in lesson {', '.join(links)}.\n\n" if links else ""
+        directive = f".. automodule:: tutorial_engine.{name}\n   :members:"
+        parts.append(f"## {name}\n\n{told}```{{eval-rst}}\n{directive}\n```\n")
+    return "\n".join(parts)
 
 
 # -- side by side ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Makes the notebooks: `python -m tutorial_engine.learn.build`.
+"""Makes the notebooks: `python -m tools.publish.build`, or `... 02` for one of them.
 
 From each readable source in notebooks/src come two executed notebooks: the one with solutions and
 the learner's, with the exercises open and the answers to questions folded. Knows cells and files;
@@ -7,7 +7,10 @@ knows no lesson.
 
 import os
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jupytext
 import nbformat
@@ -16,7 +19,6 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 from tutorial_engine.learn.predict import REVEAL
-from tutorial_engine.syllabus import LESSONS
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.tokens import escape
 
@@ -26,27 +28,48 @@ MARKS = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION\n?", re.M)
 MEASURED = "nbval-ignore-output"  # the tag of cells whose output depends on the machine
 ELSEWHERE = "<p>Measured once, when this notebook was built. Your run has other numbers.</p>"
 REPOSITORY = "https://github.com/OWNER/tutorial_engine"
-INSTALL = f"""# On Google Colab this installs the package. Anywhere else it does nothing.
+INSTALL = f"""# One thread: with a model this small, more of them only wait for each other.
+# On Google Colab this cell also installs the package.
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 if "google.colab" in sys.modules and find_spec("tutorial_engine") is None:
     package = "tutorial-engine[notebooks] @ git+{REPOSITORY}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)"""
 QUESTION = re.compile(r"predictions\.(ask|reveal)\(\s*\"([\w-]+)\"")
 
 
+class Lesson(NamedTuple):
+    """A notebook by its source's name in notebooks/src: "02_kv_cache", "appendix/A1_two_ranks"."""
+
+    notebook: str
+
+    @property
+    def code(self) -> str:
+        """ "01" for `01_attention_rope`, "A1" for `appendix/A1_two_ranks`."""
+        return self.notebook.rpartition("/")[2][:2]
+
+    @property
+    def is_appendix(self) -> bool:
+        """Is it beside the series? Then it is short."""
+        return "/" in self.notebook
+
+
+def lessons(folder: Path = NOTEBOOKS / "src") -> tuple[Lesson, ...]:
+    """The lessons that have a source there, in the order of reading; the appendices come last."""
+    found = [*sorted(folder.glob("[0-9][0-9]_*.py")), *sorted(folder.glob("*/[A-Z][0-9]_*.py"))]
+    return tuple(Lesson(str(path.relative_to(folder).with_suffix(""))) for path in found)
+
+
+LESSONS = lessons()
+
+
 def sources() -> dict[str, Path]:
-    """Lesson name → its source. ValueError when a lesson of the syllabus has none."""
-    found = {lesson.notebook: NOTEBOOKS / "src" / f"{lesson.notebook}.py" for lesson in LESSONS}
-    missing = [str(path) for path in found.values() if not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"no notebook sources at {missing}: run this in a clone of the repository, installed "
-            "with `pip install -e`"
-        )
-    return found
+    """Lesson name → its source."""
+    return {lesson.notebook: NOTEBOOKS / "src" / f"{lesson.notebook}.py" for lesson in LESSONS}
 
 
 def target(name: str, solved: bool) -> Path:
@@ -57,7 +80,7 @@ def target(name: str, solved: bool) -> Path:
 def make_notebook(source: Path, solved: bool) -> NotebookNode:
     """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`.
 
-    Its first code cell, folded in JupyterLab, installs the package where that is a hosted one.
+    Its first code cell, folded in JupyterLab, sets the threads, and installs the package on Colab.
     """
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
@@ -177,12 +200,16 @@ def build(name: str, source: Path, solved: bool) -> Path:
     return path
 
 
-def main() -> None:
-    """Build all of them."""
-    jobs = [(name, src, solved) for name, src in sources().items() for solved in (True, False)]
+def main(codes: Sequence[str] = ()) -> None:
+    """Build the lessons "01", "A1" ..., or all."""
+    known = {lesson.code: lesson.notebook for lesson in LESSONS}
+    if unknown := set(codes) - known.keys():
+        sys.exit(f"there is no lesson {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = [known[code] for code in codes or known]
+    jobs = [(name, sources()[name], solved) for name in chosen for solved in (True, False)]
     for name, source, solved in tqdm(jobs, desc="notebooks"):
         build(name, source, solved)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
