@@ -183,7 +183,7 @@ def test_every_variant_says_what_the_model_says(theirs: Any) -> None:
     whole = theirs(torch.tensor([ids])).logits[0]
     (want,) = generate(model, [ids], SamplingParams(max_tokens=9, ignore_eos=True))
     variants = [Transformers(theirs, a, s) for a in ("sdpa", "eager") for s in (False, True)]
-    for contender in (Ours(model), Ours(load_model(TINY, prepack=False)), *variants):
+    for contender in (Ours(model), Ours(load_model(TINY, fast=False)), *variants):
         logits = contender.last_logits(ids)
         assert logits.shape == (1, whole.shape[-1]) and logits.dtype == torch.float32
         torch.testing.assert_close(logits, whole[-1:], atol=1e-4, rtol=1e-4)

@@ -23,7 +23,6 @@ import tutorial_engine
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.layers import Module
 from tutorial_engine.sampling.params import SamplingParams
 
 PACKAGE = Path(tutorial_engine.__file__).parent
@@ -93,8 +92,8 @@ def place(frame: FrameType) -> tuple[str, str] | None:
 
 
 def is_inner(frame: FrameType) -> bool:
-    """Is it a comprehension, a generator expression, a lambda, or a module's call of forward?"""
-    return frame.f_code.co_name.startswith("<") or frame.f_code is Module.__call__.__code__
+    """Is it a comprehension, a generator expression, or a lambda?"""
+    return frame.f_code.co_name.startswith("<")
 
 
 def decode_step() -> Outline:

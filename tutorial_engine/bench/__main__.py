@@ -30,6 +30,7 @@ from tutorial_engine.bench.serving import (
 from tutorial_engine.bench.shapes import SHAPES, Folders, checkpoint_folders
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import PackedLinear
 from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -69,12 +70,12 @@ def load_session(args: argparse.Namespace, folders: Folders, stack: ExitStack) -
     contenders.update(llamas)
     notes.update(told)
     if args.all:
-        contenders[PLAIN] = Ours(load_model(folders.weights, dtype=dtype, prepack=False))
+        contenders[PLAIN] = Ours(load_model(folders.weights, dtype=dtype, fast=False))
         notes[PLAIN] = "generate.stream, weights as loaded"
     model = load_model(folders.weights, dtype=dtype)
     contenders[OURS] = Ours(model)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    packed = f"{sum(linear.is_packed for linear in linears)} of {len(linears)} linears prepacked"
+    packed = f"{sum(isinstance(linear, PackedLinear) for linear in linears)} of {len(linears)} linears prepacked"
     notes[OURS] = f"generate.stream, static cache, {packed}"
     return Session(contenders, notes, theirs, model)
 

@@ -45,7 +45,7 @@ def write_gguf(folder: Path, file: Path, dtype: torch.dtype) -> None:
     if file.is_file():
         return
     gguf = importlib.import_module("gguf")
-    model = load_model(folder, dtype=dtype, prepack=False)
+    model = load_model(folder, dtype=dtype, fast=False)
     config = model.config
     if config.attention_bias:
         raise ValueError("llama.cpp's qwen3 has no attention_bias: race a model without")
@@ -83,26 +83,25 @@ def gguf_tensors(model: Qwen3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
         own: Any = layer
         attention, mlp = own.self_attn, own.mlp
         sizes = (attention.q_size, attention.kv_size, attention.kv_size)
-        q, k, v = attention.qkv_proj.plain_weight().split(sizes)
-        gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
-        q_norm, k_norm = attention.qk_norm.weight.chunk(2)
+        q, k, v = attention.qkv_proj.weight.split(sizes)
+        gate, up = mlp.gate_up_proj.weight.chunk(2)
         weights = {
             "attn_norm": own.input_layernorm.weight,
             "attn_q": q,
             "attn_k": k,
             "attn_v": v,
-            "attn_q_norm": q_norm,
-            "attn_k_norm": k_norm,
-            "attn_output": attention.o_proj.plain_weight(),
+            "attn_q_norm": attention.q_norm.weight,
+            "attn_k_norm": attention.k_norm.weight,
+            "attn_output": attention.o_proj.weight,
             "ffn_norm": own.post_attention_layernorm.weight,
             "ffn_gate": gate,
             "ffn_up": up,
-            "ffn_down": mlp.down_proj.plain_weight(),
+            "ffn_down": mlp.down_proj.weight,
         }
         yield from ((f"blk.{i}.{name}.weight", weight) for name, weight in weights.items())
     yield "output_norm.weight", decoder.norm.weight
     if not model.config.tie_word_embeddings:
-        yield "output.weight", model.lm_head.plain_weight()
+        yield "output.weight", model.lm_head.weight
 
 
 @cache

@@ -25,6 +25,7 @@ from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 ROWS, PAGES = "rows", "pages"
@@ -67,7 +68,7 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> Qwen3ForCausalLM:
     """Random weights, prepacked where that is possible, as a loaded model's are."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).draw_weights().to(dtype).requires_grad_(False).eval()
-    model.prepack()
+    use_fast_layers(model)
     return model
 
 
