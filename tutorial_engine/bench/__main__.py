@@ -75,7 +75,8 @@ def load_session(args: argparse.Namespace, folders: Folders, stack: ExitStack) -
     model = load_model(folders.weights, dtype=dtype)
     contenders[OURS] = Ours(model)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    packed = f"{sum(isinstance(linear, PackedLinear) for linear in linears)} of {len(linears)} linears prepacked"
+    num_packed = sum(isinstance(linear, PackedLinear) for linear in linears)
+    packed = f"{num_packed} of {len(linears)} linears prepacked"
     notes[OURS] = f"generate.stream, static cache, {packed}"
     return Session(contenders, notes, theirs, model)
 

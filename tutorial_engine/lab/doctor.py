@@ -195,7 +195,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def self_test(folder: Path) -> Iterator[Finding]:
-    """Load the tiny model, let it go on writing, compare the logits of its fast layers with plain ones."""
+    """Load the tiny model, let it go on writing, compare its fast layers with the plain ones."""
     import torch
 
     from tutorial_engine.model.batch import Batch

@@ -70,6 +70,7 @@ def load_model(
             "float16 matmul on the CPU is too slow to be of use; take bfloat16 or float32"
         )
     _read(model, stored, device, wanted)
+    del stored  # closes the files
     model.to(device).requires_grad_(False).eval()
     if fast:
         use_fast_layers(model)

@@ -22,9 +22,9 @@ def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
     A Linear of fewer than `pack_from` weights stays: in the processor's caches, the plain layout
     is as fast. The model cannot be moved, cast or copied afterwards.
     """
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            setattr(parent, name, fast_twin(layer, pack_from))
+    for name, layer in list(model.named_children()):
+        use_fast_layers(layer, pack_from)
+        setattr(model, name, fast_twin(layer, pack_from))
 
 
 def fast_twin(layer: nn.Module, pack_from: int = PACK_FROM) -> nn.Module:
