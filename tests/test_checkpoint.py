@@ -1,4 +1,4 @@
-"""Checkpoint files: every way to say the same loads the same, every damage is named."""
+"""Checkpoint files and config.json: every way to say the same loads the same, damage is named."""
 
 import json
 import shutil
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 from checkpoints import (
+    BASE,
     edit_config,
     edit_tensors,
     fp32_tolerance,
@@ -23,39 +25,45 @@ from checkpoints import (
 from conftest import MakeCheckpoint
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from tutorial_engine.model import checkpoint as loader
 from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
-from tutorial_engine.model.layers import can_prepack
+from tutorial_engine.model.config import ModelConfig
 
 IDS = random_sequences([9, 4], 97)
 QKV = "model.layers.1.self_attn.{}_proj.weight"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+NORM, HEAD, TABLE = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
 
 
 def logits_of(folder: Path) -> Tensor:
     return our_logits(load_model(folder), IDS)
 
 
-def refuse(folder: Path, named: str) -> None:
-    """Loading raises a ValueError with these words."""
-    with pytest.raises(ValueError, match=named):
-        load_model(folder)
+# -- what loads, and as what ----------------------------------------------------------------------
 
 
 def test_sharded_files_give_the_same_weights(make_checkpoint: MakeCheckpoint) -> None:
     single, sharded = make_checkpoint(), make_checkpoint(max_shard_size="20KB")
-    assert len(list(sharded.glob("model-*.safetensors"))) > 2
-    ours = dict(load_model(single, prepack=False).named_parameters())
-    for name, parameter in load_model(sharded, prepack=False).named_parameters():
+    files = sorted(sharded.glob("model-*.safetensors"))
+    assert len(files) > 2
+    files[0].rename(sharded / "elsewhere")
+    files[0].symlink_to(sharded / "elsewhere")  # as in the hub's cache
+    index = sharded / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    del weight_map[QKV.format("q")]  # the file has it, and that is what counts
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    ours = dict(load_model(single, fast=False).named_parameters())
+    for name, parameter in load_model(sharded, fast=False).named_parameters():
         assert torch.equal(parameter, ours[name]), name
 
 
 def test_merged_rows_are_q_then_k_then_v_and_gate_then_up(make_checkpoint: MakeCheckpoint) -> None:
     folder = make_checkpoint(attention_bias=True)
     file = load_file(folder / "model.safetensors")
-    ours = dict(load_model(folder, prepack=False).named_parameters())
-    for merged in ("qkv_proj", "gate_up_proj"):
-        parts = [part for part, (name, _) in MERGED.items() if name == merged]
+    ours = dict(load_model(folder, fast=False).named_parameters())
+    for merged, parts in MERGED.items():
         names = [name for name in ours if merged in name]
         assert names
         for name in names:
@@ -78,12 +86,7 @@ def test_old_style_config_loads_the_same(make_checkpoint: MakeCheckpoint) -> Non
     assert torch.equal(logits_of(folder), before)
     theirs = reference_logits(load_reference(folder), IDS)
     assert largest_difference(before, theirs) <= fp32_tolerance(theirs)
-
-
-def test_rope_theta_of_the_config_is_used(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint(rope_theta=1e6)
-    before = logits_of(folder)
-    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    edit_config(folder, rope_theta=100.0)
     assert largest_difference(logits_of(folder), before) > 0.1
 
 
@@ -92,228 +95,33 @@ def test_bf16_file_loads_exactly_into_fp32(make_checkpoint: MakeCheckpoint) -> N
     edit_tensors(folder, lambda t: t.update({n: x.bfloat16() for n, x in t.items()}))
     table = load_model(folder).model.embed_tokens.weight
     assert table.dtype == torch.float32
-    assert torch.equal(table, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+    assert torch.equal(table, load_file(folder / "model.safetensors")[TABLE])
     theirs = reference_logits(load_reference(folder), IDS)
     assert largest_difference(logits_of(folder), theirs) <= fp32_tolerance(theirs)
+    assert load_model(folder, dtype="auto").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_model_is_ready_for_inference(checkpoint: Path, dtype: torch.dtype) -> None:
-    ours = load_model(checkpoint, dtype=dtype)
-    assert ours.dtype == dtype and ours.device == torch.device("cpu")
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, "float32", torch.bfloat16, "bfloat16", "auto"])
+def test_model_is_ready_for_inference(checkpoint: Path, dtype: Any, fast: bool) -> None:
+    ours = load_model(str(checkpoint), dtype=dtype, fast=fast)
+    want = torch.bfloat16 if "bfloat16" in str(dtype) else torch.float32
+    assert ours.dtype == want and ours.device == torch.device("cpu")
     assert not ours.training and not any(p.requires_grad for p in ours.parameters())
     assert not any(p.is_meta for p in ours.parameters())
-    assert load_model(checkpoint, dtype=dtype, prepack=True).lm_head.is_packed == can_prepack(
-        ours.device, dtype
-    )
     assert ours.model.rotary_emb.inv_freq.dtype == torch.float32
-
-
-@pytest.mark.parametrize("prepack", [True, False])
-def test_tied_head_is_the_embedding(make_checkpoint: MakeCheckpoint, prepack: bool) -> None:
-    ours = load_model(make_checkpoint(tie_word_embeddings=True), prepack=prepack)
-    assert torch.equal(ours.lm_head.plain_weight(), ours.model.embed_tokens.weight)
 
 
 def test_tied_file_may_hold_an_equal_head_but_no_other(make_checkpoint: MakeCheckpoint) -> None:
     folder = make_checkpoint(tie_word_embeddings=True)
-    before = logits_of(folder)
-    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
-    edit_tensors(folder, lambda t: t.update({"lm_head.weight": table.clone()}))
+    model, before = load_model(folder, fast=False), logits_of(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    table = load_file(folder / "model.safetensors")[TABLE]
+    edit_tensors(folder, lambda t: t.update({HEAD: table.clone()}))
     assert torch.equal(logits_of(folder), before)
-    edit_tensors(folder, lambda t: t["lm_head.weight"][3].add_(1))
-    refuse(folder, r"lm_head\.weight differs from model\.embed_tokens\.weight")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        QKV.format("k"),
-        "model.layers.0.mlp.up_proj.weight",
-        "model.layers.2.self_attn.q_norm.weight",
-        "model.norm.weight",
-        "model.embed_tokens.weight",
-        "lm_head.weight",
-        "model.layers.1.self_attn.v_proj.bias",
-    ],
-)
-def test_missing_tensor_is_named(make_checkpoint: MakeCheckpoint, name: str) -> None:
-    folder = make_checkpoint(attention_bias=True)
-    edit_tensors(folder, lambda t: t.pop(name))
-    refuse(folder, f"1 missing: {name}")
-
-
-def test_bias_that_the_config_does_not_announce_is_named(make_checkpoint: MakeCheckpoint) -> None:
-    folder = edit_config(make_checkpoint(attention_bias=True), attention_bias=False)
-    refuse(folder, r"12 not known: model\.layers\.0\.self_attn\.k_proj\.bias, .*\.\.\.")
-
-
-@pytest.mark.parametrize("name", [QKV.format("q"), "model.norm.weight", "lm_head.weight"])
-def test_misshaped_tensor_is_named(make_checkpoint: MakeCheckpoint, name: str) -> None:
-    folder = make_checkpoint()
-    shape = list(load_file(folder / "model.safetensors")[name].shape)
-    edit_tensors(folder, lambda t: t.update({name: t[name][1:].contiguous()}))
-    shorter = [shape[0] - 1, *shape[1:]]
-    refuse(folder, rf"mis-shaped: {name} is \[{str(shorter)[1:-1]}\].*\[{str(shape)[1:-1]}\]")
-
-
-def test_k_as_long_as_q_is_refused_though_the_sum_would_fit(
-    make_checkpoint: MakeCheckpoint,
-) -> None:
-    # 64 + 32 + 32 rows and 32 + 64 + 32 rows fill the same merged matrix
-    def swap(tensors: dict[str, Tensor]) -> None:
-        q, k = QKV.format("q"), QKV.format("k")
-        tensors[q], tensors[k] = tensors[k], tensors[q]
-
-    refuse(edit_tensors(make_checkpoint(), swap), "2 mis-shaped")
-
-
-def test_all_problems_are_told_at_once(make_checkpoint: MakeCheckpoint) -> None:
-    def damage(tensors: dict[str, Tensor]) -> None:
-        tensors["odd"] = tensors.pop("model.norm.weight")
-        tensors["lm_head.weight"] = torch.zeros(3)
-
-    refuse(edit_tensors(make_checkpoint(), damage), "1 missing.*1 not known: odd.*1 mis-shaped")
-
-
-def test_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint(max_shard_size="20KB")
-    lost = sorted(folder.glob("model-*.safetensors"))[1]
-    lost.unlink()
-    refuse(folder, lost.name)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 200, -1])
-def test_truncated_file_is_named(make_checkpoint: MakeCheckpoint, keep: int) -> None:
-    folder = make_checkpoint()
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    refuse(folder, r"model\.safetensors.*damaged")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[" * 10**5],
-    ids=range(6),
-)
-def test_broken_index_is_named(make_checkpoint: MakeCheckpoint, text: str) -> None:
-    folder = make_checkpoint(max_shard_size="20KB")
-    (folder / "model.safetensors.index.json").write_text(text)
-    refuse(folder, r"model\.safetensors\.index\.json is not a safetensors index")
-
-
-def test_tensor_in_two_shards_is_named(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint(max_shard_size="20KB")
-    index = folder / "model.safetensors.index.json"
-    raw = json.loads(index.read_text())
-    one = sorted(set(raw["weight_map"].values()))[0]
-    (folder / "again.safetensors").write_bytes((folder / one).read_bytes())
-    raw["weight_map"]["copy"] = "again.safetensors"
-    index.write_text(json.dumps(raw))
-    refuse(folder, rf"is in both again\.safetensors and {one}")
-
-
-def test_pickles_are_never_opened(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint()
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refuse(folder, r"no model\.safetensors.*pytorch_model\.bin.*pickles")
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda f: (f / "config.json").unlink(), r"no config\.json"),
-        (lambda f: edit_config(f, model_type="llama"), "unsupported architecture.*llama"),
-        (lambda f: edit_config(f, num_hidden_layers=4), r"11 missing: model\.layers\.3\."),
-        (lambda f: edit_config(f, num_hidden_layers=2), r"11 not known: model\.layers\.2\."),
-    ],
-)
-def test_config_that_does_not_fit_the_files_is_refused(
-    make_checkpoint: MakeCheckpoint, damage: Callable[[Path], Any], named: str
-) -> None:
-    folder = make_checkpoint()
-    damage(folder)
-    refuse(folder, named)
-
-
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
-
-
-@pytest.mark.parametrize("name", [*SIZES, "num_hidden_layers"])
-def test_absurd_sizes_are_refused_before_a_model_is_built(
-    make_checkpoint: MakeCheckpoint, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With head_dim 10**9 or 10**4 layers building it, even without memory, takes a minute."""
-
-    def build(config: object) -> None:
-        raise AssertionError("a model was built")
-
-    monkeypatch.setattr(loader, "without_weights", build)
-    folder = edit_config(make_checkpoint(), **{name: 10**9})
-    refuse(folder, r"do not fit its config\.json.*00000000")
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
-def test_weights_that_are_no_floats_are_named(
-    make_checkpoint: MakeCheckpoint, dtype: torch.dtype
-) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    folder = make_checkpoint()
-    edit_tensors(folder, lambda t: t.update({name: t[name].to(dtype)}))
-    refuse(folder, f"1 of no type of .*quantised.*: {name} is [IUB]")
-
-
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hosts", "sub/a.safetensors"])
-def test_an_index_reads_its_own_folder_only(make_checkpoint: MakeCheckpoint, name: str) -> None:
-    folder = make_checkpoint(max_shard_size="20KB")
-    index = folder / "model.safetensors.index.json"
-    raw = json.loads(index.read_text())
-    raw["weight_map"]["more"] = name
-    index.write_text(json.dumps(raw))
-    refuse(folder, "names files that are not in its folder")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "named"),
-    [
-        (torch.float16, "float16.*bfloat16 or float32"),
-        (torch.float64, "dtype torch.float64 is not supported"),
-        (torch.int8, "dtype torch.int8 is not supported"),
-        ("float32", "dtype float32 is not supported"),
-    ],
-)
-def test_other_dtypes_are_refused(checkpoint: Path, dtype: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        load_model(checkpoint, dtype=dtype)
-
-
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "nowhere", "a/b/c", "~/x"])
-def test_unknown_folder_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"no folder '{name}'.*Qwen/Qwen3-0.6B"):
-        load_model(name)
-
-
-def test_hub_id_out_of_reach_and_file_for_a_folder_are_named(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match=r"'nobody/has-this' from the hub.*checkpoint\.TINY"):
-        load_model("nobody/has-this")
-    with pytest.raises(ValueError, match=r"config\.json' is a file"):
-        load_model(checkpoint / "config.json")
-    assert resolve_checkpoint(str(checkpoint)) == resolve_checkpoint(checkpoint) == checkpoint
-
-
-def test_tokenizer_gives_any_text_back(checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(checkpoint)
-    for text in ("A red kite.", '<script>"é"</script>', "🦆 ünïcode\n\ttabs", ""):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_missing_and_broken_tokenizers_are_named(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint()
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        load_tokenizer(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        load_tokenizer(folder)
+    edit_tensors(folder, lambda t: t[HEAD][3].add_(1))
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        load_model(folder)
 
 
 def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
@@ -325,6 +133,198 @@ def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
         "assert torch.equal(before, torch.get_rng_state())"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+# -- what is refused: (how to break a checkpoint, what is said) -----------------------------------
+
+Edit = Callable[[Path], Any]
+
+
+def tensors(edit: Callable[[dict[str, Tensor]], object]) -> Edit:
+    return lambda folder: edit_tensors(folder, edit)
+
+
+def config(**changes: Any) -> Edit:
+    return lambda folder: edit_config(folder, **changes)
+
+
+def without(name: str) -> Edit:
+    return tensors(lambda t: t.pop(name))
+
+
+def shorter(name: str) -> Edit:
+    return tensors(lambda t: t.update({name: t[name][1:].contiguous()}))
+
+
+def of_dtype(dtype: torch.dtype) -> Edit:
+    return tensors(lambda t: t.update({DOWN: t[DOWN].to(dtype)}))
+
+
+def swap_q_and_k(t: dict[str, Tensor]) -> None:
+    """64 + 32 + 32 rows and 32 + 64 + 32 rows fill the same merged matrix."""
+    q, k = QKV.format("q"), QKV.format("k")
+    t[q], t[k] = t[k], t[q]
+
+
+def three_kinds(t: dict[str, Tensor]) -> None:
+    t["odd"], t[HEAD] = t.pop(NORM), torch.zeros(3)
+
+
+def cut(keep: int) -> Edit:
+    def truncate(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:keep])
+
+    return truncate
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+ONE_FILE: list[tuple[Edit, str]] = [
+    *((without(name), f"1 missing: {name}") for name in (QKV.format("k"), NORM, TABLE, HEAD)),
+    (without("model.layers.0.mlp.up_proj.weight"), r"1 missing: model.layers.0.mlp.up_proj"),
+    (without("model.layers.2.self_attn.q_norm.weight"), "1 missing: model.layers.2.*q_norm"),
+    (without("model.layers.1.self_attn.v_proj.bias"), "1 missing: model.layers.1.*v_proj.bias"),
+    (config(attention_bias=False), r"12 not known: model\.layers\.0.*k_proj\.bias, .*\.\.\."),
+    (shorter(QKV.format("q")), rf"mis-shaped: {QKV.format('q')} is \[63, 48\].*\[64, 48\]"),
+    (shorter(NORM), rf"mis-shaped: {NORM} is \[47\].*\[48\]"),
+    (shorter(HEAD), rf"mis-shaped: {HEAD} is \[96, 48\].*\[97, 48\]"),
+    (tensors(swap_q_and_k), "2 mis-shaped"),
+    (tensors(three_kinds), "1 missing.*1 not known: odd.*1 mis-shaped"),
+    *((of_dtype(d), f"1 of no type .*quantised.*: {DOWN} is I") for d in (torch.int8, torch.int64)),
+    (of_dtype(torch.bool), f"1 of no type .*: {DOWN} is BOOL"),
+    (of_dtype(torch.float8_e4m3fn), f"1 of no type .*: {DOWN} is F8"),
+    (of_dtype(torch.complex64), f"1 of no type .*: {DOWN} is C64"),
+    *(
+        (tensors(lambda t, x=x: t[DOWN][2, 3].fill_(x)), f"{DOWN} in '.*' holds NaN or infinite")
+        for x in (torch.nan, torch.inf, -torch.inf)
+    ),
+    *((cut(keep), r"model\.safetensors.*damaged") for keep in (0, 5, 200, -1)),
+    (only_pickles, r"no model\.safetensors.*pytorch_model\.bin.*pickles"),
+    (lambda f: (f / "config.json").unlink(), r"no config\.json"),
+    (config(model_type="llama"), "unsupported architecture.*llama"),
+    (config(num_hidden_layers=4), r"15 missing: model\.layers\.3\."),
+    (config(num_hidden_layers=2), r"15 not known: model\.layers\.2\."),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), ONE_FILE)
+def test_broken_checkpoint_is_refused(
+    make_checkpoint: MakeCheckpoint, damage: Edit, words: str
+) -> None:
+    folder = make_checkpoint(attention_bias=True)
+    damage(folder)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+def index(text: str) -> Edit:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
+def more(name: str, file: str) -> Edit:
+    def add(folder: Path) -> None:
+        raw = json.loads((folder / "model.safetensors.index.json").read_text())
+        raw["weight_map"][name] = file
+        index(json.dumps(raw))(folder)
+
+    return add
+
+
+def shard_twice(folder: Path) -> None:
+    shutil.copy(min(folder.glob("model-*.safetensors")), folder / "again.safetensors")
+    more("copy", "again.safetensors")(folder)
+
+
+NO_INDEX = ("{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[" * 10**5)
+SHARDED: list[tuple[Edit, str]] = [
+    (lambda f: sorted(f.glob("model-*"))[1].unlink(), "files that are not there: .*model-00002"),
+    (shard_twice, r"is in both again\.safetensors and model-00001"),
+    *((index(text), r"index\.json is not a safetensors index") for text in NO_INDEX),
+    *(
+        (more("more", file), "names files that are not in its folder")
+        for file in ("../model.safetensors", "/etc/hosts", "sub/a.safetensors")
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), SHARDED, ids=range(len(SHARDED)))
+def test_broken_index_is_refused(make_checkpoint: MakeCheckpoint, damage: Edit, words: str) -> None:
+    folder = make_checkpoint(max_shard_size="20KB")
+    damage(folder)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads",)
+
+
+@pytest.mark.parametrize("name", [*SIZES, "head_dim"])
+def test_absurd_sizes_are_refused_before_a_model_is_built(
+    make_checkpoint: MakeCheckpoint, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With head_dim 10**9 or 10**4 layers building it, even without memory, takes a minute."""
+
+    def build(config: object) -> None:
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr(loader, "without_weights", build)
+    folder = edit_config(make_checkpoint(), **{name: 10**9})
+    with pytest.raises(ValueError, match=rf"do not fit its config\.json.*{name} 1000000000"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": torch.float16}, "float16.*bfloat16 or float32"),
+        ({"dtype": "float16"}, "float16.*bfloat16 or float32"),
+        ({"dtype": torch.float64}, "dtype torch.float64 is not supported"),
+        ({"dtype": "int8"}, "dtype 'int8' is not supported; use 'auto' or"),
+        ({"dtype": None}, "dtype None is not supported"),
+        ({"device": "gpu"}, "device 'gpu' is none of PyTorch's; use 'cpu' or 'cuda'"),
+        ({"device": None}, "device None is none of PyTorch's"),
+        *(
+            ({"path_or_id": name}, f"no folder '{name}'.*Qwen/Qwen3-0.6B")
+            for name in ("/nowhere/at/all", "./nowhere", "nowhere", "a/b/c", "~/x")
+        ),
+        ({"path_or_id": "nobody/has-this"}, r"'nobody/has-this' from the hub.*checkpoint\.TINY"),
+        ({"path_or_id": __file__}, "is a file; give the folder"),
+        ({"path_or_id": None}, "a checkpoint is a folder or a hub id, got None"),
+        ({"path_or_id": 5}, "a checkpoint is a folder or a hub id, got 5"),
+    ],
+)
+def test_what_is_typed_wrong_is_answered(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_model(**options)
+    if "path_or_id" in options:
+        with pytest.raises(ValueError, match=words):
+            load_tokenizer(options["path_or_id"])
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"'cuda:1': PyTorch finds no GPU here; use device='cpu'"):
+        load_model(device="cuda:1")
+
+
+# -- tokenizers and the hub -----------------------------------------------------------------------
+
+
+def test_tokenizer_gives_any_text_back_and_a_broken_one_is_named(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    for text in ("A red kite.", '<script>"é"</script>', "🦆 ünïcode\n\ttabs", ""):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged"):
+        load_tokenizer(tmp_path)
 
 
 SILENT_HUB = """
@@ -355,3 +355,138 @@ def test_a_hub_that_never_answers_does_not_hang(checkpoint: Path, tmp_path: Path
     told = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
     assert told.startswith("300\ncould not get 'nobody/has-this' from the hub (ReadTimeout")
     assert "Use a local folder" in told
+    assert resolve_checkpoint(str(checkpoint)) == resolve_checkpoint(checkpoint) == checkpoint
+
+
+# -- config.json ----------------------------------------------------------------------------------
+
+# the released checkpoint's file, written by transformers 4
+QWEN3_06B: dict[str, Any] = json.loads("""{
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+  "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+  "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+  "use_sliding_window": false, "vocab_size": 151936
+}""")
+REQUIRED = ("model_type", *SIZES, "num_key_value_heads")
+
+
+def test_released_config_is_read_and_frozen() -> None:
+    ours = ModelConfig.from_dict(QWEN3_06B)
+    assert ours == checkpoints.QWEN3_06B and ours.group_size == 2
+    with pytest.raises(AttributeError):
+        ours.hidden_size = 7  # type: ignore[misc]
+
+
+def same_as_transformers(folder: Path) -> ModelConfig:
+    ours, theirs = ModelConfig.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    for name in {*BASE, "rms_norm_eps"} - {"rope_theta"}:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ModelConfig.from_pretrained(str(folder / "config.json")) == ours
+    return ours
+
+
+def test_config_is_read_as_transformers_reads_it(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    changes = {"rope_theta": 5e5, "head_dim": 20, "attention_bias": True, "rms_norm_eps": 1e-5}
+    ours = same_as_transformers(make_checkpoint(eos_token_id=[3, 5], **changes))
+    assert {name: getattr(ours, name) for name in changes} == changes
+    assert ours.eos_token_ids == (3, 5)
+    (tmp_path / "config.json").write_text(json.dumps({k: QWEN3_06B[k] for k in REQUIRED}))
+    assert same_as_transformers(tmp_path).eos_token_ids == ()
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+NO_IDS = ("</s>", True, -1, 1.5, [3, "4"], [[3]], {"id": 3}, [None])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "'llama'"),
+        ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "'qwen3_moe'"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window=True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
+        ({"layer_types": 5}, "sliding-window layers .*layer_types 5"),
+        ({"rope_scaling": YARN}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": {"full_attention": YARN}}, "one table for all layers"),
+        *(({name: 5}, "one table .* got .*5") for name in ("rope_scaling", "rope_parameters")),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"head_dim": 25}, "head_dim.*25"),
+        ({"num_key_value_heads": 5}, r"\(16\).*num_key_value_heads \(5\)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers.*0"),
+        ({"hidden_size": "1024"}, "hidden_size.*'1024'"),
+        ({"vocab_size": 1.5}, "vocab_size.*1.5"),
+        ({"head_dim": 10**30}, f"head_dim {10**30} is more than any model has"),
+        *(({"rope_theta": x}, "rope_theta must be") for x in (-1.0, 10**400, float("inf"))),
+        *(({"rms_norm_eps": x}, "rms_norm_eps must be") for x in (0.0, float("nan"), True)),
+        *(({name: None}, f"no '{name}'") for name in SIZES),
+        *(
+            ({name: "false"}, f"{name} .* true or false, got 'false'")
+            for name in ("tie_word_embeddings", "attention_bias", "use_sliding_window")
+        ),
+        *(({"eos_token_id": eos}, "eos_token_id must be") for eos in NO_IDS),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ModelConfig.from_dict({**QWEN3_06B, **changes})
+    with pytest.raises(ValueError, match="no 'num_key_value_heads'"):
+        ModelConfig.from_dict({name: QWEN3_06B[name] for name in REQUIRED[:-1]})
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{not json", "not valid JSON"),
+        ("[1, 2]", "JSON object, got list"),
+        ("[" * 10**5 + "]" * 10**5, "not valid JSON"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id must be|unsupported"),
+    ],
+    ids=range(4),
+)
+def test_file_that_is_no_config_is_named(tmp_path: Path, file: str, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_06B))
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("eos", "for_generation", "ends"),
+    [
+        ([3, 5], None, (3, 5)),
+        (0, None, (0,)),
+        (None, None, ()),
+        (7, {"eos_token_id": [9, 4]}, (9, 4)),
+        (7, {"eos_token_id": 0}, (0,)),
+        (None, {"eos_token_id": 9}, (9,)),
+        (7, {"eos_token_id": None}, (7,)),
+        (7, {"temperature": 0.6}, (7,)),
+        (7, {"eos_token_id": []}, (7,)),
+    ],
+)
+def test_ends_are_those_of_the_generation_config_before_the_configs(
+    checkpoint: Path, tmp_path: Path, eos: Any, for_generation: Any, ends: tuple[int, ...]
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    edit_config(folder, eos_token_id=eos)
+    (folder / "generation_config.json").unlink()
+    if for_generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(for_generation))
+    for path in (folder, folder / "config.json"):
+        assert ModelConfig.from_pretrained(path).eos_token_ids == ends
+    if for_generation and for_generation.get("eos_token_id"):
+        theirs = load_reference(folder).generation_config.eos_token_id
+        assert list(ends) == (theirs if isinstance(theirs, list) else [theirs])

@@ -33,7 +33,7 @@ from tutorial_engine.lab.doctor import (
     self_test,
     usable_cores,
 )
-from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.model.checkpoint import TINY
 
 ROOT = Path(__file__).parent.parent
 
@@ -208,22 +208,20 @@ def test_model_that_speaks_beyond_its_tokenizer_fails(checkpoint: Path, tmp_path
     assert findings[-1].mark == Mark.FAIL and "tokenizer knows not all" in findings[-1].what
 
 
-def test_model_without_finite_logits_fails(checkpoint: Path, tmp_path: Path) -> None:
+def test_model_with_weights_that_are_no_numbers_fails(checkpoint: Path, tmp_path: Path) -> None:
     copy = copied(checkpoint, tmp_path)
     edit_tensors(copy, lambda t: t["model.norm.weight"].fill_(torch.nan))
     (finding,) = self_test(copy)
-    assert finding.mark == Mark.FAIL and "not finite" in finding.what
+    assert finding.mark == Mark.FAIL and "NaN" in finding.what
 
 
-def test_prepacked_linears_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, packed = load_model(TINY, prepack=False), load_model(TINY)
-    plain.model.norm.weight.mul_(1.01)
+def test_fast_layers_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tutorial_engine.model.checkpoint.load_model",
-        lambda folder, prepack=True: packed if prepack else plain,
+        "tutorial_engine.model.fast.use_fast_layers",
+        lambda model, pack_from: model.model.norm.weight.mul_(1.01),
     )
     last = list(self_test(TINY))[-1]
-    assert last.mark == Mark.FAIL and "apart" in last.what and "prepack=False" in last.fix
+    assert last.mark == Mark.FAIL and "apart" in last.what and "fast=False" in last.fix
 
 
 def test_exit_code_counts_failures_only() -> None:

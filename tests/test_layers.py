@@ -1,26 +1,48 @@
-"""The small layers against transformers', and the prepacked Linear against the plain one."""
+"""The small layers and RoPE against transformers', and each fast twin against its layer."""
 
 import copy
+import math
+import pickle
 import platform
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from checkpoints import BASE, randomise
-from torch import nn
+from checkpoints import BASE, our_logits, randomise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP as HfMLP
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
-from tutorial_engine.model import layers
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, Module, QKNorm, RMSNorm, can_prepack
-from tutorial_engine.model.qwen3 import Qwen3MLP
+from tutorial_engine.model.fast import (
+    PACK_FROM,
+    CpuRMSNorm,
+    PackedLinear,
+    can_prepack,
+    fast_twin,
+    use_fast_layers,
+)
+from tutorial_engine.model.layers import Linear, RMSNorm
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM, Qwen3MLP
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")
+needs_onednn = pytest.mark.skipif(
+    not can_prepack(CPU, torch.float32), reason="this build of PyTorch has no oneDNN linear"
+)
 
 
 def random_linear(in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> Linear:
@@ -37,189 +59,279 @@ def random_norm(size: int, eps: float) -> RMSNorm:
     return norm
 
 
-class Twice(Module):
-    """Calls its part on what the part gave."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = RMSNorm(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(self.part(x))
+# -- the layers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_module_calls_its_hooks_and_the_part_that_it_has_now(grad: bool) -> None:
-    module, calls, x = Twice(), [], torch.randn(2, 4, requires_grad=grad)
-    with torch.set_grad_enabled(grad):
-        plain = module(x)
-        for one in (module, module.part):
-            one.register_forward_pre_hook(lambda *_: calls.append("before"))
-            one.register_forward_hook(lambda *_: calls.append("after"))
-        module.register_full_backward_pre_hook(lambda *_: calls.append("backward"))
-        again = module(x=x)
-        assert torch.equal(again, plain)
-        assert calls == ["before", *2 * ["before", "after"], "after"]
-        if grad:
-            again.sum().backward()
-            assert calls[-1] == "backward"
-        other = copy.deepcopy(module)
-        other.part.weight.data.zero_()
-        assert torch.equal(other(x), 0 * x) and torch.equal(module(x), plain)
-        module.part = nn.Identity()
-        assert torch.equal(module(x), x) and [*module.children()] == [module.part]
-        module.part = None
-        assert module.part is None and not [*module.children()]
-
-
+@pytest.mark.parametrize("kind", [lambda norm: norm, CpuRMSNorm], ids=["textbook", "CpuRMSNorm"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
-def test_rms_norm_equals_transformers(dtype: torch.dtype, eps: float) -> None:
-    ours = random_norm(40, eps).to(dtype)
+def test_rms_norm_equals_transformers(
+    kind: Callable[[RMSNorm], RMSNorm], dtype: torch.dtype, eps: float
+) -> None:
+    ours = kind(random_norm(40, eps)).to(dtype)
     theirs = Qwen3RMSNorm(40, eps).to(dtype)
     theirs.weight.copy_(ours.weight)
-    x = (3 * torch.randn(7, 4, 40)).to(dtype)
+    x, residual = (3 * torch.randn(2, 7, 4, 40)).to(dtype)
     # in bf16 theirs is rounded once more, before the weight
     rtol = 1e-6 if dtype == torch.float32 else 2**-7
     torch.testing.assert_close(ours(x), theirs(x), atol=0, rtol=rtol)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_with_residual_returns_normed_and_sum(dtype: torch.dtype) -> None:
-    norm = random_norm(40, 1e-6).to(dtype)
-    x, residual = torch.randn(2, 7, 40).to(dtype)
     before = x.clone(), residual.clone()
-    normed, total = norm(x, residual)
-    assert torch.equal(total, x + residual)
-    assert torch.equal(normed, norm(x + residual))
+    normed, total = ours(x, residual)
+    assert torch.equal(total, x + residual) and torch.equal(normed, ours(x + residual))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_of_q_and_k_are_normed_together_as_alone(dtype: torch.dtype) -> None:
-    joined, q_norm, k_norm = QKNorm(6, 2, 40, 1e-6), random_norm(40, 1e-6), random_norm(40, 1e-6)
-    joined.weight.data.copy_(torch.cat((q_norm.weight, k_norm.weight)))
-    joined, q_norm, k_norm = [one.to(dtype) for one in (joined, q_norm, k_norm)]
-    heads = (3 * torch.randn(7, 8, 40)).to(dtype)
-    alone = torch.cat((q_norm(heads[:, :6]), k_norm(heads[:, 6:])), dim=1)
-    torch.testing.assert_close(joined(heads), alone, atol=0, rtol=1e-6)
-    assert [*joined.state_dict()] == ["weight"] and joined.weight.numel() == 80
-
-
-@pytest.mark.parametrize("prepack", [False, True])
-def test_mlp_equals_transformers(prepack: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_mlp_equals_transformers(packed: bool) -> None:
     theirs = HfMLP(Qwen3Config(**{k: v for k, v in BASE.items() if k != "rope_theta"}))
     randomise(theirs)
     ours = Qwen3MLP(ModelConfig(**BASE))
     ours.gate_up_proj.weight.copy_(torch.cat((theirs.gate_proj.weight, theirs.up_proj.weight)))
     ours.down_proj.weight.copy_(theirs.down_proj.weight)
-    if prepack:
-        possible = can_prepack(CPU, torch.float32)
-        assert ours.gate_up_proj.prepack() == ours.down_proj.prepack() == possible
+    if packed:
+        use_fast_layers(ours, pack_from=0)
     x = torch.randn(9, BASE["hidden_size"])
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
 
 
-def test_what_can_be_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    # elsewhere the plain path is taken, and the tests below then compare it with itself
-    x86_linux = sys.platform == "linux" and platform.machine() == "x86_64"
-    assert can_prepack(CPU, torch.float32) or not x86_linux
-    assert not can_prepack(CPU, torch.float16)
-    for device in ("cuda", "meta"):
-        assert not can_prepack(torch.device(device), torch.float32)
+# -- modules: what is there now is what runs ------------------------------------------------------
+
+
+class Zero(nn.Module):
+    """An MLP that adds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+@pytest.fixture(params=["textbook", "fast"])
+def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
+    """A loaded model with the layers of layers.py, or with every twin that there is."""
+    model = load_model(checkpoint, fast=False)
+    if request.param == "fast":
+        use_fast_layers(model, pack_from=0)
+    return model
+
+
+def logits(model: Qwen3ForCausalLM) -> Tensor:
+    return our_logits(model, [[1, 2, 3], [4, 5]])
+
+
+def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: Qwen3ForCausalLM) -> None:
+    layer, before = loaded.model.layers[1], logits(loaded)
+    mlp, zero = layer.mlp, Zero()
+    without = mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    want = logits(loaded)
+    without.remove()
+    assert torch.equal(logits(loaded), before) and not torch.equal(want, before)
+    for replace in (setattr, lambda parent, name, part: parent.add_module(name, part)):
+        replace(layer, "mlp", zero)
+        assert torch.equal(logits(loaded), want)
+        layer.mlp = mlp
+        assert torch.equal(logits(loaded), before)
+    layer.self_attn.q_norm = nn.Identity()
+    assert not torch.allclose(logits(loaded), before)
+    del layer.mlp
+    with pytest.raises(AttributeError, match="mlp"):
+        logits(loaded)
+
+
+def test_hooks_of_every_kind_are_called(loaded: Qwen3ForCausalLM) -> None:
+    names = {module: name for name, module in loaded.named_modules()}
+    run = [m for m in names if not isinstance(m, nn.ModuleList)]
+    for register_pre, register in (
+        (register_module_forward_pre_hook, register_module_forward_hook),
+        (
+            lambda hook: [m.register_forward_pre_hook(hook) for m in run],
+            lambda hook: [m.register_forward_hook(hook) for m in run],
+        ),
+    ):
+        began, ended = list[str](), list[str]()
+        handles: list[Any] = []
+        for made in (
+            register_pre(lambda module, _, began=began: began.append(names[module])),
+            register(lambda module, *_, ended=ended: ended.append(names[module])),
+        ):
+            handles += made if isinstance(made, list) else [made]
+        logits(loaded)
+        for handle in handles:
+            handle.remove()
+        assert sorted(began) == sorted(ended) == sorted(names[m] for m in run)
+
+
+def test_a_twin_keeps_the_hooks_of_its_layer() -> None:
+    parent, called = nn.Sequential(Linear(4, 4), RMSNorm(4)).requires_grad_(False), []
+    handles = [m.register_forward_hook(lambda m, *_: called.append(type(m))) for m in parent]
+    use_fast_layers(parent, pack_from=0)
+    parent(torch.zeros(1, 4))
+    handles[1].remove()
+    parent(torch.zeros(1, 4))
+    linear = PackedLinear if can_prepack(CPU, torch.float32) else Linear
+    assert called == [linear, CpuRMSNorm, linear]
+
+
+# -- the twins ------------------------------------------------------------------------------------
+
+
+def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Linear):
+        """A learner's own: it stays."""
+
+    possible = can_prepack(CPU, torch.float32)
+    assert possible or sys.platform != "linux" or platform.machine() != "x86_64"
+    large = Linear(PACK_FROM // 16, 16).requires_grad_(False)
+    assert (type(fast_twin(large)) is PackedLinear) == possible
+    meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
+    small = (Linear(PACK_FROM // 16 - 1, 16), Mine(PACK_FROM // 16, 16), nn.Identity())
+    for layer in (meta, half, *small, RMSNorm(4).bfloat16(), RMSNorm(4).to("meta")):
+        assert fast_twin(layer) is layer
+    twin = fast_twin(RMSNorm(4))
+    assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
 
     class Missing:
         def __getattr__(self, name: str) -> object:
             raise AttributeError(f"'_OpNamespace' 'mkldnn' object has no attribute '{name}'")
 
     monkeypatch.setattr(torch.ops, "mkldnn", Missing())
-    assert not can_prepack(CPU, torch.float32)
+    assert not can_prepack(CPU, torch.float32) and fast_twin(large) is large
 
 
+@needs_onednn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 16, 128])
-def test_prepacked_equals_plain(dtype: torch.dtype, bias: bool, rows: int) -> None:
-    plain = random_linear(96, 200, bias, dtype)
-    packed = copy.deepcopy(plain)
-    assert packed.prepack() == packed.is_packed == can_prepack(CPU, dtype)
-    assert not plain.is_packed
-    x = torch.randn(rows, 96).to(dtype)
+@pytest.mark.parametrize("shape", [(96, 200), (17, 33)])
+def test_packed_linear_equals_plain(
+    dtype: torch.dtype, bias: bool, rows: int, shape: tuple[int, int]
+) -> None:
+    if not can_prepack(CPU, dtype):
+        pytest.skip(f"oneDNN takes no {dtype} here")
+    plain = random_linear(*shape, bias, dtype)
+    packed = PackedLinear(plain)
+    x = torch.randn(rows, shape[0]).to(dtype)
     ours, expected = packed(x), plain(x)
-    assert ours.dtype == dtype and ours.shape == (rows, 200)
+    assert ours.dtype == dtype and ours.shape == (rows, shape[1])
     # fp32: another order of 96 additions. bf16: both add in fp32 and round once, so they may land
     # on neighbours, 2 ** -7 apart, or twice that where the bias is added after a first rounding
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2 * torch.finfo(torch.bfloat16).eps}[dtype]
     torch.testing.assert_close(ours, expected, atol=tolerance / 4, rtol=tolerance)
+    # the weights come back, and are saved, bit for bit
+    assert [name for name, _ in packed.named_parameters()] == ["bias"] * bias
+    assert torch.equal(packed.weight, plain.weight) and packed.weight.dtype == dtype
+    got, want = packed.state_dict(), plain.state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(96, 200), (17, 33), (1, 1)])
-def test_packed_weight_comes_back_exactly(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    linear, x = random_linear(*shape, bias=False, dtype=dtype), torch.randn(3, shape[0]).to(dtype)
-    weight = linear.plain_weight().clone()
-    packed = linear.prepack()
-    assert (linear.weight is None) == packed  # both at once would double the memory
-    assert torch.equal(linear.plain_weight(), weight)
-    assert linear.plain_weight().dtype == dtype
-    once = linear(x)
-    assert linear.prepack() == packed and torch.equal(linear(x), once), "packed twice"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_by_columns_is_the_same_matrix_in_another_order(dtype: torch.dtype) -> None:
-    plain = random_linear(96, 200, True, dtype)
-    columns = copy.deepcopy(plain)
-    columns.by_columns()
-    assert columns.weight.t().is_contiguous() and torch.equal(columns.weight, plain.weight)
-    x = torch.randn(3, 96).to(dtype)
-    torch.testing.assert_close(columns(x), plain(x))
-    for saved in (columns.plain_weight(), columns.state_dict()["weight"]):
-        assert saved.is_contiguous() and torch.equal(saved, plain.weight)
-    assert columns.prepack() == can_prepack(CPU, dtype)
-    assert torch.equal(columns.plain_weight(), plain.weight)
-
-
-def test_a_model_packs_what_is_faster_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which layout wins is the machine's affair; that the model follows the verdict is ours."""
-    for shape in ((64, 48), (300, 200)):
-        assert layers.packed_is_faster(*shape, torch.float32) in (True, False)
-    assert layers.packed_is_faster(4096, 1024, torch.float32), "large weights are not probed"
-    wide = lambda out, size, dtype: out > size  # noqa: E731
-    monkeypatch.setattr("tutorial_engine.model.qwen3.packed_is_faster", wide)
-    model = load_model()
-    linears = [m for m in model.modules() if isinstance(m, Linear)]
-    assert {m.out_features > m.in_features for m in linears} == {True, False}
-    possible = can_prepack(CPU, torch.float32)
-    for m in linears:
-        assert m.is_packed == (possible and m.out_features > m.in_features)
-        if not m.is_packed:  # the shipped model's head is wide, so none of these is its embedding
-            assert m.weight.t().is_contiguous() == possible
-
-
-def test_tied_embedding_survives_prepacking() -> None:
+@needs_onednn
+def test_a_tied_head_is_packed_beside_the_embedding() -> None:
     embedding, head = nn.Embedding(50, 32), Linear(32, 50)
     head.weight = embedding.weight
     table = embedding.weight.clone()
-    head.prepack()
+    packed = PackedLinear(head)
     assert torch.equal(embedding(torch.arange(50)), table)
-    assert torch.equal(head.plain_weight(), table)
+    assert torch.equal(packed.weight, table)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_without_the_onednn_op_the_plain_path_is_taken(
-    monkeypatch: pytest.MonkeyPatch, bias: bool
+@needs_onednn
+def test_a_packed_model_can_be_neither_moved_nor_copied() -> None:
+    packed = nn.Sequential(PackedLinear(Linear(4, 4)))
+    for change in (lambda m: m.to("cpu"), lambda m: m.bfloat16()):
+        with pytest.raises(ValueError, match=r"cannot be moved or cast.*fast=False"):
+            change(packed)
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ValueError, match=r"prepacked model .*load_model\(\.\.\., fast=False\)"):
+            copied(packed)
+
+
+def test_print_says_sizes_and_what_is_packed() -> None:
+    assert "3 → 5, bias=False" in repr(Linear(3, 5)) and "40, eps=0.001" in repr(RMSNorm(40, 1e-3))
+    if can_prepack(CPU, torch.float32):
+        assert "3 → 5, bias=False, prepacked" in repr(PackedLinear(Linear(3, 5)))
+
+
+# -- RoPE: what it keeps, what it depends on; its angles never lose precision ---------------------
+
+HEAD_DIMS = st.integers(1, 40).map(lambda half: 2 * half)
+POSITIONS = st.integers(0, 2000)
+SEEDS = st.integers(0, 10**6)
+
+
+def turn(x: Tensor, position: int, theta: float = 10000.0) -> Tensor:
+    """One vector [D] turned as at `position`."""
+    rope = RotaryEmbedding(x.numel(), theta)
+    return apply_rope(x[None, None], *rope(torch.tensor([position])))[0, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(HEAD_DIMS, POSITIONS, POSITIONS, st.integers(0, 2000), SEEDS)
+def test_score_depends_on_distance_only_and_turning_keeps_the_length(
+    head_dim: int, m: int, n: int, offset: int, seed: int
 ) -> None:
-    linear = random_linear(32, 48, bias, torch.float32)
-    x = torch.randn(3, 32)
-    monkeypatch.setattr(layers, "can_prepack", lambda device, dtype: False)
-    assert not linear.prepack() and not linear.is_packed
-    torch.testing.assert_close(linear(x), F.linear(x, linear.plain_weight(), linear.bias))
+    q, k = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(seed))
+    here = turn(q, m) @ turn(k, n)
+    there = turn(q, m + offset) @ turn(k, n + offset)
+    # an fp32 angle near 4000 is off by up to 2.4e-4 rad, and a score by that much of |q| |k|
+    assert abs(here - there) <= 1e-3 * q.norm() * k.norm()
+    torch.testing.assert_close(turn(q, m).norm(), q.norm(), atol=1e-5, rtol=1e-5)
 
 
-def test_print_says_what_is_packed() -> None:
-    linear = Linear(3, 5)
-    assert "prepacked" not in repr(linear)
-    packed = linear.prepack()
-    assert "3 → 5" in repr(linear) and ("prepacked" in repr(linear)) == packed
-    assert "40, eps=0.001" in repr(RMSNorm(40, 1e-3))
+def test_score_depends_on_distance() -> None:
+    q, k = torch.randn(2, 64)
+    scores = torch.stack([turn(q, 5) @ turn(k, 5 - back) for back in range(6)])
+    assert (scores[1:] - scores[0]).abs().min() > 0.1
+
+
+def test_pairs_are_half_split() -> None:
+    x = torch.zeros(8)
+    x[1] = 1.0  # the first member of pair 1; its partner is 1 + 8 / 2
+    assert torch.equal(turn(x, 0), x)
+    angle = 3 * 10000 ** (-2 / 8)
+    expected = torch.zeros(8)
+    expected[1], expected[5] = math.cos(angle), math.sin(angle)
+    torch.testing.assert_close(turn(x, 3), expected)
+
+
+@pytest.mark.parametrize("head_dim", [2, 20, 64, 128])
+@pytest.mark.parametrize("theta", [10000.0, 1e6])
+def test_rope_equals_transformers(head_dim: int, theta: float) -> None:
+    config = Qwen3Config(
+        head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    )
+    positions = torch.tensor([0, 1, 2, 77, 4001, 40959])
+    q, k = torch.randn(6, 4, head_dim), torch.randn(6, 2, head_dim)
+    cos, sin = Qwen3RotaryEmbedding(config)(q, positions[None])
+    theirs = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
+    angles = RotaryEmbedding(head_dim, theta)(positions)
+    torch.testing.assert_close(apply_rope(q, *angles), theirs[0][0])
+    torch.testing.assert_close(apply_rope(k, *angles), theirs[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_frequencies_stay_fp32_on_the_cpu_whatever_the_model_is(
+    dtype: torch.dtype, device: str
+) -> None:
+    with torch.device(device):
+        model = nn.ModuleList([nn.Linear(2, 2), RotaryEmbedding(64, 1e6)]).to(dtype)
+    assert model[0].weight.dtype == dtype and model[0].weight.device.type == device
+    # the dtype alone proves nothing: fp32 again after a detour over half precision is as wrong
+    assert model[1].inv_freq.dtype == torch.float32 and model[1].inv_freq.device.type == "cpu"
+    assert torch.equal(model[1].inv_freq, inverse_frequencies(64, 1e6))
+    assert list(model[1].state_dict()) == []  # no part of a checkpoint
+    exact = 4001 * inverse_frequencies(64, 1e4)
+    detour = 4001 * inverse_frequencies(64, 1e4).half().float()
+    assert (exact - detour).abs().max() > 0.5, "half precision is radians off"
+
+
+def test_dtype_is_kept_and_computed_in_fp32() -> None:
+    x = torch.randn(5, 2, 64).bfloat16()
+    angles = RotaryEmbedding(64, 1e4)(torch.arange(5) * 900)
+    turned = apply_rope(x, *angles)
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, apply_rope(x.float(), *angles).bfloat16())
+
+
+@pytest.mark.parametrize("head_dim", [0, 1, 25])
+def test_head_dim_without_pairs_is_refused(head_dim: int) -> None:
+    with pytest.raises(ValueError, match=f"head_dim.*{head_dim}"):
+        RotaryEmbedding(head_dim, 10000.0)

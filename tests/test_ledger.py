@@ -33,6 +33,7 @@ from tutorial_engine.lab.ledger import (
     engine_path,
     engine_paths,
     in_place_paths,
+    layer_paths,
     ledger,
     memory_paths,
     our_paths,
@@ -94,6 +95,7 @@ def every_path(
 ) -> dict[str, LedgerPath]:
     """All that there is, ours and transformers', the reference first."""
     paths = our_paths(model, max_len) | engine_paths(model, NEIGHBOURS, max_len)
+    paths |= layer_paths(model)
     paths |= memory_paths(model, max_len) | in_place_paths(model, max_len)
     paths |= {f"chunked, {n}": runner_path(static(model), chunk_size=n) for n in (1, 5)}
     paths |= {
@@ -132,9 +134,9 @@ def prompts_of(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int
 def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> None:
     """Logits to 1e-4 of the largest; tokens wherever the best is more than 1e-3 ahead."""
     save_random(tmp_path, seed=seed, max_position_embeddings=64, **SHAPES[shape])
-    model = load_model(tmp_path, prepack=seed % 2 == 0)
+    model = load_model(tmp_path, fast=seed % 2 == 0)
     paths = every_path(model, load_reference(tmp_path))
-    assert len(paths) == 6 + 5 + 11 + 16 + 5 + 4
+    assert len(paths) == 6 + 5 + 2 + 11 + 16 + 5 + 4
     prompts = prompts_of(seed=seed)
     want = paths[REFERENCE](prompts, STEPS)  # [S, steps, V]
     tokens, best = want.argmax(-1), want.topk(2).values

@@ -36,6 +36,7 @@ from tutorial_engine.lab.ledger import REFERENCE, SAFE_MARGIN, ledger, our_paths
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel import ranks, tensor_parallel
@@ -218,7 +219,7 @@ def test_the_output_bias_is_added_to_the_sum_once() -> None:
 def test_a_prepacked_model_is_cut_as_a_plain_one() -> None:
     plain = random_model(tie_word_embeddings=True, attention_bias=True)
     packed = random_model(tie_word_embeddings=True, attention_bias=True)
-    packed.prepack()
+    use_fast_layers(packed, pack_from=0)
     for rank in range(2):
         a, b = (shard(model, rank, 2, lambda x: x, prepack=False) for model in (plain, packed))
         for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):

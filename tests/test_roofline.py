@@ -44,6 +44,7 @@ from tutorial_engine.lab.sizing import Plan, Sizes
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import PackedLinear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 UNTIED = ModelConfig(**BASE)
@@ -157,7 +158,7 @@ def test_bandwidth_is_bytes_over_seconds_of_the_fastest_way(
 ) -> None:
     durations = iter([4.0, 2.0] * 10)
     monkeypatch.setattr(roofline, "_seconds", lambda way: (way(), next(durations))[1])
-    packed = roofline._linear(torch.ones(16, 16)).is_packed
+    packed = isinstance(roofline._linear(torch.ones(16, 16)), PackedLinear)
     assert bandwidth_probe(2**20)() == 2**20 / (2.0 if packed else 4.0)
 
 

@@ -708,8 +708,7 @@ for position in (0, 3):
 # %% [markdown]
 # Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
 # turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. For the same reason `qk_norm` holds both norms, and q and k are normalised together and turned
-# together. `o_proj` mixes the results of the heads. `angles` is the pair of cosines and sines here. `attention`
+# is enough. `o_proj` mixes the results of the heads. `angles` is the pair of cosines and sines here. `attention`
 # is passed in as an object, because the next notebook replaces it: the cache lives there.
 
 # %%
@@ -776,8 +775,7 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # left to the next norm: the layer returns the MLP's result and the sum so far. The stream after a layer is
 # therefore `residual + hidden`.
 #
-# The formula of the norm is yours, in the fewest operations that PyTorch needs for it on a CPU; elsewhere one call does
-# it. `where` is for the norm of q and k: it picks the weights of q or of k for each head.
+# The formula of the norm is yours, computed in fp32 also where the weights are not.
 
 # %%
 from tutorial_engine.model.layers import RMSNorm
@@ -877,7 +875,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
-w_o = big.model.layers[0].self_attn.o_proj.plain_weight()
+w_o = big.model.layers[0].self_attn.o_proj.weight
 print(f"{big.num_parameters():,} weights; all heads together: {w_o.shape[1]} numbers;")
 print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.shape[1]} here")
 

@@ -746,7 +746,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 
 # %%
 # without a speed-up that reorders the weights, so that all machines count the same
-plain = load_model(prepack=False)
+plain = load_model(fast=False)
 one = count_operations(ready(plain, Work(1, 1, 0), cached=False))
 for n in (1, 8, 64):
     started = count_operations(ready(plain, Work(1, n, 0), cached=False))
@@ -853,9 +853,10 @@ predictions.ask(
 from tutorial_engine.lab.one_forward import against_the_roof
 from tutorial_engine.lab.roofline import weight_bytes
 from tutorial_engine.learn.checks_02 import least_seconds as least_time
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.viz.cache_plots import roofline_picture
 
-large.prepack()  # the weights in an order that this processor reads faster, where there is one
+use_fast_layers(large)  # weights in an order that this processor reads faster, where there is one
 num_weights = weight_bytes(four_layers) // 4
 (bandwidth, peak), took = against_the_roof(large, cases)  # measured here
 part = took["decode, 8 sequences"] / 8 / took["decode, 1 sequence"]
@@ -1275,13 +1276,13 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 #
 # One path, without a cache, chooses the tokens. Every other path is fed with these tokens (this is
 # called *teacher forcing*), and its logits are compared at every step. Three paths use Hugging Face's
-# `transformers`. One path is yours.
+# `transformers`. Two run the layers of `layers.py` and their faster twins of `fast.py`. One path is yours.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
 
 from tutorial_engine.lab.hf import OurCache, run_transformers
-from tutorial_engine.lab.ledger import ledger, loop_path, our_paths, table
+from tutorial_engine.lab.ledger import layer_paths, ledger, loop_path, our_paths, table
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -1291,7 +1292,8 @@ def our_cache():
     return OurCache(StaticKVCache.from_config(c, CacheConfig(max_len=64)))
 
 
-paths = our_paths(model) | {
+paths = our_paths(model) | layer_paths(model)
+paths |= {
     "transformers, no cache": loop_path(lambda n: run_transformers(theirs, use_cache=False)),
     "transformers, driven by our loop": loop_path(lambda n: run_transformers(theirs)),
     "transformers, over our cache": loop_path(lambda n: run_transformers(theirs, our_cache)),

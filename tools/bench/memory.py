@@ -26,6 +26,7 @@ from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 

@@ -32,6 +32,8 @@ from tutorial_engine.engine.runner import (
     make_runner,
 )
 from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.checkpoint import without_weights
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
@@ -147,6 +149,22 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPa
         "chunked, 3 tokens": runner_path(static, chunk_size=3),
         "batched, unequal prompts": runner_path(static, together=True),
         "batched and chunked": runner_path(static, together=True, chunk_size=2),
+    }
+
+
+def layer_paths(model: Qwen3ForCausalLM) -> dict[str, LedgerPath]:
+    """Name → path without a cache, as the reference: the layers of `layers.py`, and their twins.
+
+    All twins that there are, `PackedLinear` for matrices of every size.
+    """
+    plain, fast = (without_weights(model.config) for _ in range(2))
+    for twin in (plain, fast):  # the same weights; of packed ones, a plain copy
+        twin.load_state_dict(model.state_dict(), assign=True)
+        twin.requires_grad_(False).eval()
+    use_fast_layers(fast, pack_from=0)
+    return {
+        "textbook layers": runner_path(lambda _: RecomputeRunner(plain)),
+        "fast layers": runner_path(lambda _: RecomputeRunner(fast)),
     }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import PackedLinear, fast_twin
 from tutorial_engine.model.layers import Linear
 
 BUFFER_BYTES = 2**28  # 256 MiB, far larger than the caches of most processors
@@ -114,7 +115,7 @@ def bandwidth_probe(num_bytes: int = BUFFER_BYTES) -> Callable[[], float]:
     buffer = torch.ones(max(1, num_bytes // 4 // ROW), ROW)
     ways: list[Callable[[], Tensor]] = [buffer.sum]
     linear, x = _linear(buffer), torch.ones(1, ROW)
-    if linear.is_packed:
+    if isinstance(linear, PackedLinear):
         ways.append(lambda: linear(x))
     return lambda: max(buffer.nbytes / _seconds(way) for way in ways)
 
@@ -144,13 +145,12 @@ def _linear_weights(config: ModelConfig) -> int:
     return config.hidden_size * (q_and_o + k_and_v + 3 * config.intermediate_size)
 
 
-def _linear(weight: Tensor) -> Linear:
+def _linear(weight: Tensor) -> nn.Module:
     """The engine's Linear over this weight [out, in], prepacked where that is possible."""
     with torch.device("meta"):  # no random numbers are drawn
         linear = Linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.prepack()
-    return linear
+    return fast_twin(linear, pack_from=0)
 
 
 @torch.inference_mode()

@@ -67,8 +67,8 @@ BUGS_01: Zoo = {
     "q_norm and k_norm after RoPE": edited(
         model.Qwen3Attention,
         "forward",
-        ("self.qk_norm(qk), *angles)", "qk, *angles)"),
-        ("    q, k = qk", "    qk = self.qk_norm(qk)\n    q, k = qk"),
+        ("apply_rope(self.q_norm(q), *angles)", "self.q_norm(apply_rope(q, *angles))"),
+        ("apply_rope(self.k_norm(k), *angles)", "self.k_norm(apply_rope(k, *angles))"),
     ),
     "query head h reads K/V head h % n": edited(
         attention,

@@ -53,21 +53,20 @@ class LayerWeights(NamedTuple):
         """Those of a layer of the model; its joined matrices come apart again."""
         attn, mlp = layer.self_attn, layer.mlp
         sizes = (attn.q_size, attn.kv_size, attn.kv_size)
-        q, k, v = attn.qkv_proj.plain_weight().split(sizes)
-        gate, up = mlp.gate_up_proj.plain_weight().chunk(2)
-        q_norm, k_norm = attn.qk_norm.weight.chunk(2)
+        q, k, v = attn.qkv_proj.weight.split(sizes)
+        gate, up = mlp.gate_up_proj.weight.chunk(2)
         return cls(
             input_norm=layer.input_layernorm.weight,
             q=q,
             k=k,
             v=v,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            o=attn.o_proj.plain_weight(),
+            q_norm=attn.q_norm.weight,
+            k_norm=attn.k_norm.weight,
+            o=attn.o_proj.weight,
             mlp_norm=layer.post_attention_layernorm.weight,
             gate=gate,
             up=up,
-            down=mlp.down_proj.plain_weight(),
+            down=mlp.down_proj.weight,
         )
 
 

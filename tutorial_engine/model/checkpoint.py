@@ -5,11 +5,9 @@ missing, left over or of another shape raises. No pickle and no remote code is e
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,79 +15,65 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 TINY = Path(__file__).parent.parent / "tiny" / "checkpoint"  # trained by us, ships with the package
 
 HUB_TIMEOUT = 10.0  # seconds for the hub to answer
 
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# "Where did q_proj go?": name in the file -> (name in our model, which part of its rows).
+# What safetensors calls a type that weights can have, and what dtype="auto" makes of it. Anything
+# else is no weight, or needs a scale with it.
+FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# "Where did q_proj go?": name in our model -> names in the file, whose rows follow one another.
 MERGED = {
-    "q_proj": ("qkv_proj", 0),
-    "k_proj": ("qkv_proj", 1),
-    "v_proj": ("qkv_proj", 2),
-    "gate_proj": ("gate_up_proj", 0),
-    "up_proj": ("gate_up_proj", 1),
-    "q_norm": ("qk_norm", 0),
-    "k_norm": ("qk_norm", 1),
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
 }
 
 
-# What is in a file as safetensors calls it; anything else is no weight, or needs a scale with it.
-FLOATS = ("F64", "F32", "F16", "BF16")
+class StoredTensor(NamedTuple):
+    """A tensor in an open file, as the file's header describes it; nothing of it is read yet."""
 
-
-class _Stored(NamedTuple):
-    """What the header of a file says of one of its tensors."""
-
+    file: Path
+    tensors: Any  # safetensors' handle of the file
     shape: list[int]
     dtype: str
-
-
-class _Target(NamedTuple):
-    """Where a tensor of the file goes: rows [start, stop) of one of our parameters."""
-
-    parameter: str
-    start: int
-    stop: int
-    shape: list[int]
 
 
 def load_model(
     path_or_id: str | Path = TINY,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    prepack: bool | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    fast: bool = True,
 ) -> Qwen3ForCausalLM:
     """Load a dense Qwen3 checkpoint for inference.
 
-    Every name and shape is checked before a weight is read. Linear weights are reordered for oneDNN
-    where that is possible (CPU, fp32 and bf16) and, as was measured once, faster on this machine;
-    `prepack` True or False is for all or for none. Raises ValueError with the names.
+    Every name and shape is checked before a weight is read. dtype "auto" is the files' own. With
+    fast=False all layers are those of `layers.py`; else those of `fast.py` take the place of some.
+    ValueError, with the names, for what does not fit.
     """
-    device = torch.device(device)
-    if dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"dtype {dtype} is not supported; use one of {SUPPORTED_DTYPES}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r}: PyTorch finds no GPU here; use device='cpu'")
-    if device.type == "cpu" and dtype == torch.float16:
+    device = _device(device)
+    if dtype not in ("auto", *DTYPES, *DTYPES.values()):
+        raise ValueError(f"dtype {dtype!r} is not supported; use 'auto' or one of {list(DTYPES)}")
+    folder = resolve_checkpoint(path_or_id)
+    config = ModelConfig.from_pretrained(folder)
+    stored = stored_tensors(folder)
+    model = _model_for(config, stored, folder)
+    name = FLOATS[stored["model.embed_tokens.weight"].dtype] if dtype == "auto" else dtype
+    wanted = DTYPES[name] if isinstance(name, str) else name
+    if device.type == "cpu" and wanted == torch.float16:
         raise ValueError(
             "float16 matmul on the CPU is too slow to be of use; take bfloat16 or float32"
         )
-    folder = resolve_checkpoint(path_or_id)
-    config = ModelConfig.from_pretrained(folder)
-    files = tensor_files(folder)
-    targets = _match(config, _stored(files), folder)
-    model = without_weights(config)  # its sizes are those of files that are there
-    state = _read(model, files, targets, device, dtype)
-    model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
+    _read(model, stored, device, wanted)
+    del stored  # closes the files
     model.to(device).requires_grad_(False).eval()
-    if prepack is not False:
-        model.prepack(where_faster=prepack is None)
-    _keep_freed_memory()
+    if fast:
+        use_fast_layers(model)
     return model
 
 
@@ -99,13 +83,110 @@ def without_weights(config: ModelConfig) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config)
 
 
-def _keep_freed_memory() -> None:
-    """Let glibc keep what tensors free; or each long prefill waits for zeroed pages anew.
+def split_merged(config: ModelConfig, name: str, weight: Tensor) -> dict[str, Tensor]:
+    """A parameter of our model under its names in a file: q, k and v, gate and up apart again.
 
-    Freeing a block of almost 32 MiB raises its threshold for giving memory back to twice that (see
-    M_TRIM_THRESHOLD in mallopt(3)). Other allocators do not mind. Measured: 10 % of a prefill.
+    The tensors are views: to fill them is to fill the parameter.
     """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)
+    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    rows = {"qkv_proj": (q, kv, kv), "gate_up_proj": (config.intermediate_size,) * 2}
+    module = name.split(".")[-2]
+    if module not in MERGED:
+        return {name: weight}
+    parts = zip(MERGED[module], weight.split(rows[module]), strict=True)
+    return {name.replace(module, part): view for part, view in parts}
+
+
+def _model_for(
+    config: ModelConfig, stored: dict[str, StoredTensor], folder: Path
+) -> Qwen3ForCausalLM:
+    """A model without weights that has a place for every stored tensor, or every misfit's name."""
+    mismatch = f"the tensors in {str(folder)!r} do not fit its config.json"
+    most = max((size for tensor in stored.values() for size in tensor.shape), default=0)
+    for name, limit in (  # before anything of these sizes is built
+        ("num_hidden_layers", len(stored)),
+        ("num_attention_heads", most),
+        ("head_dim", most),
+        ("hidden_size", most),
+        ("intermediate_size", most),
+        ("vocab_size", most),
+    ):
+        if getattr(config, name) > limit:
+            raise ValueError(
+                f"{mismatch}: {name} {getattr(config, name)} is too large for them; there are "
+                f"{len(stored)}, with up to {most} rows or columns"
+            )
+    model = without_weights(config)
+    expected = {
+        part: list(view.shape)
+        for name, parameter in model.named_parameters()
+        for part, view in split_merged(config, name, parameter).items()
+    }
+    tied_copy = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    both = sorted(expected.keys() & stored.keys())
+    problems = {
+        "missing": sorted(expected.keys() - stored.keys()),
+        "not known": sorted(stored.keys() - expected.keys() - tied_copy),
+        "mis-shaped": [
+            f"{name} is {stored[name].shape}, config.json asks for {expected[name]}"
+            for name in both
+            if stored[name].shape != expected[name]
+        ],
+        f"of no type of {tuple(FLOATS)} (quantised? use the fp32 or bf16 checkpoint)": [
+            f"{name} is {x.dtype}" for name, x in sorted(stored.items()) if x.dtype not in FLOATS
+        ],
+    }
+    if any(problems.values()):
+        raise ValueError(
+            f"{mismatch}: "
+            + "; ".join(
+                f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
+                for what, names in problems.items()
+                if names
+            )
+        )
+    return model
+
+
+def _read(
+    model: Qwen3ForCausalLM,
+    stored: dict[str, StoredTensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Give the model its weights, one parameter after the other; NaN and infinity are refused."""
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+        for part, view in split_merged(model.config, name, weight).items():
+            view.copy_(stored[part].tensors.get_tensor(part))
+            if not view.sum(dtype=torch.float32).isfinite():
+                raise ValueError(
+                    f"{part} in {str(stored[part].file)!r} holds NaN or infinite numbers "
+                    f"(as {dtype}): the file is damaged, or comes from a training that diverged"
+                )
+        state[name] = nn.Parameter(weight, requires_grad=False)
+    if model.config.tie_word_embeddings:
+        state["lm_head.weight"] = table = state["model.embed_tokens.weight"]
+        if "lm_head.weight" in stored:
+            head = stored["lm_head.weight"].tensors.get_tensor("lm_head.weight")
+            if not torch.equal(head.to(device, dtype), table):
+                raise ValueError(
+                    "config.json ties the head to the embedding, but the file's lm_head.weight "
+                    "differs from model.embed_tokens.weight: set tie_word_embeddings to false to "
+                    "use both"
+                )
+    model.load_state_dict(state, strict=True, assign=True)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device {device!r} is none of PyTorch's; use 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: PyTorch finds no GPU here; use device='cpu'")
+    return device
 
 
 def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
@@ -122,110 +203,6 @@ def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
         raise ValueError(f"{file} is damaged or no tokenizer: {error}") from error
 
 
-def _expected(config: ModelConfig) -> dict[str, _Target]:
-    """Every tensor name that the file must have -> its shape, and the rows of ours that it fills.
-
-    From the config alone, before a model is built: no size in it is trusted yet.
-    """
-    hidden, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q_rows, kv_rows = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-    layer = {
-        "input_layernorm": [hidden],
-        "self_attn.q_proj": [q_rows, hidden],
-        "self_attn.k_proj": [kv_rows, hidden],
-        "self_attn.v_proj": [kv_rows, hidden],
-        "self_attn.q_norm": [head_dim],
-        "self_attn.k_norm": [head_dim],
-        "self_attn.o_proj": [hidden, q_rows],
-        "post_attention_layernorm": [hidden],
-        "mlp.gate_proj": [mlp, hidden],
-        "mlp.up_proj": [mlp, hidden],
-        "mlp.down_proj": [hidden, mlp],
-    }
-    shapes = {"model.embed_tokens.weight": [config.vocab_size, hidden]}
-    for number in range(config.num_hidden_layers):
-        for module, shape in layer.items():
-            name = f"model.layers.{number}.{module}"
-            shapes[f"{name}.weight"] = shape
-            if config.attention_bias and "self_attn" in module and len(shape) == 2:
-                shapes[f"{name}.bias"] = shape[:1]
-    shapes["model.norm.weight"] = [hidden]
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = [config.vocab_size, hidden]
-    expected: dict[str, _Target] = {}
-    filled = Counter[str]()  # rows of our parameters
-    for name, shape in shapes.items():
-        module = name.split(".")[-2]
-        parameter = name.replace(module, MERGED[module][0]) if module in MERGED else name
-        start = filled[parameter]
-        filled[parameter] += shape[0]
-        expected[name] = _Target(parameter, start, start + shape[0], shape)
-    return expected
-
-
-def _match(config: ModelConfig, stored: dict[str, _Stored], folder: Path) -> dict[str, _Target]:
-    """Pair the file's tensors with ours, or raise with every name that does not fit."""
-    if config.num_hidden_layers > len(stored):
-        raise ValueError(
-            f"the tensors in {str(folder)!r} do not fit its config.json: it has num_hidden_layers "
-            f"{config.num_hidden_layers}, and there are {len(stored)} tensors in all"
-        )
-    expected = _expected(config)
-    tied_copy = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    missing = sorted(expected.keys() - stored.keys())
-    extra = sorted(stored.keys() - expected.keys() - tied_copy)
-    wrong = [
-        f"{name} is {stored[name].shape}, config.json asks for {expected[name].shape}"
-        for name in sorted(expected.keys() & stored.keys())
-        if stored[name].shape != expected[name].shape
-    ]
-    no_floats = [f"{n} is {x.dtype}" for n, x in sorted(stored.items()) if x.dtype not in FLOATS]
-    problems = [
-        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        for what, names in (
-            ("missing", missing),
-            ("not known", extra),
-            ("mis-shaped", wrong),
-            (f"of no type of {FLOATS} (quantised? use the fp32 or bf16 checkpoint)", no_floats),
-        )
-        if names
-    ]
-    if problems:
-        raise ValueError(
-            f"the tensors in {str(folder)!r} do not fit its config.json: " + "; ".join(problems)
-        )
-    return expected
-
-
-def _read(
-    model: Qwen3ForCausalLM,
-    files: dict[str, Path],
-    targets: dict[str, _Target],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """Our parameters, filled. Files are read one after the other, a tensor at a time."""
-    state: dict[str, Tensor] = {
-        name: nn.Parameter(torch.empty(p.shape, dtype=dtype, device=device), requires_grad=False)
-        for name, p in model.named_parameters()
-    }
-    for file in sorted(set(files.values())):
-        with open_tensors(file) as tensors:
-            for name in tensors.keys():
-                if name in targets:
-                    target = targets[name]
-                    state[target.parameter][target.start : target.stop] = tensors.get_tensor(name)
-    if "lm_head.weight" in files and model.config.tie_word_embeddings:
-        with open_tensors(files["lm_head.weight"]) as tensors:
-            head = tensors.get_tensor("lm_head.weight").to(device, dtype)
-        if not torch.equal(head, state["model.embed_tokens.weight"]):
-            raise ValueError(
-                "config.json ties the head to the embedding, but the file's lm_head.weight differs "
-                "from model.embed_tokens.weight: set tie_word_embeddings to false to use both"
-            )
-    return state
-
-
 # -- the files: where they are, what tensors they hold ---------------------------------------------
 
 
@@ -234,6 +211,8 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
 
     ValueError, saying how to go on, when it is neither.
     """
+    if not isinstance(path_or_id, str | os.PathLike):
+        raise ValueError(f"a checkpoint is a folder or a hub id, got {path_or_id!r}")
     folder = Path(path_or_id)
     if folder.is_dir():
         return folder
@@ -275,61 +254,42 @@ def _from_hub(name: str) -> Path:
         ) from problem
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that holds it, for a single or a sharded checkpoint."""
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor in the safetensors files of a folder, from their headers.
+
+    The index of a sharded checkpoint says which files there are; what they hold counts, whether the
+    index lists it or not. A file may be a symbolic link to anywhere: the hub's cache is made so.
+    """
+    stored: dict[str, StoredTensor] = {}
+    for file in _tensor_files(folder):
+        try:
+            tensors = safe_open(str(file), framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"{str(file)!r} is damaged or no safetensors file: {error}") from error
+        for name in tensors.keys():
+            if name in stored:
+                raise ValueError(f"{name!r} is in both {stored[name].file.name} and {file.name}")
+            header = tensors.get_slice(name)
+            stored[name] = StoredTensor(file, tensors, header.get_shape(), header.get_dtype())
+    return stored
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """The safetensors files of a single or a sharded checkpoint."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        weight_map = _weight_map(index)
-        lost = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
-        if lost:
-            raise ValueError(f"the index of {str(folder)!r} names files that are not there: {lost}")
-        files = sorted({folder / name for name in weight_map.values()})
-    elif single.is_file():
-        files = [single]
-    else:
+    if not index.is_file():
+        if single.is_file():
+            return [single]
         other = sorted(p.name for p in folder.glob("*.bin"))
         hint = f"; {other} are pickles, which this loader never opens" if other else ""
         raise ValueError(f"no model.safetensors (or its index) in {str(folder)!r}{hint}")
-    found: dict[str, Path] = {}
-    for file in files:
-        with open_tensors(file) as tensors:
-            for name in tensors.keys():
-                if name in found:
-                    raise ValueError(f"{name!r} is in both {found[name].name} and {file.name}")
-                found[name] = file
-    return found
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index of a sharded checkpoint says."""
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if not all(isinstance(name, str) for name in weight_map.values()):
-            raise TypeError("weight_map must map names to file names")
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not a safetensors index ({error!r})") from None
-    outside = sorted({name for name in weight_map.values() if Path(name).name != name})
     if outside:
         raise ValueError(f"{index} names files that are not in its folder: {outside}")
-    return weight_map
-
-
-@contextmanager
-def open_tensors(file: Path) -> Iterator:
-    """A safetensors file, open inside the block. ValueError when it is damaged."""
-    try:
-        with safe_open(str(file), framework="pt") as tensors:
-            yield tensors
-    except SafetensorError as error:
-        raise ValueError(f"{str(file)!r} is damaged or no safetensors file: {error}") from error
-
-
-def _stored(files: dict[str, Path]) -> dict[str, _Stored]:
-    """Shape and type of every tensor, from the headers alone."""
-    found: dict[str, _Stored] = {}
-    for file in sorted(set(files.values())):
-        with open_tensors(file) as tensors:
-            for name in tensors.keys():
-                tensor = tensors.get_slice(name)
-                found[name] = _Stored(tensor.get_shape(), tensor.get_dtype())
-    return found
+    if lost := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"the index of {str(folder)!r} names files that are not there: {lost}")
+    return [folder / name for name in names]

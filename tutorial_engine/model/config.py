@@ -9,11 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-SUPPORTED_MODEL_TYPES = ("qwen3",)
-_NO_KEY = "config.json has no {!r}; every Qwen3 checkpoint states it"
-_ABSENT = object()
-_LARGEST_FLOAT = 3e38  # of fp32
-_LARGEST = 2**31 - 1  # of any size: beyond it no file could hold the weights
+from tutorial_engine.checks import at_least_one
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+LARGEST = 2**31 - 1  # of any size: beyond it no file could hold the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +47,14 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-            if value > _LARGEST:
-                raise ValueError(f"{name} {value} is more than any model has ({_LARGEST} at most)")
+        for name in SIZES:
+            at_least_one(name, getattr(self, name))
+            if getattr(self, name) > LARGEST:
+                raise ValueError(f"{name} {getattr(self, name)} is more than any model has")
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < _LARGEST_FLOAT:
+            if not is_number or not 0 < value < 3e38:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -98,19 +95,14 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """The same from the parsed file. Absent optional keys take transformers' Qwen3 defaults."""
         _refuse_unsupported(raw)
-        heads = _required(raw, "num_attention_heads")
-        kv_heads = raw.get("num_key_value_heads", _ABSENT)
-        if kv_heads is _ABSENT:
-            raise ValueError(_NO_KEY.format("num_key_value_heads"))
+        sizes = {"head_dim": 128, "max_position_embeddings": 32768}
+        sizes |= {name: raw[name] for name in SIZES if raw.get(name) is not None}
+        if "num_key_value_heads" in raw:  # null: one per head
+            sizes.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+        if missing := [name for name in SIZES if name not in sizes]:
+            raise ValueError(f"config.json has no {missing[0]!r}; every Qwen3 checkpoint states it")
         return cls(
-            vocab_size=_required(raw, "vocab_size"),
-            hidden_size=_required(raw, "hidden_size"),
-            intermediate_size=_required(raw, "intermediate_size"),
-            num_hidden_layers=_required(raw, "num_hidden_layers"),
-            num_attention_heads=heads,
-            num_key_value_heads=heads if kv_heads is None else kv_heads,  # null: one per head
-            head_dim=raw["head_dim"] if raw.get("head_dim") is not None else 128,
-            max_position_embeddings=raw.get("max_position_embeddings", 32768),
+            **sizes,
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope_theta=_rope_theta(raw),
             tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
@@ -129,40 +121,21 @@ def _json_object(file: Path) -> dict[str, Any]:
     return raw
 
 
-def _required(raw: Mapping[str, Any], key: str) -> Any:
-    if raw.get(key) is None:
-        raise ValueError(_NO_KEY.format(key))
-    return raw[key]
-
-
 def _flag(raw: Mapping[str, Any], key: str) -> bool:
     """true, or false where it is absent; "false" is a text, which Python would take for true."""
     value = raw.get(key)
-    if value is not None and not isinstance(value, bool):
+    if value not in (None, True, False):
         raise ValueError(f"{key} in config.json must be true or false, got {value!r}")
     return bool(value)
 
 
-def _table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of the file, or an empty one where it is absent."""
-    value = raw.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{key} in config.json must be a table, got {value!r}")
-    return value or {}
-
-
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """One clear error for each feature that would otherwise change the result without a word."""
-    model_type = raw.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    kinds = raw.get("model_type"), raw.get("architectures") or ["Qwen3ForCausalLM"]
+    if kinds != ("qwen3", ["Qwen3ForCausalLM"]):
         raise ValueError(
-            f"unsupported architecture: model_type {model_type!r}; this engine runs "
-            f"{', '.join(SUPPORTED_MODEL_TYPES)} (dense) checkpoints"
-        )
-    architectures = raw.get("architectures") or ["Qwen3ForCausalLM"]
-    if architectures != ["Qwen3ForCausalLM"]:
-        raise ValueError(
-            f"unsupported architecture: {architectures!r}; this engine runs ['Qwen3ForCausalLM']"
+            f"unsupported architecture: model_type {kinds[0]!r}, architectures {kinds[1]!r}; this "
+            "engine runs dense 'qwen3' checkpoints, ['Qwen3ForCausalLM']"
         )
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"unsupported hidden_act {raw['hidden_act']!r}; Qwen3 uses 'silu'")
@@ -171,25 +144,25 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             "quantised checkpoints are not supported (config.json has quantization_config); "
             "use the fp32 or bf16 checkpoint"
         )
-    kinds = raw.get("layer_types") or []
-    if not isinstance(kinds, list):
-        raise ValueError(f"layer_types in config.json must be a list, got {kinds!r}")
-    sliding = [kind for kind in kinds if kind != "full_attention"]
-    if _flag(raw, "use_sliding_window") or sliding:
+    layers = raw.get("layer_types") or []
+    is_full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
+    if _flag(raw, "use_sliding_window") or not is_full:
         raise ValueError(
             "sliding-window layers are not supported (use_sliding_window="
-            f"{raw.get('use_sliding_window')!r}, layer_types other than full_attention: "
-            f"{len(sliding)})"
+            f"{raw.get('use_sliding_window')!r}, layer_types {str(layers)[:80]})"
         )
 
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     """RoPE's base. transformers 5 nests it in rope_parameters; 4 has rope_theta + rope_scaling."""
-    rope = {**_table(raw, "rope_scaling"), **_table(raw, "rope_parameters")}
-    if tables := sorted(str(key) for key, value in rope.items() if isinstance(value, Mapping)):
+    tables = [raw.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    rope = {
+        key: value for table in tables if isinstance(table, dict) for key, value in table.items()
+    }
+    per_layer = any(isinstance(value, dict) for value in rope.values())
+    if per_layer or not all(isinstance(table, dict) for table in tables):
         raise ValueError(
-            f"rope parameters of their own for {tables} are not implemented: state rope_type and "
-            "rope_theta once, for all layers"
+            f"rope_scaling and rope_parameters must be one table for all layers, got {tables}"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -205,9 +178,7 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
 
 def _eos_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
     eos = raw.get("eos_token_id")
-    if eos is None:
-        return ()
-    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise ValueError(f"eos_token_id must be one token id or a list of them, got {eos!r}")
     return ids

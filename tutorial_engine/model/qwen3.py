@@ -2,8 +2,8 @@
 
 Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
 Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.
-Source: Qwen3 technical report (2025). Parameter names are those of transformers; q/k/v, gate/up and
-the norms of q and k are joined.
+Source: Qwen3 technical report (2025). Parameter names are those of transformers, but for q/k/v and
+gate/up, which are joined.
 """
 
 import torch
@@ -12,29 +12,11 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import (
-    Linear,
-    Module,
-    QKNorm,
-    RMSNorm,
-    SiluAndMul,
-    can_prepack,
-    packed_is_faster,
-)
+from tutorial_engine.model.layers import Linear, RMSNorm, SiluAndMul
 from tutorial_engine.model.rope import RopeAngles, RotaryEmbedding, apply_rope
 
 
-def check_ids(input_ids: Tensor, vocab_size: int) -> None:
-    """ValueError, naming the first, for a token id that is no row of the embedding."""
-    bad = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
-    if len(bad):
-        raise ValueError(
-            f"token id {int(bad[0])} is outside the vocabulary: ids run from 0 to "
-            f"{vocab_size - 1}. Was the text tokenized for another model?"
-        )
-
-
-class Qwen3Attention(Module):
+class Qwen3Attention(nn.Module):
     """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -46,7 +28,8 @@ class Qwen3Attention(Module):
             config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
         )
         self.o_proj = Linear(self.q_size, config.hidden_size, config.attention_bias)
-        self.qk_norm = QKNorm(self.num_heads, self.num_kv_heads, self.head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
@@ -54,14 +37,14 @@ class Qwen3Attention(Module):
         """hidden [T, hidden] → [T, hidden]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv_proj(hidden).view(-1, heads + 2 * kv_heads, self.head_dim)
-        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
-        qk = apply_rope(self.qk_norm(qk), *angles)
-        q, k = qk.split_with_sizes((heads, kv_heads), 1)
+        q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), 1)
+        q = apply_rope(self.q_norm(q), *angles)
+        k = apply_rope(self.k_norm(k), *angles)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         return self.o_proj(out.flatten(1))
 
 
-class Qwen3MLP(Module):
+class Qwen3MLP(nn.Module):
     """SwiGLU: widen twice (gate and up, one matmul), gate, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -75,7 +58,7 @@ class Qwen3MLP(Module):
         return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
 
 
-class Qwen3DecoderLayer(Module):
+class Qwen3DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm, each added to the running sum (the residual)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -103,7 +86,7 @@ class Qwen3DecoderLayer(Module):
         return self.mlp(hidden), residual
 
 
-class Qwen3Model(Module):
+class Qwen3Model(nn.Module):
     """Embedding, decoder layers, final norm: token ids in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -121,8 +104,12 @@ class Qwen3Model(Module):
         try:
             hidden = self.embed_tokens(batch.input_ids)  # [T, hidden]
         except IndexError:
-            check_ids(batch.input_ids, self.embed_tokens.num_embeddings)
-            raise
+            vocab_size = self.embed_tokens.num_embeddings
+            outside = [i for i in batch.input_ids.tolist() if not 0 <= i < vocab_size]
+            raise ValueError(
+                f"token id {outside[0]} is outside the vocabulary: ids run from 0 to "
+                f"{vocab_size - 1}. Was the text tokenized for another model?"
+            ) from None
         angles = self.rotary_emb(batch.positions)
         residual = None
         for layer in self.layers:
@@ -131,7 +118,7 @@ class Qwen3Model(Module):
         return hidden
 
 
-class Qwen3ForCausalLM(Module):
+class Qwen3ForCausalLM(nn.Module):
     """The decoder and the head that turns hidden states into logits over the vocabulary.
 
     Fresh, it has no weights: `checkpoint.load_model` reads them, `draw_weights` makes random ones.
@@ -167,21 +154,6 @@ class Qwen3ForCausalLM(Module):
         logits = self.lm_head(hidden)
         return logits if logits.dtype == torch.float32 else logits.float()
 
-    def prepack(self, where_faster: bool = False) -> bool:
-        """Prepack every Linear (see there), or those that it makes faster here. Are all packed?
-
-        The others are laid out by columns, but for a head that is tied to the embedding.
-        """
-        if not can_prepack(self.device, self.dtype):
-            return False
-        linears = [m for m in self.modules() if isinstance(m, Linear)]
-        for m in linears:
-            if not where_faster or packed_is_faster(m.out_features, m.in_features, self.dtype):
-                m.prepack()
-            elif m.weight is not self.model.embed_tokens.weight:
-                m.by_columns()
-        return all(m.is_packed for m in linears)
-
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -193,11 +165,6 @@ class Qwen3ForCausalLM(Module):
         return self.model.embed_tokens.weight.dtype
 
     def num_parameters(self) -> int:
-        """Weights of the architecture, a tied head counted once. The same packed or plain."""
-        linears = [m for m in self.modules() if isinstance(m, Linear)]
-        in_linears = {id(p) for m in linears for p in m.parameters()}
-        total = sum(m.num_weights for m in linears)
-        total += sum(p.numel() for p in self.parameters() if id(p) not in in_linears)
-        if self.config.tie_word_embeddings and self.lm_head.is_packed:
-            total -= self.lm_head.num_weights  # the embedding was counted already
-        return total
+        """Weights of the architecture, a tied head counted once."""
+        with torch.device("meta"):  # a model without memory: fast layers hide some of their weights
+            return sum(p.numel() for p in Qwen3ForCausalLM(self.config).parameters())

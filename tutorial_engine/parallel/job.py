@@ -25,6 +25,7 @@ from tutorial_engine.engine.request import ScheduledRequest
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.lab.ledger import ForcedSampler
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (
@@ -119,7 +120,7 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     Every rank reads the whole checkpoint and keeps its part of it.
     """
     start, before = time.monotonic(), group.traffic
-    whole = load_model(job.checkpoint, group.device, DTYPES[job.dtype], prepack=False)
+    whole = load_model(job.checkpoint, group.device, DTYPES[job.dtype], fast=False)
     has_tokenizer = (resolve_checkpoint(job.checkpoint) / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(job.checkpoint) if has_tokenizer else None
     prompts = prompt_token_ids(job.prompts, tokenizer)
@@ -159,7 +160,7 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
         seconds=time.monotonic() - start,
     )
     if compare:
-        whole.prepack()
+        use_fast_layers(whole)
         report = _against(report, served, serve(whole, prompts, params, job, tokenizer))
     return report, served.logits
 

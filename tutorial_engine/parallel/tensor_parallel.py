@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear, Module
+from tutorial_engine.model.fast import use_fast_layers
+from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 AllReduce = Callable[[Tensor], Tensor]  # a rank's part [T, hidden] → the sum over all ranks
@@ -71,7 +72,7 @@ def shard_config(config: ModelConfig, tp_size: int) -> ModelConfig:
     )
 
 
-class RowParallelLinear(Module):
+class RowParallelLinear(nn.Module):
     """A Linear whose input features lie on different ranks: its own part, then one all-reduce.
 
     The bias is added to the sum, once, not by every rank.
@@ -104,10 +105,7 @@ def shard(
     if not 0 <= rank < tp_size:
         raise ValueError(f"rank {rank} is none of 0 .. {tp_size - 1}")
     part = without_weights(own)
-    whole = dict(model.named_parameters())
-    for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            whole[f"{name}.weight"] = nn.Parameter(module.plain_weight(), requires_grad=False)
+    whole = model.state_dict()
     state = {
         name: nn.Parameter(_part_of(name, whole[name], model.config, rank, tp_size), False)
         for name, _ in part.named_parameters()
@@ -120,7 +118,7 @@ def shard(
         mlp.down_proj = RowParallelLinear(mlp.down_proj, all_reduce)  # type: ignore
     part.to(model.device).requires_grad_(False).eval()
     if prepack:
-        part.prepack()
+        use_fast_layers(part)
     return part
 
 
@@ -142,7 +140,7 @@ def _part_of(name: str, whole: Tensor, config: ModelConfig, rank: int, tp_size: 
 def replicated_parameters(model: Qwen3ForCausalLM) -> int:
     """Weights that every rank has whole: embedding, an untied head, norms, o_proj's bias."""
     config = model.config
-    head = 0 if config.tie_word_embeddings else model.lm_head.num_weights
+    head = 0 if config.tie_word_embeddings else model.lm_head.weight.numel()
     small = sum(
         parameter.numel()
         for name, parameter in model.named_parameters()

@@ -126,7 +126,7 @@ def recorded_projection(
     finally:
         handle.remove()
     sizes = (block.q_size, block.kv_size, block.kv_size)
-    weights = block.qkv_proj.plain_weight().float().cpu().split(sizes)
+    weights = block.qkv_proj.weight.float().cpu().split(sizes)
     return Projection(kept[0], weights, kept[1].split(sizes))
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
@@ -50,11 +49,7 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
     def note(name: str):  # type: ignore[no-untyped-def]
         def hook(module: nn.Module, inputs: tuple, output: Tensor | tuple) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            owned = (
-                module.num_weights
-                if isinstance(module, Linear)
-                else sum(p.numel() for p in module.parameters())
-            )
+            owned = sum(weight.numel() for weight in module.state_dict().values())
             place = "  " + name.split(".")[-1] if name.startswith("layers.") else name
             steps.append(ShapeStep(place, _shape(inputs[0]), _shape(first), owned))
 
@@ -74,7 +69,7 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
     last = hidden[list(batch.last_token_indices)]
     logits = model.compute_logits(last)
     tied = model.config.tie_word_embeddings
-    own = 0 if tied else model.lm_head.num_weights
+    own = 0 if tied else model.lm_head.weight.numel()
     head = "lm_head, last rows" + (" (= embed)" if tied else "")
     steps.append(ShapeStep(head, _shape(last), _shape(logits), own))
     return steps

@@ -1,0 +1,110 @@
+"""Introduced in notebook 02. Faster twins of small layers, put into a loaded model in their place.
+
+Knows the layers and what a device is good at; no model, no file. A twin computes what its layer
+computes, in another layout or with other operations, and is a module like any other: what is
+registered on it is called, and what is put in its place runs. Nothing is measured here: which
+layers are swapped depends on device, dtype and size alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorial_engine.model.layers import Linear, RMSNorm
+
+PACK_FROM = 2**20  # weights of a matrix from which oneDNN's layout is the faster one
+
+
+def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
+    """Swap the layers of a model for the twins that are faster where it lies. Inference only.
+
+    A Linear of fewer than `pack_from` weights stays: in the processor's caches, the plain layout
+    is as fast. The model cannot be moved, cast or copied afterwards.
+    """
+    for name, layer in list(model.named_children()):
+        use_fast_layers(layer, pack_from)
+        setattr(model, name, fast_twin(layer, pack_from))
+
+
+def fast_twin(layer: nn.Module, pack_from: int = PACK_FROM) -> nn.Module:
+    """The fastest that we have for a layer, by its device and dtype; else the layer itself."""
+    if type(layer) is Linear and layer.weight.numel() >= pack_from:
+        if can_prepack(layer.weight.device, layer.weight.dtype):
+            return PackedLinear(layer)
+    elif type(layer) is RMSNorm and layer.weight.is_cpu and layer.weight.dtype == torch.float32:
+        return CpuRMSNorm(layer)
+    return layer
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of PyTorch has the oneDNN linear and it accepts this device and dtype."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype))
+        x = torch.zeros(1, 16, dtype=dtype)
+        torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+class PackedLinear(Linear):
+    """A Linear whose W is reordered once into the layout that oneDNN reads at full memory speed.
+
+    Only the reordered copy is kept. `weight` is W in the ordinary layout: a fresh tensor each time.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        self.__dict__.update(linear.__dict__)  # sizes and hooks; no memory for another W
+        self._parameters = {"bias": linear.bias}
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """W [out, in], unpacked."""
+        return self.packed.to_dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As Linear."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
+        destination[f"{prefix}weight"] = self.weight  # a saved model has its weights, in plain
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        raise ValueError(
+            "prepacked weights cannot be moved or cast; call load_model with the device and "
+            "dtype you want, or with fast=False"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy.deepcopy. ValueError: oneDNN's layout has no copy."""
+        raise ValueError(
+            "a prepacked model can be neither pickled nor copied: load it again, or use "
+            "load_model(..., fast=False)"
+        )
+
+    def extra_repr(self) -> str:
+        """Shape and layout, for `print(model)`."""
+        return f"{super().extra_repr()}, prepacked"
+
+
+class CpuRMSNorm(RMSNorm):
+    """RMSNorm in fp32 in the fewest operations that a CPU has for it: mean(x²) from one norm."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self.__dict__.update(norm.__dict__)  # the same weight, and the same hooks
+        self.eps32 = torch.tensor(norm.eps, dtype=torch.float32, device="cpu")
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """As RMSNorm."""
+        if x.dtype != torch.float32 or not x.is_cpu:  # the model was cast or moved since
+            return super().forward(x, residual)
+        total = x if residual is None else x + residual
+        length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)  # sqrt(sum(x²))
+        mean = torch.addcmul(self.eps32, length, length, value=1 / total.shape[-1])
+        normed = total * mean.rsqrt() * self.weight
+        return normed if residual is None else (normed, total)
