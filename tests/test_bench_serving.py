@@ -153,15 +153,13 @@ def test_requests_are_ragged_the_same_every_time_and_fit_the_model() -> None:
 # -- the servers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots_first", [False, True])
-def test_our_server_gives_each_request_what_it_gets_alone(slots_first: bool) -> None:
+def test_our_server_gives_each_request_what_it_gets_alone() -> None:
     model = load_model(TINY)
-    config = servers.serving_config(SMALL, slots_first)
+    config = servers.serving_config(SMALL)
     assert config.max_num_seqs == 3 and config.max_model_len == 64
     server = servers.OurServer(model, config)
     for _ in range(2):  # a run leaves nothing behind
         assert server.serve(SMALL) == alone(model, SMALL)
-    assert server.engine.memory.storage.slots_first is slots_first
 
 
 def test_padding_is_on_the_left_and_changes_no_answer(
@@ -304,7 +302,7 @@ def test_command_races_servers_and_times_the_scheduler(
     assert command.main([*asked, "--serving-rounds", "1", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
     race = figures["serving"]
-    names = {"transformers", "transformers continuous", "llama.cpp", "ours, slots first", "ours"}
+    names = {"transformers", "transformers continuous", "llama.cpp", "ours"}
     assert race["seconds"].keys() == race["contenders"].keys() == names
     assert race["num_requests"] == 3 and race["failed"] == {}
     whole = {"requests": 3, "tokens": race["wanted_tokens"]}
@@ -317,7 +315,7 @@ def test_command_races_servers_and_times_the_scheduler(
     assert memory["long_context"]["scattered"] == 1.0 and memory["shared"] == 0.8
     assert figures["settings"]["serving_rounds"] == 1
     said = capsys.readouterr().out
-    assert "3 ragged requests" in said and "ours, slots first: " in said
+    assert "3 ragged requests" in said
     assert "µs per running request" in said and "3 running" in said
     assert "2 with 80% shared" in said and "batch 2 at 40" in said and "pages, blocks of 16" in said
     assert library.open == 0

@@ -9,9 +9,9 @@ from engines import random_model
 from traces import POLICIES, renamed, served, story
 
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.lab.chrome import save_chrome, to_chrome
 from tutorial_engine.learn.eager_pages import crowd
 from tutorial_engine.trace import events
-from tutorial_engine.trace.chrome import save_chrome, to_chrome
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import snapshots

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.cache import many_blocks
 from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.many_blocks import PagedAttention, Run, Sums, plan_reading, runs_of
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import (
     NaivePagedAttention,
@@ -27,6 +26,7 @@ from tutorial_engine.cache.paged_attention import (
 )
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab.many_blocks import PagedAttention, Run, Sums, plan_reading, runs_of
 from tutorial_engine.model.attention import (
     AttentionBackend,
     causal_mask,

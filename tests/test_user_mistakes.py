@@ -21,7 +21,6 @@ from transformers import Qwen3Config
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
@@ -44,7 +43,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
 MODEL = random_model()
 
 MEMORIES: dict[str, Callable[[], KVMemory]] = {
-    "rows": lambda: StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=4, max_len=20)),
+    "rows": lambda: StaticKVCache.from_config(MODEL.config, max_seqs=4, max_len=20),
     "pages": lambda: PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=12),
     "cells": lambda: CellKVCache.from_config(MODEL.config, 48),
     "by cat": GrowingKVCache,

@@ -18,7 +18,6 @@ tutorial_engine/
   trace/               what an engine did
     events          03 frozen events, the recorder, JSON
     history         03 each step: the state before, planned, and after
-    chrome          03 the same for Perfetto and chrome://tracing
     pool            04 each step's slots: used, reserved, free
   cache/               one KV storage, three maps from positions to slots
     config          02 what a token costs, how long a cache is
@@ -28,7 +27,6 @@ tutorial_engine/
     blocks          04 who holds which block, what can be found again
     paged           04 block tables to slots
     paged_attention 04 K and V read in their blocks, by a running softmax
-    many_blocks     04 the same, many blocks at a time
     cell_table      04 one cell per token: position, owners, shift
     cells           04 any token in any cell; K-shift in every layer
   engine/              requests, and the two ways to serve them
@@ -50,10 +48,12 @@ tutorial_engine/
     ledger          02 every path against every other, number by number
     workload        03 requests that come over time
     static_batch    03 answers when the whole batch is over, as it was
+    chrome          03 a trace for Perfetto and chrome://tracing
     pool_log        04 vLLM's two log lines, of our memories
     hit_rate        04 five runs that find nothing in the cache, and why
     when_full       04 a preempted request: recompute or swap, the prices
     layouts         04 the same bytes by token and by layer
+    many_blocks     04 attention over pages in place, many blocks at a time
     shift           04 a context shift against a fresh run, number by number
     dial            04 block size from one cell to a whole row, measured
     block_size      04 why 16: bookkeeping against waste

@@ -131,13 +131,12 @@ def load_servers(
             notes[LLAMA] = f"{llama.told}, one sequence per request"
         except ValueError as error:
             notes[LLAMA] = f"skipped: {error}"
-    for name in (report.SLOTS_FIRST, OURS):
-        config = servers.serving_config(requests, slots_first=name != OURS)
-        contenders[name] = servers.OurServer(session.ours, config)
-        notes[name] = (
-            f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
-            f"{config.max_num_batched_tokens} tokens per step"
-        )
+    config = servers.serving_config(requests)
+    contenders[OURS] = servers.OurServer(session.ours, config)
+    notes[OURS] = (
+        f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
+        f"{config.max_num_batched_tokens} tokens per step"
+    )
     return contenders, notes
 
 

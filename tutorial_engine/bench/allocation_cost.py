@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from tutorial_engine.bench.scheduler_cost import SHAPE, VOCAB
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
@@ -55,7 +54,7 @@ def measure_allocation(
         for size in BLOCK_SIZES
     }
     memories: dict[str, KVMemory] = {
-        "rows": StaticKVCache.from_config(config, CacheConfig(max_seqs=running, max_len=most)),
+        "rows": StaticKVCache.from_config(config, max_seqs=running, max_len=most),
         **pages,
         "cells": CellKVCache.from_config(config, running * most),
     }

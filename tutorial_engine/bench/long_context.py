@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.bench.measure import PAUSE, in_turn
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.many_blocks import PagedAttention
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -129,20 +129,18 @@ def _memories(
     Whoever gathers copies one slot at a time, and wants a slot's heads side by side. Whoever reads
     in place multiplies with one head's block, and wants a head's slots side by side.
     """
-    rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
+    spec = KVCacheSpec.from_model(model.config, model.dtype)
+    num_slots = batch * -(-context // block_size) * block_size
     gathered, in_place = (
-        PagedKVCache.from_config(
-            model.config,
-            block_size=block_size,
-            num_blocks=batch * -(-context // block_size),
-            dtype=model.dtype,
-            device=model.device,
-            slots_first=slots_first,
-            prefix_caching=False,
+        PagedKVCache(
+            KVStorage(spec, num_slots, model.device, slots_first), block_size, prefix_caching=False
         )
         for slots_first in (True, False)
     )
-    return StaticKVCache.from_config(model.config, rows), gathered, in_place
+    rows = StaticKVCache.from_config(
+        model.config, max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device
+    )
+    return rows, gathered, in_place
 
 
 class _Step:
@@ -201,7 +199,7 @@ def _fill(storage: KVStorage, slots: Sequence[Sequence[int]]) -> None:
         for s, own in enumerate(slots):  # every sequence has them at other positions
             where = torch.tensor(own, device=device)
             rolled = (x.roll(s, 0).to(device=device, dtype=spec.dtype) for x in (k, v))
-            storage.write(layer, where, *rolled)
+            storage.write_slots(layer, where, *rolled)
 
 
 def _compare(logits: dict[str, Tensor], dtype: torch.dtype) -> float:

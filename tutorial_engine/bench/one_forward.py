@@ -19,7 +19,6 @@ from tutorial_engine.bench.roofline import (
     measure_peak_flops,
     weight_bytes,
 )
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import stream
 from tutorial_engine.engine.request import Request
@@ -62,8 +61,8 @@ def ready(model: Qwen3ForCausalLM, work: Work, cached: bool = True) -> Callable[
             raise ValueError(f"without a cache no token is cached, got old={work.old}")
         attention, batch = fast_attention(model.device), Batch.from_sequences(ids)
         return lambda: model(batch, attention)
-    room = CacheConfig(max_seqs=work.num_seqs, max_len=work.old + work.new)
-    cache = StaticKVCache.from_config(model.config, room)
+    row_len = work.old + work.new
+    cache = StaticKVCache.from_config(model.config, max_seqs=work.num_seqs, max_len=row_len)
     requests = [Request(str(i), sequence) for i, sequence in enumerate(ids)]
     if work.old:
         forward(model, cache, requests, num_tokens=work.old)

@@ -26,7 +26,6 @@ from tutorial_engine.model.config import ModelConfig
 
 OURS = "ours"
 LLAMA = "llama.cpp"
-SLOTS_FIRST = f"{OURS}, slots first"
 
 
 class Floor(NamedTuple):
@@ -162,9 +161,6 @@ def serving_table(serving: Serving) -> str:
         same = f"{requests} of {serving.num_requests}, {tokens} of {serving.wanted_tokens}"
         text.append(_line(name, cells, [], same))
     text += [f"{name} could not run: {why}" for name, why in serving.failed.items()]
-    if SLOTS_FIRST in names:
-        gain = seconds[OURS] / seconds[SLOTS_FIRST]
-        text.append(f"{SLOTS_FIRST}: {gain:.2f}× the speed of {OURS}, heads first")
     return "\n".join(text)
 
 

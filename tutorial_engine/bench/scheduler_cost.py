@@ -102,7 +102,7 @@ def engine_in_decode(running: int, steps: int) -> LLMEngine:
         max_num_batched_tokens=running * len(PROMPT),
         max_model_len=len(PROMPT) + wanted,
     )
-    memory = StaticKVCache.from_config(model.config, config.rows(model.dtype, model.device))
+    memory = StaticKVCache.from_config(model.config, **config.rows(model.dtype, model.device))
     runner = _IdleRunner(model, memory.storage)
     engine = LLMEngine(model, config=config, memory=memory, runner=runner)
     params = SamplingParams(max_tokens=wanted, ignore_eos=True)

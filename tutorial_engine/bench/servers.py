@@ -19,7 +19,7 @@ STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' schedule
 PATIENCE = 1.0  # seconds between two looks at whether another engine's thread still lives
 
 
-def serving_config(requests: Sequence[Asked], slots_first: bool = False) -> EngineConfig:
+def serving_config(requests: Sequence[Asked]) -> EngineConfig:
     """The engine's settings for the race: a row for every request, and a budget of 512 tokens.
 
     All run at once, for more rows make a forward cheaper per token; a row holds the longest
@@ -31,7 +31,6 @@ def serving_config(requests: Sequence[Asked], slots_first: bool = False) -> Engi
         max_num_seqs=len(requests),
         max_num_batched_tokens=STEP_TOKENS,
         max_model_len=max_len,
-        slots_first=slots_first,
     )
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.config import length_for
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import check_time
@@ -52,19 +53,12 @@ from tutorial_engine.trace.events import (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(SchedulerConfig):
-    """A SchedulerConfig, and how rows are laid out (`slots_first` as in CacheConfig)."""
+    """A SchedulerConfig, and the rows that an engine makes of it."""
 
-    slots_first: bool = False
-
-    def rows(self, dtype: torch.dtype, device: torch.device) -> CacheConfig:
-        """A row for each request that may run at once."""
-        return CacheConfig(
-            max_seqs=self.max_num_seqs,
-            max_len=self.max_model_len,
-            dtype=dtype,
-            device=device,
-            slots_first=self.slots_first,
-        )
+    def rows(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """A row for each request that may run at once, as StaticKVCache.from_config takes it."""
+        sizes = {"max_seqs": self.max_num_seqs, "max_len": self.max_model_len}
+        return {**sizes, "dtype": dtype, "device": device}
 
 
 class LLMEngine:
@@ -92,9 +86,9 @@ class LLMEngine:
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
         rows = config.rows(model.dtype, model.device)
-        self.config = replace(config, max_model_len=rows.length_for(model.config))
+        self.config = replace(config, max_model_len=length_for(model.config, config.max_model_len))
         if memory is None:
-            memory = StaticKVCache.from_config(model.config, rows, trace)
+            memory = StaticKVCache.from_config(model.config, **rows, trace=trace)
         elif not isinstance(memory, KVMemory):
             raise ValueError(f"memory must be a KVMemory (rows, pages, cells), got {memory!r}")
         elif trace is not None and trace is not memory.trace:

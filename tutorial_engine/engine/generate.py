@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.config import length_for
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.intake import Intake, Prompt, params_for_each, prompt_token_ids
 from tutorial_engine.engine.request import Request, RequestOutput, RequestStatus, StepOutput
@@ -103,8 +103,7 @@ def _prepare(
     if isinstance(model, Qwen3ForCausalLM):
         pairs = zip(sequences, one_each, strict=True)
         longest = max(len(ids) + own.max_tokens for ids, own in pairs)
-        config = CacheConfig(max_seqs=len(sequences), max_len=max_len)  # refuses nonsense
-        limit = config.length_for(model.config)
+        limit = length_for(model.config, max_len)
         runner: Runner = make_runner(model, use_cache, len(sequences), min(limit, longest))
     elif not use_cache:
         raise ValueError("use_cache=False is for a model; this Runner decides by itself")

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
@@ -223,8 +222,10 @@ def make_runner(
     """A runner for our model, with a static cache of num_seqs rows of max_len, or with none."""
     if not use_cache:
         return RecomputeRunner(model)
-    config = CacheConfig(max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device)
-    return CachedRunner(model, StaticKVCache.from_config(model.config, config))
+    cache = StaticKVCache.from_config(
+        model.config, max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device
+    )
+    return CachedRunner(model, cache)
 
 
 # -- what the engine of notebook 03 drives --------------------------------------------------------
