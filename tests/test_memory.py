@@ -113,7 +113,7 @@ def test_forks_that_cannot_be(kind: str) -> None:
     before = snapshot(memory)
     assert memory.fork("nobody", "c", 0) == 0, "nothing to share"
     for wrong in (("nobody", "c", 1), ("p", "p", 4), ("p", "c", 9)):
-        with pytest.raises(ValueError, match=r"shared|already"):
+        with pytest.raises((ValueError, AssertionError), match=r"shared|has a table"):
             memory.fork(*wrong)
     assert snapshot(memory) == before
     memory.check_integrity()

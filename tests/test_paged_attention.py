@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.cache import many_blocks
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import (
@@ -26,6 +25,7 @@ from tutorial_engine.cache.paged_attention import (
 )
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab import many_blocks
 from tutorial_engine.lab.many_blocks import PagedAttention, Run, Sums, plan_reading, runs_of
 from tutorial_engine.model.attention import (
     AttentionBackend,
@@ -110,7 +110,7 @@ def test_loop_gives_what_the_textbook_gives(
     memory = pages(block_size, num_blocks + 3, slots_first, kv_heads)
     table = torch.randperm(num_blocks + 3, generator=draw)[:num_blocks].tolist()
     slots = [table[p // block_size] * block_size + p % block_size for p in range(kv_len)]
-    memory.storage.write(0, torch.tensor(slots), k, v)
+    memory.storage.write_slots(0, torch.tensor(slots), k, v)
     k_pool, v_pool = (pool[0] for pool in memory.pages())
     got = attend_in_blocks(q, k_pool, v_pool, table, kv_len)
     want = naive_attention(q, k, v, causal_mask(q_len, kv_len)).out

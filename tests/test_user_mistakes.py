@@ -301,11 +301,11 @@ def test_a_callback_that_ends_the_program_is_heard_and_is_called_again(
 def test_a_memory_used_by_hand_answers_with_sentences() -> None:
     blocks = BlockManager(4, 2)
     blocks.admit("a", [1, 2])
-    with pytest.raises(ValueError, match="sequence a has a table already"):
+    with pytest.raises(AssertionError, match="sequence a has a table: extend it"):
         blocks.admit("a", [1, 2])
-    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+    with pytest.raises(AssertionError, match="sequence b has no table: admit it first"):
         blocks.extend("b", 0, 2)
-    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+    with pytest.raises(AssertionError, match="sequence b has no table: admit it first"):
         blocks.commit("b", [1, 2], 2)
     blocks.check_integrity()
     with pytest.raises(ValueError, match="says that 3 of its tokens are computed"):

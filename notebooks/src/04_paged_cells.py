@@ -1335,7 +1335,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 # (llama.cpp's `find_slot` also goes back to the first cell when much is free before `head`.)
 
 # %%
-show_source(CellTable.find_slot, first="found: list", last="return found")
+show_source(CellTable.find_slot, first="empty: list", last="return empty")
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell

@@ -72,7 +72,6 @@ class CellKVCache:
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
-        """As KVMemory.seq_ids."""
         return self.table.seq_ids
 
     # ---- what a scheduler asks
@@ -80,7 +79,7 @@ class CellKVCache:
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVMemory.allocate: cells for what has none yet, wherever they are empty.
+        """Cells for what has none yet, wherever they are empty.
 
         A fork that waits gives way to whoever runs. Keys that wait to be turned are turned now.
         ValueError when the sequence says otherwise than the table what is computed.
@@ -127,11 +126,11 @@ class CellKVCache:
             )
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit: a fork is a sequence like any other from now on."""
+        """A fork is a sequence like any other from now on."""
         self._shared.pop(seq_id, None)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork: the child owns the parent's cells, too, and copies nothing, ever.
+        """The child owns the parent's cells, too, and copies nothing, ever.
 
         ValueError for a parent that does not hold one cell for each of these positions, or a child
         that has cells.
@@ -150,7 +149,7 @@ class CellKVCache:
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; a cell that others own stays theirs."""
+        """A cell that others own stays theirs."""
         cells = tuple(self.table.cells_of(seq_id))
         self._shared.pop(seq_id, None)
         self._waiting.pop(seq_id, None)
@@ -159,12 +158,12 @@ class CellKVCache:
             self._record(CellsFreed, seq_id, cells)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVMemory.describe: its cells by position, which are its slots."""
+        """Its cells by position, which are its slots."""
         cells = tuple(self.table.cells_of(seq_id))
         return SequenceMemory(cells, () if seq_id in self._waiting else cells)
 
     def check_integrity(self) -> None:
-        """As KVMemory.check_integrity: the table's, forks that hold cells, and the slots."""
+        """The table's, and that forks hold the cells that they share."""
         self.table.check_integrity()
         for fork, num_tokens in self._shared.items():
             known = len(self.table.cells_of(fork))
@@ -182,7 +181,6 @@ class CellKVCache:
         return self.table.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: SeqId) -> list[int]:
-        """As CellTable.seq_keep."""
         return self.table.seq_keep(seq_id)
 
     def seq_add(self, seq_id: SeqId, p0: int, p1: int, delta: int) -> list[int]:

@@ -117,7 +117,6 @@ class PagedKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVMemory.seq_ids."""
         return tuple(self._num_cached)
 
     def pages(self) -> tuple[Tensor, Tensor]:
@@ -176,11 +175,11 @@ class PagedKVCache:
         return token_ids
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit; blocks that are full now can be found by others."""
+        """Blocks that are full now can be found by others."""
         self.blocks.commit(seq_id, token_ids, num_computed)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork, without a copy; who writes to a shared block first copies it.
+        """Without a copy; who writes to a shared block first copies it.
 
         If memory runs out before the child is admitted, it loses what it shares and is computed
         like any other. ValueError for a parent without these tokens, or a child that has blocks.
@@ -191,7 +190,7 @@ class PagedKVCache:
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; what its full blocks hold stays there until they are taken."""
+        """What its full blocks hold stays there until they are taken."""
         self.blocks.free(seq_id)
         self._waiting.pop(seq_id, None)
         self._read.pop(seq_id, None)

@@ -60,7 +60,7 @@ class NaivePagedAttention:
         self._pools = list(zip(*memory.pages(), strict=True))  # a layer's K and V, as views
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend. ValueError for a batch of another memory."""
+        """ValueError for a batch of another memory."""
         tables = tables_of(self.memory, batch)
         self.cache.write(layer, k, v, batch)
         each = zip(q.split(batch.query_lens), tables, batch.context_lens, strict=True)

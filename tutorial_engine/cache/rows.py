@@ -74,18 +74,16 @@ class StaticKVCache:
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """As KVMemory.settings."""
         return {"num_rows": self.num_rows, "row_len": self.max_len}
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVMemory.seq_ids."""
         return tuple(self._rows)
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVMemory.allocate: a sequence without a row takes one that is free.
+        """A sequence without a row takes one that is free.
 
         ValueError, with the numbers, for tokens that no row has room for.
         """
@@ -110,14 +108,14 @@ class StaticKVCache:
         )
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit: a row has nothing to note."""
+        """A row has nothing to note."""
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork: rows share nothing."""
+        """Rows share nothing."""
         return 0
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; what the slots hold stays there, and is never read."""
+        """What the slots hold stays there, and is never read."""
         row = self._rows.pop(seq_id, None)
         if row is not None:
             self._free.append(row)
@@ -125,7 +123,7 @@ class StaticKVCache:
                 self.trace.record(RowFreed, seq_id, row)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVMemory.describe: its row, once it has one."""
+        """Its row, once it has one."""
         row = self._rows.get(seq_id)
         if row is None:
             return SequenceMemory()
@@ -136,7 +134,7 @@ class StaticKVCache:
         return self.storage.by_rows(self.num_rows)
 
     def check_integrity(self) -> None:
-        """As KVMemory.check_integrity: every row is free, or exactly one sequence's."""
+        """Every row is free, or exactly one sequence's."""
         taken = sorted(self._rows.values())
         assert sorted([*taken, *self._free]) == list(range(self.num_rows)), (
             f"rows {taken} are taken and {sorted(self._free)} free, of {self.num_rows}"
@@ -166,13 +164,12 @@ class GrowingKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVMemory.seq_ids."""
         return tuple(dict.fromkeys(seq_id for _, seq_id in self._kv))
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation:
-        """As KVMemory.allocate; the slots are mere positions."""
+        """The slots are mere positions."""
         if num_computed and (0, seq_id) not in self._kv:
             raise _not_here(seq_id, num_computed)
         end = min(num_computed + num_new, len(token_ids))
@@ -196,23 +193,23 @@ class GrowingKVCache:
         return self._kv[layer, batch.seq_ids[s]]
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit: nothing to note."""
+        """Nothing to note."""
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork: nothing is shared."""
+        """Nothing is shared."""
         return 0
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; here the memory is given back, too."""
+        """Here the memory is given back, too."""
         self._kv = {key: kv for key, kv in self._kv.items() if key[1] != seq_id}
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVMemory.describe: no table, and mere positions."""
+        """No table, and mere positions."""
         kv = self._kv.get((0, seq_id))
         return SequenceMemory(slots=tuple(range(0 if kv is None else len(kv[0]))))
 
     def check_integrity(self) -> None:
-        """As KVMemory.check_integrity: K and V of a sequence are equally long."""
+        """K and V of a sequence are equally long."""
         for (layer, seq_id), (k, v) in self._kv.items():
             assert len(k) == len(v), f"layer {layer} of {seq_id}: {len(k)} keys, {len(v)} values"
 

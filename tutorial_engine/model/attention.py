@@ -123,7 +123,6 @@ class NaiveAttention:
         self.observe, self.cache = observe, cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         cache = NoCache() if self.cache is None else self.cache
         cache.write(layer, k, v, batch)
         outs = []
@@ -148,7 +147,6 @@ class SdpaAttention:
         self.cache = cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         lengths = batch.query_lens
         if self.cache is None and len(lengths) > 1 and len(set(lengths)) == 1:
             return _sdpa(q, k, v, len(lengths))
