@@ -82,15 +82,6 @@ def test_mask_is_the_rule_key_pos_at_most_query_pos(
     assert mask.dtype == torch.bool and " ".join(drawn) == expected
 
 
-@given(st.integers(1, 12), st.integers(0, 12), st.none() | st.integers(1, 15))
-def test_chunk_mask_is_the_tail_of_the_prefill_mask(
-    q_len: int, cached: int, window: int | None
-) -> None:
-    kv_len = q_len + cached
-    whole = causal_mask(kv_len, kv_len, window)
-    assert torch.equal(causal_mask(q_len, kv_len, window), whole[cached:])
-
-
 @pytest.mark.parametrize(
     ("sizes", "named"),
     [

@@ -314,14 +314,6 @@ def computed(blocks: BlockManager, name: str, tokens: Sequence[int]) -> int | No
 TWELVE = list(range(12))
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "size", "want"),
-    [(0, 16, 0), (1, 16, 1), (16, 16, 1), (17, 16, 2), (48, 16, 3), (5, 1, 5), (5, 256, 1)],
-)
-def test_blocks_of_tokens_are_rounded_up(num_tokens: int, size: int, want: int) -> None:
-    assert manager(size=size).num_blocks_for(num_tokens) == want
-
-
 def test_a_hash_depends_on_parent_tokens_and_salt() -> None:
     one, other = manager(salt=""), manager(salt="another model")
     keys = {

@@ -3,17 +3,10 @@
 import pytest
 from memories import KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
 
-from tutorial_engine.cache.memory import KVMemory
-
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def test_they_answer_the_question(kind: str) -> None:
-    memory: KVMemory = memory_of(kind)
-    assert memory.max_len == memory.storage.num_slots == 32 and memory.trace is None
 
 
 def test_asked_twice_before_a_commit_the_answer_is_the_same(kind: str) -> None:

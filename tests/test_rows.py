@@ -121,15 +121,6 @@ def test_a_sequence_takes_a_row_and_writes_on_where_it_is() -> None:
     assert cache.describe("c") == ((), ()) and cache.settings == {"num_rows": 3, "row_len": 8}
 
 
-@EVERY_CACHE
-def test_asked_twice_the_answer_is_the_same_and_nobody_shares(name: str) -> None:
-    cache = make(name)
-    first = cache.allocate("a", [0] * 3, 0, 3)
-    assert cache.allocate("a", [0] * 3, 0, 3) == first
-    assert cache.fork("a", "a.1", 2) == 0, "rows share nothing"
-    cache.check_integrity()
-
-
 def test_without_a_free_row_nothing_happens_and_rows_are_told_once() -> None:
     recorder = Recorder()
     recorder.bind(lambda: 2.0, {})
@@ -298,14 +289,3 @@ def test_a_fork_that_waits_gives_way_to_whoever_runs_or_all_would_wait(
     key: str, waiting: list[str], holding: list[str], given_up: str | None
 ) -> None:
     assert fork_to_give_up(key, waiting, holding) == given_up
-
-
-def test_rows_of_other_sequences_stay_bit_equal() -> None:
-    drive = Drive(static(), a=3, b=4, c=5)
-    before = [x.clone() for x in drive.cache.by_rows()]
-    drive.step({"b": 2}, seed=7)
-    for old, new in zip(before, drive.cache.by_rows(), strict=True):
-        for row in (0, 2):
-            assert torch.equal(old[:, row].nan_to_num(7), new[:, row].nan_to_num(7))
-        assert torch.equal(old[:, 1, :, :4], new[:, 1, :, :4])
-        assert not new[:, 1, :, 4:6].isnan().any() and new[:, 1, :, 6:].isnan().all()

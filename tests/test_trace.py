@@ -110,11 +110,6 @@ def test_json_has_one_line_per_event_and_is_plain_json() -> None:
     assert len(json.loads(text)) == len(ONE_OF_EACH) + 1
 
 
-def test_steps_are_counted_when_they_end() -> None:
-    assert Trace({}, tuple(ONE_OF_EACH)).num_steps == 1
-    assert Trace({}, (trace.StepBegan(0, 0.0), trace.Planned(0, 1.0))).num_steps == 0
-
-
 @pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
 def test_events_are_frozen(event: Event) -> None:
     for field in dataclasses.fields(event):
@@ -213,17 +208,3 @@ def test_nothing_is_recorded_before_there_is_a_clock() -> None:
     with pytest.raises(ValueError, match="no clock yet"):
         recorder.record(trace.StepBegan)
     assert list(recorder.events) == []
-
-
-def test_a_trace_does_not_grow_with_its_recorder_or_with_another() -> None:
-    recorder, other, mine = Recorder(), Recorder(), {"a": 1}
-    recorder.bind(lambda: 0.0, mine)
-    other.bind(lambda: 0.0, {})
-    recorder.record(trace.StepBegan)
-    early = recorder.trace()
-    recorder.record(trace.StepEnded, 1)
-    recorder.step += 1
-    mine["a"] = 2
-    assert early == Trace({"a": 1}, (trace.StepBegan(0, 0.0),))
-    assert len(recorder.events) == len(recorder.trace().events) == 2
-    assert other.trace() == Trace({}, ()) and other.step == 0
