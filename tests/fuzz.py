@@ -100,7 +100,6 @@ def random_workload(draw: random.Random, memory: str | None = None) -> Workload:
         draw.choice([None, None, None, None, 1, 3, 7]),
         chunked,
         draw.choice(small if crowd else [limit, limit + 11, 2 * limit, None]),
-        slots_first=draw.random() < 0.5,
         memory=memory or draw.choice(MEMORIES),
         block_size=draw.choice(sizes),
         prefix_caching=draw.random() < 0.6,

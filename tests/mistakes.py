@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
@@ -147,7 +146,6 @@ CALLS: Sequence[Callable[[LLMEngine, random.Random], list[str]]] = (
     aborts,
     setting(SamplingParams),
     setting(EngineConfig),
-    setting(CacheConfig),
     makes_engines,
     makes_memories,
     runs_the_loop,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tutorial_engine.model.attention import (
     fast_attention,
     naive_attention,
 )
-from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batch import Allocation, Batch
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 Backend = Callable[..., AttentionBackend]
@@ -79,15 +80,6 @@ def test_mask_is_the_rule_key_pos_at_most_query_pos(
     mask = causal_mask(q_len, kv_len, window)
     drawn = ["".join("x" if see else "." for see in row) for row in mask.tolist()]
     assert mask.dtype == torch.bool and " ".join(drawn) == expected
-
-
-@given(st.integers(1, 12), st.integers(0, 12), st.none() | st.integers(1, 15))
-def test_chunk_mask_is_the_tail_of_the_prefill_mask(
-    q_len: int, cached: int, window: int | None
-) -> None:
-    kv_len = q_len + cached
-    whole = causal_mask(kv_len, kv_len, window)
-    assert torch.equal(causal_mask(q_len, kv_len, window), whole[cached:])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +178,7 @@ def test_naive_equals_pytorchs_under_any_mask(q_len: int, cached: int, seed: int
 
 @pytest.mark.parametrize("block", [1, 3, 4, 64, None])
 @pytest.mark.parametrize("heads", [(6, 2), (4, 1), (3, 3)])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 7), (4, 4), (9, 9), (3, 8), (65, 130)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 7), (4, 4), (3, 8), (65, 130)])
 def test_any_block_gives_what_the_textbook_gives(
     q_len: int, kv_len: int, heads: tuple[int, int], block: int | None
 ) -> None:
@@ -236,14 +228,14 @@ class Remembers:
     def __len__(self) -> int:
         return len(self.kv)
 
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Sequence[tuple[Tensor, Tensor]]:
+    def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
         news = zip(k.split(batch.query_lens), v.split(batch.query_lens), strict=True)
         for s, new in enumerate(news):
             old = self.kv.get((layer, s), (k[:0], v[:0]))
             self.kv[layer, s] = torch.cat((old[0], new[0])), torch.cat((old[1], new[1]))
-        return [self.kv[layer, s] for s in range(batch.num_seqs)]
+
+    def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
+        return self.kv[layer, s]
 
 
 @every_backend
@@ -267,21 +259,90 @@ def test_steps_with_a_cache_equal_the_whole_at_once_in_every_layer(
 
 
 def test_no_cache_gives_back_what_is_new() -> None:
-    _, k, v = random_qkv(7)
-    for _ in range(2):
-        (k1, v1), (k2, v2) = NoCache().update(0, k, v, batch_of([3, 4]))
-        assert torch.equal(torch.cat((k1, k2)), k) and torch.equal(torch.cat((v1, v2)), v)
-        assert (len(k1), len(v2)) == (3, 4)
+    (_, k, v), cache, batch = random_qkv(7), NoCache(), batch_of([3, 4])
+    for new in (k, k + 1):
+        cache.write(0, new, v, batch)
+        (k1, v1), (k2, v2) = cache.read(0, batch, 0), cache.read(0, batch, 1)
+        assert torch.equal(torch.cat((k1, k2)), new) and torch.equal(torch.cat((v1, v2)), v)
 
 
-@every_backend
-@pytest.mark.parametrize("lengths", [[5, 7], [3, 4, 5]])
-def test_cache_that_forgets_a_sequence_is_noticed(backend: Backend, lengths: list[int]) -> None:
-    class Forgetful(Remembers):
-        def update(
-            self, layer: int, k: Tensor, v: Tensor, batch: Batch
-        ) -> Sequence[tuple[Tensor, Tensor]]:
-            return super().update(layer, k, v, batch)[:-1]
+# -- the batch ------------------------------------------------------------------------------------
 
-    with pytest.raises(ValueError):
-        backend(cache=Forgetful()).attend(0, *random_qkv(12), batch_of(lengths))
+SEQUENCES = st.lists(
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=9), min_size=1, max_size=6
+)
+
+
+@given(SEQUENCES, st.data())
+def test_sequences_come_back_and_positions_count_up_from_the_first(
+    sequences: list[list[int]], data: st.DataObject
+) -> None:
+    starts = st.lists(st.integers(0, 10**5), min_size=len(sequences), max_size=len(sequences))
+    firsts = data.draw(st.none() | starts)
+    batch = Batch.from_sequences(sequences, firsts)
+    assert [ids.tolist() for ids in batch.input_ids.split(batch.query_lens)] == sequences
+    assert batch.num_seqs == len(sequences)
+    assert batch.num_tokens == sum(map(len, sequences)) == batch.input_ids.numel()
+    assert [batch.input_ids[i] for i in batch.last_token_indices] == [s[-1] for s in sequences]
+    positions = [p.tolist() for p in batch.positions.split(batch.query_lens)]
+    wanted = zip(firsts or [0] * len(sequences), sequences, strict=True)
+    assert positions == [list(range(first, first + len(s))) for first, s in wanted]
+
+
+def test_batch_is_frozen_int64_and_has_no_slots_of_its_own() -> None:
+    batch = Batch.from_sequences([[1, 2], [3]])
+    assert batch.input_ids.dtype == batch.positions.dtype == torch.int64
+    assert (batch.seq_ids, batch.slot_mapping, batch.context_slots) == ((), None, ())
+    with pytest.raises(AttributeError):
+        batch.query_start_loc = (0, 2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "firsts", "named"),
+    [
+        ([], None, "at least one sequence"),
+        ([[1], []], None, "sequence 1 is empty"),
+        ([[1, -2]], None, "sequence 0 holds -2"),
+        ([[1, 2.5]], None, "holds 2.5"),
+        ([["a"]], None, "holds 'a'"),
+        ([[True]], None, "holds True"),
+        ([[1], [2]], [0, -3], "sequence 1 starts at position -3"),
+        ([[1], [2]], [0], "2 sequences but 1 first positions"),
+    ],
+)
+def test_what_is_no_batch_is_refused(sequences: Any, firsts: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Batch.from_sequences(sequences, firsts)
+
+
+# -- slots of a cache -----------------------------------------------------------------------------
+
+
+def test_slots_come_on_top_and_nothing_else_changes() -> None:
+    context = torch.tensor([30])
+    given = [Allocation(4, range(14, 16), slice(10, 16)), Allocation(0, [30], context)]
+    batch = Batch.from_allocations([[1, 2], [3]], given, ["a", "b"])
+    assert batch.seq_ids == ("a", "b")
+    assert batch.slot_mapping is not None and batch.slot_mapping.tolist() == [14, 15, 30]
+    assert batch.context_slots[0] == slice(10, 16) and batch.context_slots[1] is context
+    assert batch.context_lens == (6, len(context))
+    plain = Batch.from_sequences([[1, 2], [3]], [4, 0])
+    assert (
+        torch.equal(batch.input_ids, plain.input_ids)
+        and batch.query_start_loc == plain.query_start_loc
+    )
+    assert torch.equal(batch.positions, plain.positions)
+
+
+@pytest.mark.parametrize(
+    ("slots", "ids", "named"),
+    [
+        ([[0, 1], [2]], 1, "3 slots, 1 ids"),
+        ([[0], [2]], 2, "2 slots, 2 ids"),
+        ([], 0, "2 sequences but 0 first positions"),
+    ],
+)
+def test_slots_that_do_not_fit_are_refused(slots: list[list[int]], ids: int, named: str) -> None:
+    allocations = [Allocation(0, own, slice(0, 1)) for own in slots]
+    with pytest.raises(ValueError, match=named):
+        Batch.from_allocations([[1, 2], [3]], allocations, [str(i) for i in range(ids)])

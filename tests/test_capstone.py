@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
+from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.learn import capstone
@@ -67,8 +67,8 @@ class Scratch:
     """An engine of thirty lines: known tokens, how many are computed, and a row for each."""
 
     def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
-        sizes = CacheConfig(max_seqs=limits.max_num_seqs, max_len=limits.max_model_len)
-        self.cache = StaticKVCache.from_config(model.config, sizes)
+        sizes = {"max_seqs": limits.max_num_seqs, "max_len": limits.max_model_len}
+        self.cache = StaticKVCache.from_config(model.config, **sizes)
         self.model, self.limits = model, limits
         self.requests: dict[str, tuple[list[int], int, int]] = {}  # tokens, computed, whole length
 

@@ -150,11 +150,11 @@ def test_shift_is_seen_pending_then_in_every_layers_keys(explorer: CellExplorer)
     assert rows(explorer)[2] == ("0", {1}, "−2")
     assert not any(name.startswith("turned.") for name in explorer.shown.items)
     used = torch.tensor([2, 3, 4, 6])
-    v = explorer.cache.storage.read(3, used)[1]
+    v = explorer.cache.storage.read_slots(3, used)[1]
     press(explorer, SHIFT)
     turned = {name for name in explorer.shown.items if name.endswith(".d")}
     assert turned == {f"turned.{c}.{layer}.d" for c in (2, 3, 4, 6) for layer in range(4)}
-    assert torch.equal(v, explorer.cache.storage.read(3, used)[1])
+    assert torch.equal(v, explorer.cache.storage.read_slots(3, used)[1])
     assert rows(explorer)[2] == ("0", {1}, "0")
 
 
@@ -174,8 +174,8 @@ def test_what_the_cells_hold_is_what_the_model_writes(explorer: CellExplorer) ->
     append_tokens(explorer.model, alone, 0, ids)
     scattered = torch.tensor(explorer.cache.table.cells_of(1))
     for layer in range(4):
-        ours = explorer.cache.storage.read(layer, scattered)
-        for x, y in zip(ours, alone.storage.read(layer, slice(0, 6)), strict=True):
+        ours = explorer.cache.storage.read_slots(layer, scattered)
+        for x, y in zip(ours, alone.storage.read_slots(layer, slice(0, 6)), strict=True):
             torch.testing.assert_close(x, y, atol=1e-4, rtol=0)
 
 

@@ -38,8 +38,8 @@ def model_of(num_layers: int = 3) -> Qwen3ForCausalLM:
     return random_model(num_hidden_layers=num_layers)
 
 
-def new_cells(num_cells: int = 6, num_layers: int = 3, slots_first: bool = True) -> CellKVCache:
-    made = CellKVCache.from_config(model_of(num_layers).config, num_cells, slots_first=slots_first)
+def new_cells(num_cells: int = 6, num_layers: int = 3) -> CellKVCache:
+    made = CellKVCache.from_config(model_of(num_layers).config, num_cells)
     made.storage.k.fill_(float("nan"))
     made.storage.v.fill_(float("nan"))
     return made
@@ -93,7 +93,7 @@ def check_colours(picture: Picture, cells: CellKVCache, scale: Any, left_over: s
     """Squares of the first and the last layer are the storage's numbers, evenly spaced."""
     found, colours = items(picture), matplotlib.colormaps["cividis"]
     for layer in (0, cells.storage.spec.num_layers - 1):
-        both = cells.storage.read(layer, slice(0, cells.table.num_cells))
+        both = cells.storage.read_slots(layer, slice(0, cells.table.num_cells))
         for kind, (name, x) in enumerate(zip("KV", both, strict=True)):
             low, high = scale[layer][kind]
             for cell in range(cells.table.num_cells):
@@ -227,7 +227,7 @@ def test_a_copy_is_written_in_every_layer() -> None:
 
 @pytest.mark.parametrize("number", range(4))
 def test_picture_agrees_with_the_table_after_any_operations(number: int) -> None:
-    draw, cells = random.Random(number), new_cells(10, slots_first=bool(number % 2))
+    draw, cells = random.Random(number), new_cells(10)
     before, left_over = take_snapshot(cells), set[int]()
     for step in range(60):
         used = {c for c in range(10) if cells.table[c].owners}

@@ -268,25 +268,6 @@ def test_moving_a_shared_cell_is_refused_with_its_name_and_the_way_out() -> None
     assert cells[1] == Cell(1, frozenset({1}), 0) and cells[4] == Cell(4, frozenset({0}), 3)
 
 
-def test_what_is_kept_of_the_order_grows_or_is_replaced() -> None:
-    """A tensor made from the list stays right as long as it is the same list."""
-    cells = table(8, a=range(3))
-    known = cells.cells_of(0)
-    cells.place([6], 0, [3])
-    assert cells.cells_of(0) is known and list(known) == [0, 1, 2, 6]
-    cells.place([4], 1, [0])
-    cells.seq_rm(1)
-    assert cells.cells_of(0) is known, "others do not matter"
-    for change in (
-        lambda: cells.seq_add(0, 3, -1, 1),
-        lambda: cells.seq_rm(0, 1, 2),
-        lambda: cells.place([1], 0, [1]),
-    ):
-        known = cells.cells_of(0)
-        change()
-        assert cells.cells_of(0) is not known
-
-
 def test_it_prints_as_a_table() -> None:
     cells = table(8, a=range(3))
     cells.seq_cp(0, 1, 0, 2)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from engines import random_model
-from traces import POLICIES, renamed, served, story
+from traces import POLICIES, served, story
 
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.lab.chrome import save_chrome, to_chrome
 from tutorial_engine.learn.eager_pages import crowd
 from tutorial_engine.trace import events
-from tutorial_engine.trace.chrome import save_chrome, to_chrome
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import snapshots
@@ -101,9 +101,3 @@ def test_waiting_counts_from_the_arrival() -> None:
     for track, seconds in enumerate(queues, 1):
         assert waited.get(track, 0.0) == pytest.approx(1e6 * (seconds or 0.0), abs=1)
     assert any(waited.values())
-
-
-def test_any_name_is_plain_data() -> None:
-    nasty = '"</script>\n{"'
-    told = to_chrome(renamed(story(), {"A": nasty}))["traceEvents"]
-    assert f"request {nasty}" in [e["args"]["name"] for e in told if e["name"] == "thread_name"]

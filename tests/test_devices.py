@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
@@ -26,6 +24,7 @@ from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner, decode, prefill
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import BlockedAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import without_weights
@@ -81,13 +80,13 @@ MODEL = model_on_meta()
 Make = Callable[[ModelConfig, Recorder], KVMemory]
 MEMORIES: dict[str, Make] = {
     "rows": lambda config, trace: StaticKVCache.from_config(
-        config, CacheConfig(max_seqs=4, max_len=40, device=META), trace
+        config, max_seqs=4, max_len=40, device=META, trace=trace
     ),
     "pages of 1": lambda config, trace: PagedKVCache.from_config(
         config, num_blocks=48, block_size=1, device=META, trace=trace
     ),
     "pages of 4": lambda config, trace: PagedKVCache.from_config(
-        config, num_blocks=12, block_size=4, device=META, trace=trace, slots_first=False
+        config, num_blocks=12, block_size=4, device=META, trace=trace
     ),
     "cells": lambda config, trace: CellKVCache.from_config(config, 48, device=META, trace=trace),
 }

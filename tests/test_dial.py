@@ -60,8 +60,8 @@ def test_tokens_are_those_of_each_request_alone_wherever_the_dial_stands(positio
 def test_the_dial_sees_a_map_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PagedKVCache._slots_of
 
-    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
-        return [right(self, blocks)[0]] * len(blocks) * self.block_size
+    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> Tensor:
+        return torch.full((len(blocks) * self.block_size,), right(self, blocks[:1]).start)
 
     dial = Dial(load_model(), arrivals(3), 128, 64)
     assert dial.at(4).tokens_equal

@@ -17,7 +17,6 @@ from workloads import (
     the_tokenizer,
 )
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
@@ -399,7 +398,6 @@ def test_settings_say_what_the_engine_is() -> None:
         "max_model_len": LIMIT,
         "long_prefill_token_threshold": None,
         "enable_chunked_prefill": True,
-        "slots_first": False,
         "seconds_per_forward": 0.5,
         "seconds_per_token": 0.25,
         "num_rows": 4,
@@ -424,8 +422,8 @@ def test_nothing_is_recorded_unless_asked_for() -> None:
 
 def test_a_memory_comes_with_its_recorder_and_a_runner_can_be_handed_in() -> None:
     recorder = Recorder()
-    rows = CacheConfig(max_seqs=2, max_len=LIMIT)
-    memory = poison(StaticKVCache.from_config(small_model().config, rows, recorder))
+    rows = {"max_seqs": 2, "max_len": LIMIT, "trace": recorder}
+    memory = poison(StaticKVCache.from_config(small_model().config, **rows))
     with pytest.raises(ValueError, match="this memory was made without that recorder"):
         make(memory=memory, trace=Recorder())
     runner = ModelRunner(small_model(), memory.storage, NaiveAttention(cache=memory.storage))

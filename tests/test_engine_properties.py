@@ -99,7 +99,7 @@ def test_what_can_go_wrong_in_a_workload_is_drawn() -> None:
     assert {one.memory for one in drawn} == set(MEMORIES)
     assert {one.block_size for one in drawn if one.memory == "pages"} == set(BLOCK_SIZES)
     assert {one.policy for one in drawn} == set(POLICIES)
-    for name in ("prefix_caching", "chunked", "slots_first"):
+    for name in ("prefix_caching", "chunked"):
         assert {getattr(one, name) for one in drawn} == {True, False}, name
     visitors = [visitor for one in drawn for visitor in one.visitors]
     assert {visitor.n for visitor in visitors} == {1, 2, 3}

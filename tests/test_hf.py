@@ -17,7 +17,6 @@ from checkpoints import (
 from engines import VOCAB, poison
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request
@@ -40,9 +39,9 @@ def one_peer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_reference(save_random(tmp_path_factory.mktemp("peer"), seed=4))
 
 
-def our_cache(peer: Any, rows: int = 1, max_len: int = 32, slots_first: bool = False) -> OurCache:
-    config = CacheConfig(max_seqs=rows, max_len=max_len, slots_first=slots_first)
-    cache = StaticKVCache.from_config(ModelConfig.from_dict(peer.config.to_dict()), config)
+def our_cache(peer: Any, rows: int = 1, max_len: int = 32) -> OurCache:
+    config = ModelConfig.from_dict(peer.config.to_dict())
+    cache = StaticKVCache.from_config(config, max_seqs=rows, max_len=max_len)
     poison(cache)
     return OurCache(cache)
 
@@ -69,14 +68,13 @@ def two_rows() -> Tensor:
 # -- our cache under transformers ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots_first", [False, True])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_generate_of_transformers_gives_the_same_with_our_cache(
-    peer: Any, prompt: list[int], slots_first: bool
+    peer: Any, prompt: list[int]
 ) -> None:
     ids = torch.tensor([prompt])
     want = free_run(peer, ids)
-    cache = our_cache(peer, slots_first=slots_first)
+    cache = our_cache(peer)
     assert torch.equal(free_run(peer, ids, past_key_values=cache), want)
     assert cache.get_seq_length() == len(prompt) + NEW - 1, "the last token was never run"
     assert want.unique().numel() >= 4

@@ -17,7 +17,6 @@ from tutorial_engine.trace.events import (
     Planned,
     Preempted,
     Recorder,
-    RequestState,
     RowFreed,
     RowTaken,
     Scheduled,
@@ -44,10 +43,7 @@ BOTH_RUN: list[Event] = [
     TokenSampled(0, 1.0, "a", 7),
     StepEnded(0, 1.0, 4),
 ]
-A_RAN = RequestState("running", 3, (1, 2, 3, 7), 3, (0, 1, 2), (0,))
-B_RAN = RequestState("running", 2, (4, 5), 1, (10,), (1,))
 A_AGAIN, B_AGAIN = Scheduled(1, 1.0, "a", 3, (3,)), Scheduled(1, 1.0, "b", 1, (11,))
-A_NEXT = RequestState("running", 3, (1, 2, 3, 7, 8), 4, (0, 1, 2, 3), (0,))
 
 
 def step(number: int, *planning: Event, results: Sequence[Event] = ()) -> list[Event]:
@@ -67,84 +63,6 @@ RESUMED = [
     ),
 ]
 ABORTED = [RowFreed(1, 1.5, "b", 1), Finished(1, 1.5, "b", "abort", None)]
-B_RETURNS = Added(1, 1.0, "b", (9,), 8, 1.0)
-NO_SLOTS = RequestState("waiting", 1, (9,), 0, ())
-# what happened after BOTH_RUN → waiting, running, and the request that it is about
-CASES: dict[str, tuple[list[Event], str, str, dict[str, RequestState]]] = {
-    "nothing more": ([], "", "ab", {"a": A_RAN, "b": B_RAN}),
-    "a second step goes on where the first ended": (SECOND, "", "ab", {"a": A_NEXT, "b": B_RAN}),
-    "the preempted wait at the front, with their tokens": (
-        [Added(1, 1.0, "c", (9,), 8, 0.0), RowFreed(1, 1.0, "a", 0), Preempted(1, 1.0, "a")],
-        "ac",
-        "b",
-        {"a": RequestState("preempted", 3, (1, 2, 3, 7), 0, ()), "c": NO_SLOTS},
-    ),
-    "the resumed fill their new slots from the first": (
-        RESUMED,
-        "",
-        "ab",
-        {"b": RequestState("running", 2, (4, 5, 9), 2, (20, 21), (2,))},
-    ),
-    "of a step that was broken off nothing counts": (
-        [StepBegan(1, 1.0), A_AGAIN, B_AGAIN, Planned(1, 1.0), *SECOND],
-        "",
-        "ab",
-        {"a": A_NEXT, "b": B_RAN},
-    ),
-    "an abort within a step takes all and counts nothing": (
-        step(1, A_AGAIN, B_AGAIN, results=[*ABORTED, TokenSampled(1, 2.0, "a", 8)]),
-        "",
-        "a",
-        {"a": A_NEXT, "b": RequestState("aborted", 2, (4, 5), 1, ())},
-    ),
-    "an id may come again": ([*ABORTED, B_RETURNS], "b", "a", {"b": NO_SLOTS}),
-    "who was thrown out after it was planned does not run": (
-        step(1, B_AGAIN, RowFreed(1, 1.0, "b", 1), Preempted(1, 1.0, "b"), A_AGAIN),
-        "b",
-        "a",
-        {"b": RequestState("preempted", 2, (4, 5), 0, ())},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", CASES)
-def test_queues_and_requests_follow_from_the_events(what: str) -> None:
-    more, waiting, running, requests = CASES[what]
-    state = replay([*BOTH_RUN, *more])
-    assert state.waiting == tuple(waiting) and state.running == tuple(running)
-    assert {name: state.requests[name] for name in requests} == requests
-
-
-def test_the_queue_is_in_order_of_coming() -> None:
-    assert replay([]) == EngineState((), (), {})
-    state = replay([B, A])
-    assert (state.waiting, state.running) == (("b", "a"), ())
-    assert state.requests["a"] == RequestState("waiting", 3, (1, 2, 3), 0, ())
-    assert replay([A, B, Finished(0, 0.0, "a", "abort", None)]).waiting == ("b",)
-
-
-def test_what_is_scheduled_counts_with_its_token_or_when_the_step_ends() -> None:
-    planned = replay(BOTH_RUN[:-2])
-    assert planned.requests["a"] == RequestState("running", 3, (1, 2, 3), 0, (), (0,))
-    told = replay(BOTH_RUN[:-1]).requests
-    assert told["a"] == A_RAN and told["b"].num_computed_tokens == 0, "b is not told of yet"
-
-
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [("stop", "finished"), ("length", "finished"), ("abort", "aborted"), ("error", "error")],
-)
-def test_what_is_over_is_in_no_queue_and_holds_nothing(reason: str, status: str) -> None:
-    state = replay([*BOTH_RUN, RowFreed(1, 1.0, "a", 0), Finished(1, 1.0, "a", reason, None)])
-    assert state.requests["a"] == RequestState(status, 3, (1, 2, 3, 7), 3, ())
-    assert state.unfinished() == EngineState((), ("b",), {"b": B_RAN})
-
-
-def test_tokens_found_in_the_cache_have_their_slots_from_the_admission_on() -> None:
-    found = [Admitted(0, 0.0, "a", 2, (40, 41)), Scheduled(0, 0.0, "a", 2, (8,))]
-    assert replay([A, found[0]]).requests["a"].slots == (40, 41)
-    after = replay([A, *step(0, *found)]).requests["a"]
-    assert (after.slots, after.num_computed_tokens) == ((40, 41, 8), 3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
@@ -24,6 +23,7 @@ from tutorial_engine.learn.checks_02 import (
     check_top_p,
     check_why_finished,
 )
+from tutorial_engine.learn.own_cache import WriteAndRead
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
@@ -684,13 +684,13 @@ def test_a_right_answer_runs_the_engine(model: Qwen3ForCausalLM) -> None:
         token_ids = [5, 6, 7, 8, 9][:last]
         room = ours.allocate("a", token_ids, first, last - first)
         batch = Batch.from_allocations([token_ids[first:]], [room], ["a"])
-        got = model(batch, SdpaAttention(theirs))
+        got = model(batch, SdpaAttention(WriteAndRead(theirs)))
         assert torch.equal(got, model(batch, SdpaAttention(ours)))
 
 
 def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
     """Logits after a prefill of 8 tokens and 4 decodes, in memory that holds zeros."""
-    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=16))
+    cache = StaticKVCache.from_config(model.config, max_len=16)
     cache.storage.k.zero_()
     cache.storage.v.zero_()
     request = Request("a", list(range(40, 48)))

@@ -15,7 +15,6 @@ from engines import VOCAB, BackendRunner, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
@@ -42,7 +41,7 @@ from tutorial_engine.lab.ledger import (
 )
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.capstone import watched
-from tutorial_engine.model.batch import Allocation, Batch
+from tutorial_engine.model.batch import Allocation, Batch, Slots
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -80,12 +79,11 @@ def nan_pools() -> Iterator[None]:
         yield
 
 
-def static(model: Qwen3ForCausalLM, kind: type = CachedRunner, **config: Any) -> Any:
+def static(model: Qwen3ForCausalLM, kind: type = CachedRunner) -> Any:
     """Makes runners over rows, for runner_path."""
 
     def make_runner(rows: int) -> Runner:
-        of = CacheConfig(max_seqs=rows, max_len=MAX_LEN, **config)
-        return kind(model, StaticKVCache.from_config(model.config, of))
+        return kind(model, StaticKVCache.from_config(model.config, max_seqs=rows, max_len=MAX_LEN))
 
     return make_runner
 
@@ -101,23 +99,19 @@ def every_path(
     paths |= {
         "naive attention": runner_path(static(model, BackendRunner)),
         "naive attention, batched": runner_path(static(model, BackendRunner), together=True),
-        "slots first, batched and chunked": runner_path(
-            static(model, slots_first=True), together=True, chunk_size=2
-        ),
     }
     if theirs is not None:
 
-        def over_ours(slots_first: bool) -> Callable[[int], Runner]:
-            config = CacheConfig(max_len=max_len, slots_first=slots_first)
-            return lambda _: TransformersRunner(
-                theirs, lambda: OurCache(StaticKVCache.from_config(model.config, config))
+        def over_ours(_: int) -> Runner:
+            return TransformersRunner(
+                theirs, lambda: OurCache(StaticKVCache.from_config(model.config, max_len=max_len))
             )
 
         paths |= {
             "theirs, no cache": runner_path(lambda _: TransformersRunner(theirs, use_cache=False)),
             "theirs, their cache": runner_path(lambda _: TransformersRunner(theirs), chunk_size=4),
-            "theirs, our cache": runner_path(over_ours(False)),
-            "theirs, our cache, slots first, chunked": runner_path(over_ours(True), chunk_size=2),
+            "theirs, our cache": runner_path(over_ours),
+            "theirs, our cache, chunked": runner_path(over_ours, chunk_size=2),
         }
     return paths
 
@@ -136,7 +130,7 @@ def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> Non
     save_random(tmp_path, seed=seed, max_position_embeddings=64, **SHAPES[shape])
     model = load_model(tmp_path, fast=seed % 2 == 0)
     paths = every_path(model, load_reference(tmp_path))
-    assert len(paths) == 6 + 5 + 2 + 11 + 16 + 5 + 4
+    assert len(paths) == 6 + 5 + 2 + 11 + 16 + 4 + 4
     prompts = prompts_of(seed=seed)
     want = paths[REFERENCE](prompts, STEPS)  # [S, steps, V]
     tokens, best = want.argmax(-1), want.topk(2).values
@@ -246,8 +240,8 @@ def one_slot_too_many() -> Any:
 def offset_in_block_forgotten() -> Any:
     """Written to the first slot of the block, wherever in it."""
 
-    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
-        return [block * self.block_size for block in blocks for _ in range(self.block_size)]
+    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> Slots:
+        return torch.tensor(blocks).repeat_interleave(self.block_size) * self.block_size
 
     return patch.object(PagedKVCache, "_slots_of", wrong)
 

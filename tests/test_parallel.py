@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, start_processes
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
@@ -295,8 +295,8 @@ def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
         PagedKVCache.from_config(whole, num_blocks=4, tp_size=2).storage,
         CellKVCache.from_config(own, 64).storage,
         CellKVCache.from_config(whole, 64, tp_size=2).storage,
-        StaticKVCache.from_config(own, CacheConfig(max_len=64)).storage,
-        StaticKVCache.from_config(whole, CacheConfig(max_len=64, tp_size=2)).storage,
+        StaticKVCache.from_config(own, max_len=64).storage,
+        StaticKVCache.from_config(whole, max_len=64, tp_size=2).storage,
     ]
     full = PagedKVCache.from_config(whole, num_blocks=4).storage.num_bytes
     assert {storage.spec.num_kv_heads for storage in made} == {2}

@@ -9,7 +9,6 @@ import pytest
 from engines import VOCAB, random_model
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
@@ -88,7 +87,7 @@ def memory_of(kind: str, recorder: Recorder) -> KVMemory:
         return CellKVCache.from_config(config, slots, trace=recorder)
     if kind == PAGES:
         return PagedKVCache.from_config(config, block_size=4, num_blocks=slots // 4, trace=recorder)
-    return StaticKVCache.from_config(config, CacheConfig(max_seqs=2, max_len=20), recorder)
+    return StaticKVCache.from_config(config, max_seqs=2, max_len=20, trace=recorder)
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
+from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -13,7 +13,7 @@ MEMORIES: dict[str, Callable[[Qwen3ForCausalLM], KVMemory]] = {
     "pages of 4": lambda m: PagedKVCache.from_config(m.config, block_size=4, num_blocks=12),
     "pages of 16": lambda m: PagedKVCache.from_config(m.config, block_size=16, num_blocks=9),
     "cells": lambda m: CellKVCache.from_config(m.config, 50),
-    "rows": lambda m: StaticKVCache.from_config(m.config, CacheConfig(max_seqs=3, max_len=40)),
+    "rows": lambda m: StaticKVCache.from_config(m.config, max_seqs=3, max_len=40),
 }
 
 

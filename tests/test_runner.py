@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -42,7 +41,7 @@ from tutorial_engine.sampling.sampler import SampledToken
 
 ROWS, MAX_LEN = 4, 24
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
-CACHES = ["static", "slots first", "growing", "pages", "cells"]
+CACHES = ["static", "growing", "pages", "cells"]
 EVERY_CACHE = pytest.mark.parametrize("name", CACHES)
 
 
@@ -59,8 +58,7 @@ def make(name: str, engine: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> Any:
         return poison(PagedKVCache.from_config(engine.config, block_size=4, num_blocks=40))
     if name == "cells":
         return poison(CellKVCache.from_config(engine.config, 120))
-    config = CacheConfig(max_seqs=ROWS, max_len=max_len, slots_first=name == "slots first")
-    return poison(StaticKVCache.from_config(engine.config, config))
+    return poison(StaticKVCache.from_config(engine.config, max_seqs=ROWS, max_len=max_len))
 
 
 def requests_of(prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -270,7 +268,7 @@ def longer(request: Request, by: int) -> Request:
 @pytest.mark.parametrize(
     ("name", "what"),
     [(name, what) for name in CACHES for what in BAD_CALLS]
-    + [(name, what) for name in ("static", "slots first") for what in NO_ROOM],
+    + [(name, what) for name in ("static",) for what in NO_ROOM],
 )
 def test_bad_call_is_refused_and_nothing_is_run(
     engine: Qwen3ForCausalLM, name: str, what: str
@@ -549,7 +547,7 @@ def test_an_interrupt_is_no_fault_and_the_step_can_be_run_again(
 
 def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM) -> None:
     """Calls from Python into PyTorch: what a small model's step costs besides its arithmetic."""
-    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=32))
+    cache = StaticKVCache.from_config(model.config, max_len=32)
     request = Request("a", [5, 6, 7])
     prefill(model, cache, [request])
     request.token_ids.append(8)
@@ -567,7 +565,7 @@ def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM
 
 
 def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> None:
-    cache, other = (StaticKVCache.from_config(model.config, CacheConfig(max_len=8)) for _ in "ab")
+    cache, other = (StaticKVCache.from_config(model.config, max_len=8) for _ in "ab")
     for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
         with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
             ModelRunner(model, cache.storage, backend)

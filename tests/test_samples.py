@@ -10,7 +10,6 @@ from memories import check_empty
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
@@ -49,8 +48,7 @@ def memory_of(kind: str, model: Qwen3ForCausalLM, num_slots: int = 128) -> KVMem
     """A poisoned memory of this kind, with a recorder."""
     config, trace = model.config, Recorder()
     if kind == "rows":
-        rows = CacheConfig(max_seqs=8, max_len=64)
-        return poison(StaticKVCache.from_config(config, rows, trace))
+        return poison(StaticKVCache.from_config(config, max_seqs=8, max_len=64, trace=trace))
     if kind == "cells":
         return poison(CellKVCache.from_config(config, num_slots, trace=trace))
     size = int(kind.split()[-1])

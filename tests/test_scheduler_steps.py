@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from engines import random_model
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine, RequestOutput
@@ -31,8 +30,8 @@ class Live:
         model = random_model()
         config = EngineConfig(**{"max_model_len": 24, **limits})
         clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
-        cache = CacheConfig(max_seqs=config.max_num_seqs, max_len=24)
-        rows = (memory or StaticKVCache).from_config(model.config, cache, recorder)
+        sizes = {"max_seqs": config.max_num_seqs, "max_len": 24, "trace": recorder}
+        rows = (memory or StaticKVCache).from_config(model.config, **sizes)
         self.engine = LLMEngine(
             model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
         )

@@ -21,7 +21,6 @@ from transformers import Qwen3Config
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
@@ -44,7 +43,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 8, 2]]
 MODEL = random_model()
 
 MEMORIES: dict[str, Callable[[], KVMemory]] = {
-    "rows": lambda: StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=4, max_len=20)),
+    "rows": lambda: StaticKVCache.from_config(MODEL.config, max_seqs=4, max_len=20),
     "pages": lambda: PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=12),
     "cells": lambda: CellKVCache.from_config(MODEL.config, 48),
     "by cat": GrowingKVCache,
@@ -302,11 +301,11 @@ def test_a_callback_that_ends_the_program_is_heard_and_is_called_again(
 def test_a_memory_used_by_hand_answers_with_sentences() -> None:
     blocks = BlockManager(4, 2)
     blocks.admit("a", [1, 2])
-    with pytest.raises(ValueError, match="sequence a has a table already"):
+    with pytest.raises(AssertionError, match="sequence a has a table: extend it"):
         blocks.admit("a", [1, 2])
-    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+    with pytest.raises(AssertionError, match="sequence b has no table: admit it first"):
         blocks.extend("b", 0, 2)
-    with pytest.raises(ValueError, match="sequence b has no table: admit it first"):
+    with pytest.raises(AssertionError, match="sequence b has no table: admit it first"):
         blocks.commit("b", [1, 2], 2)
     blocks.check_integrity()
     with pytest.raises(ValueError, match="says that 3 of its tokens are computed"):

@@ -25,8 +25,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -43,6 +41,7 @@ from tutorial_engine.engine.request import (
 )
 from tutorial_engine.engine.runner import CachedRunner, ModelOutput, ModelRunner, make_runner
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -320,7 +319,6 @@ class Workload:
     threshold: int | None = None
     chunked: bool = True
     capacity: int | None = None
-    slots_first: bool = False
     memory: str = "rows"  # any of MEMORIES
     block_size: int = 4  # of pages
     prefix_caching: bool = True  # of pages
@@ -449,7 +447,6 @@ class Party:
             max_model_len=workload.limit,
             long_prefill_token_threshold=workload.threshold,
             enable_chunked_prefill=workload.chunked,
-            slots_first=workload.slots_first,
         )
         runner = Breaking(small_model(), self.memory.storage, self.make_attention())
         runner.at = workload.breaks
@@ -476,26 +473,21 @@ class Party:
         """Poisoned."""
         workload, config = self.workload, small_model().config
         if workload.memory == "cells":
-            cells = CellKVCache.from_config(
-                config, workload.num_blocks, slots_first=workload.slots_first, trace=self.recorder
-            )
+            cells = CellKVCache.from_config(config, workload.num_blocks, trace=self.recorder)
             return poison_cells(cells)
         if workload.memory == "pages":
             pages = PagedKVCache.from_config(
                 config,
                 block_size=workload.size,
                 num_blocks=workload.num_blocks,
-                slots_first=workload.slots_first,
                 prefix_caching=workload.prefix_caching,
                 trace=self.recorder,
             )
             return poison_pages(pages)
-        rows = CacheConfig(
-            max_seqs=workload.max_num_seqs,
-            max_len=workload.limit,
-            slots_first=workload.slots_first,
+        rows = StaticKVCache.from_config(
+            config, max_seqs=workload.max_num_seqs, max_len=workload.limit, trace=self.recorder
         )
-        return SharedRows(StaticKVCache.from_config(config, rows, self.recorder), workload.capacity)
+        return SharedRows(rows, workload.capacity)
 
     def make_attention(self) -> AttentionBackend | None:
         """A backend over the memory; None: the engine's own."""

@@ -92,8 +92,8 @@ def place(frame: FrameType) -> tuple[str, str] | None:
 
 
 def is_inner(frame: FrameType) -> bool:
-    """Is it a comprehension, a generator expression, a lambda, or a module's call of forward?"""
-    return frame.f_code.co_name.startswith("<") or frame.f_code.co_name == "__call__"
+    """Is it a comprehension, a generator expression, or a lambda?"""
+    return frame.f_code.co_name.startswith("<")
 
 
 def decode_step() -> Outline:

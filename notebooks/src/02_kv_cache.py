@@ -95,9 +95,10 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # **Objective:** see that a new token changes no key and no value of the tokens before it.
 #
 # A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence that each
-# belongs to. In every layer the attention calls `update(layer, k, v, batch)`. It gives the new K and V
-# to the cache. The cache gives back all K and V, old and new. `NoCache` keeps nothing, and gives back
-# the new ones only. For this reason the whole text had to run each time.
+# belongs to. In every layer the attention first calls `write(layer, k, v, batch)`, which gives the new K and V
+# to the cache. Then it calls `read(layer, batch, s)` for each sequence s of the batch, and gets all K and V, old
+# and new. `NoCache` keeps nothing, and gives back the new ones only. For this reason the whole text had to run
+# each time.
 #
 # `SdpaAttention` is the package's usual attention. It calls PyTorch's own function for the formula of
 # notebook 01, *scaled dot-product attention* (SDPA).
@@ -113,9 +114,9 @@ class Catcher(NoCache):
     def __init__(self):
         self.kv = {}
 
-    def update(self, layer, k, v, batch):
+    def write(self, layer, k, v, batch):
         self.kv[layer] = torch.stack((k, v), dim=1)  # [tokens, 2, K/V heads, head_dim]
-        return super().update(layer, k, v, batch)
+        super().write(layer, k, v, batch)
 
 
 # %%
@@ -226,7 +227,8 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 #
 # ### Exercise 1: keep them (10 minutes)
 #
-# Write `update`. It gets the new k and v of one layer. Join them behind the old ones of this layer, store
+# Write `update`, which is `write` and `read` in one call, as in Hugging Face's caches. It gets the new k and v of
+# one layer. Join them behind the old ones of this layer, store
 # the result in `self.kv[layer]`, and return it as `[(k, v)]`. The list has one pair because there is one
 # sequence; with more sequences it would have more pairs. You do not need `batch`.
 #
@@ -463,10 +465,10 @@ check_slots(slots_to_write)
 # for three prompts.
 
 # %%
-from tutorial_engine.cache import CacheConfig, StaticKVCache
+from tutorial_engine.cache import StaticKVCache
 
 show_source(StaticKVCache.allocate, first="start = ")
-cache = StaticKVCache.from_config(c, CacheConfig(max_seqs=3, max_len=16))
+cache = StaticKVCache.from_config(c, max_seqs=3, max_len=16)
 rooms = [cache.allocate(name, ids, 0, len(ids)) for name, ids in zip("ABC", prompts, strict=True)]
 batch = Batch.from_allocations(prompts, rooms, "ABC")
 slots = yours(slots_to_write, batch.slot_mapping.tolist(), [0, 0, 0], [10, 7, 3], 16)
@@ -480,7 +482,7 @@ print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shap
 # %%
 from tutorial_engine.cache import KVStorage
 
-show_source(KVStorage.write, first="all_k, all_v = ")
+show_source(KVStorage.write_slots, first="all_k, all_v = ")
 
 # %% [markdown]
 # A slot that nobody wrote holds whatever was in this memory before. It must never be read. To prove
@@ -526,7 +528,7 @@ from tutorial_engine.engine import Request, decode, prefill
 
 def logits_of(sequence, new, chunk_size=None):
     """Logits of the prompt's last token and of each new token, through a static cache."""
-    cache = StaticKVCache.from_config(c, CacheConfig(max_len=40))
+    cache = StaticKVCache.from_config(c, max_len=40)
     cache.storage.k.zero_()  # what memory that was never written may well hold
     cache.storage.v.zero_()
     request = Request("A", sequence)
@@ -1289,7 +1291,7 @@ theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 
 
 def our_cache():
-    return OurCache(StaticKVCache.from_config(c, CacheConfig(max_len=64)))
+    return OurCache(StaticKVCache.from_config(c, max_len=64))
 
 
 paths = our_paths(model) | layer_paths(model)
@@ -1328,8 +1330,8 @@ predictions.ask(
 from tutorial_engine.engine import run_with_cache
 
 in_bf16 = load_model(dtype=torch.bfloat16)
-config = CacheConfig(max_len=64, dtype=torch.bfloat16)
-run_bf16 = loop_path(lambda n: run_with_cache(in_bf16, StaticKVCache.from_config(c, config)))
+rows_bf16 = {"max_len": 64, "dtype": torch.bfloat16}
+run_bf16 = loop_path(lambda n: run_with_cache(in_bf16, StaticKVCache.from_config(c, **rows_bf16)))
 exact = paths["no cache"](prompts, 16)  # logits: 3 prompts, 16 steps each
 fp32_ids = exact.argmax(-1)
 rounded = run_bf16(prompts, 16, fp32_ids)  # measured here: processors round in different orders

@@ -529,7 +529,7 @@ if predictions.reveal("why", answer):
 # `save_chrome(trace, "steps.json")` writes them for `chrome://tracing` and Perfetto (ui.perfetto.dev).
 
 # %%
-from tutorial_engine.trace.chrome import to_chrome
+from tutorial_engine.lab.chrome import to_chrome
 
 print("the replay equals the live engine:", [s.after.unfinished() for s in history(trace)] == live)
 print(len(to_chrome(trace)["traceEvents"]), "entries for Perfetto")

@@ -239,8 +239,8 @@ print("a view, no copy:", k_pages.data_ptr() == small.storage.k.data_ptr())
 print("numbers from one index to the next, axis by axis:", k_pages.stride())  # slots before heads
 
 # %% [markdown]
-# This is the package's map. It is called with the *new* blocks of a table. Their slots are appended to those that
-# the package keeps for this request:
+# This is the package's map. Blocks that are neighbours make one piece, which attention can read without a copy.
+# Otherwise the slots of all blocks are computed at once, by tensors:
 
 # %%
 show_source(PagedKVCache._slots_of)
@@ -498,7 +498,7 @@ show_source(attend_in_blocks, first="n = min", last="m = new_m")
 # the pool, and the sums of different blocks can be merged in any order. All three ways give the same tokens:
 
 # %%
-from tutorial_engine.cache.many_blocks import PagedAttention
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.engine.runner import ModelRunner
 
 ways = {"gather": None, "block by block": NaivePagedAttention, "many blocks": PagedAttention}
@@ -1336,7 +1336,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 # (llama.cpp's `find_slot` also goes back to the first cell when much is free before `head`.)
 
 # %%
-show_source(CellTable.find_slot, first="found: list", last="return found")
+show_source(CellTable.find_slot, first="empty: list", last="return empty")
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell

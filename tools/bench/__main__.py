@@ -77,7 +77,7 @@ def for_one_request(session: Session) -> Field:
     for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
         add_llama(session, longest, name, (everyone, notes))
     if args.all:
-        plain = load_model(session.folders.weights, dtype=DTYPES[args.dtype], prepack=False)
+        plain = load_model(session.folders.weights, dtype=DTYPES[args.dtype], fast=False)
         everyone[PLAIN], notes[PLAIN] = contenders.Ours(plain), "generate.stream, weights as loaded"
     everyone[OURS], notes[OURS] = contenders.Ours(session.ours), "generate.stream, static cache"
     return everyone, notes

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tools.bench.contenders import SHAPES, OurServer, serving_config
 from tools.bench.race import PAUSE, Answer, Asked, Race, in_turn, race
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
@@ -145,7 +144,7 @@ def part_of(shape: dict[str, Any], layers: int, dtype: torch.dtype) -> Qwen3ForC
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(ModelConfig.from_dict({**shape, **changes})).draw_weights()
     model.to(dtype).requires_grad_(False).eval()
-    model.prepack()
+    use_fast_layers(model)
     return model
 
 
@@ -157,8 +156,9 @@ def measure_long_context(
 
     ValueError unless all give the same logits, and the same tokens in fp32.
     """
-    rows = CacheConfig(max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device)
-    on_rows = StaticKVCache.from_config(model.config, rows)
+    on_rows = StaticKVCache.from_config(
+        model.config, max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device
+    )
     pages = PagedKVCache.from_config(
         model.config,
         block_size=BLOCK_SIZE,

@@ -6,14 +6,13 @@ id and their tokens; no request, no queue and no budget.
 """
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 
 __all__ = [
-    "CacheConfig",
     "CellKVCache",
     "GrowingKVCache",
     "KVCacheSpec",

@@ -52,6 +52,8 @@ class BlockManager:
     ) -> None:
         at_least_one("num_blocks", num_blocks)
         at_least_one("block_size", block_size)
+        if not isinstance(prefix_caching, bool):
+            raise ValueError(f"prefix_caching is True or False, got {prefix_caching!r}")
         self.block_size, self.prefix_caching, self.trace = block_size, prefix_caching, trace
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free_queue = OrderedDict.fromkeys(range(num_blocks))  # the first one is taken next
@@ -82,6 +84,8 @@ class BlockManager:
 
         For users who must not find out what others asked.
         """
+        if not isinstance(salt, str):
+            raise ValueError(f"salt is a text, got {salt!r}")
         self._root = sha256(salt.encode()).digest()
 
     def hash_of(self, parent: bytes | None, token_ids: Sequence[int]) -> bytes:
@@ -93,16 +97,16 @@ class BlockManager:
 
         At least one token is left to run: without one there are no logits.
         """
-        found: list[bytes] = []
+        chain: list[bytes] = []
         if not self.prefix_caching:
-            return found
+            return chain
         size = self.block_size
         for end in range(size, len(token_ids), size):
-            key = self.hash_of(found[-1] if found else None, token_ids[end - size : end])
+            key = self.hash_of(chain[-1] if chain else None, token_ids[end - size : end])
             if key not in self.cached:
                 break
-            found.append(key)
-        return found
+            chain.append(key)
+        return chain
 
     # ---- taking and giving back
 
@@ -112,11 +116,7 @@ class BlockManager:
         All or nothing. Found blocks are pinned before new ones are taken: they may be free, and
         would be first in the queue.
         """
-        if seq_id in self.tables:
-            raise ValueError(
-                f"sequence {seq_id} has a table already: extend it, or free it before it is "
-                "admitted again"
-            )
+        assert seq_id not in self.tables, f"sequence {seq_id} has a table: extend it, or free it"
         chain = self.find(token_ids)
         hits = [self.cached[key] for key in chain]
         num_new = self.num_blocks_for(len(token_ids)) - len(hits)
@@ -129,28 +129,24 @@ class BlockManager:
             self._take(seq_id)
         return len(hits) * self.block_size
 
-    def extend(self, seq_id: str, start: int, end: int) -> int | None:
+    def extend(self, seq_id: str, start: int, end: int) -> bool:
         """Room to write the positions start .. end − 1, in blocks that are the sequence's own.
 
-        → the index of the first table entry that is another now (the table's old length, if there
-        is none), or None, and nothing changed, when there are too few blocks.
+        False, and nothing changed, when there are too few blocks.
         """
-        table = self.tables.get(seq_id)
-        if table is None:
-            raise _unknown(seq_id)
-        changed = len(table)
-        first, num_new = start // self.block_size, self.num_blocks_for(end) - changed
-        copies = first < changed and not self._is_own(table[first])
+        assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
+        table = self.tables[seq_id]
+        first, num_new = start // self.block_size, self.num_blocks_for(end) - len(table)
+        copies = first < len(table) and not self._is_own(table[first])
         if max(num_new, 0) + copies > len(self.free_queue):
-            return None
+            return False
         if copies:
-            changed = first
             self._copy_on_write(seq_id, first, start - first * self.block_size)
         for _ in range(num_new):
             self._take(seq_id)
         for block in table[first : self.num_blocks_for(end)]:
             assert self._is_own(block), f"sequence {seq_id} would write to block {block}"
-        return changed
+        return True
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first num_tokens of token_ids are computed: full blocks can be found from now on.
@@ -158,14 +154,13 @@ class BlockManager:
         Where an equal block is cached already, that one stays the one to be found: tables do not
         change.
         """
-        size, chain = self.block_size, self._chains.get(seq_id)
-        if chain is None:
-            raise _unknown(seq_id)
+        assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
+        size, chain = self.block_size, self._chains[seq_id]
         if not self.prefix_caching or num_tokens // size == len(chain):
             return
         for index in range(len(chain), num_tokens // size):
-            own = token_ids[index * size : (index + 1) * size]
-            chain.append(self.hash_of(chain[-1] if chain else None, own))
+            in_block = token_ids[index * size : (index + 1) * size]
+            chain.append(self.hash_of(chain[-1] if chain else None, in_block))
             block = self.tables[seq_id][index]
             if chain[-1] not in self.cached:
                 self.cached[chain[-1]] = block
@@ -176,7 +171,7 @@ class BlockManager:
         """The child shares the parent's blocks of the first num_tokens, the open last one as well.
 
         Whoever of the two writes to that one first gets a copy (`extend`). ValueError for a parent
-        without these tokens and for a child that has a table.
+        without these tokens.
         """
         table = self.tables.get(parent_id, [])
         if self.num_blocks_for(num_tokens) > len(table):
@@ -184,8 +179,7 @@ class BlockManager:
                 f"sequence {parent_id} has room for {len(table) * self.block_size} tokens: "
                 f"{num_tokens} cannot be shared"
             )
-        if child_id in self.tables:
-            raise ValueError(f"sequence {child_id} has blocks already: fork into a new one")
+        assert child_id not in self.tables, f"sequence {child_id} has a table: fork into a new one"
         self.tables[child_id] = []
         self._chains[child_id] = self._chains[parent_id][: num_tokens // self.block_size]
         for block in table[: self.num_blocks_for(num_tokens)]:
@@ -217,8 +211,7 @@ class BlockManager:
 
     def forget(self, block: int) -> bool:
         """Nobody finds this block from now on → whether it could be found until now."""
-        one = self.blocks[block]
-        key, one.hash = one.hash, None
+        key, self.blocks[block].hash = self.blocks[block].hash, None
         if key is not None:
             del self.cached[key]
         return key is not None
@@ -254,9 +247,8 @@ class BlockManager:
         self._record(BlockCopied, seq_id, source, table[index], tuple(where), evicted)
 
     def _release(self, block: int) -> None:
-        one = self.blocks[block]
-        one.ref_cnt -= 1
-        if one.ref_cnt == 0:
+        self.blocks[block].ref_cnt -= 1
+        if self.blocks[block].ref_cnt == 0:
             self.free_queue[block] = None
 
     def _record(self, kind: type[Event], *values: object) -> None:
@@ -282,7 +274,3 @@ class BlockManager:
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"
             assert len(self._chains[name]) <= len(table), f"sequence {name}: chain beyond table"
-
-
-def _unknown(seq_id: str) -> ValueError:
-    return ValueError(f"sequence {seq_id} has no table: admit it first")

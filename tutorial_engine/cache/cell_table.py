@@ -73,11 +73,7 @@ class CellTable:
         return bool(self._lagging)
 
     def cells_of(self, seq_id: SeqId) -> list[int]:
-        """A sequence's cells by position; cells of equal position by number. Read it only.
-
-        `place` makes the list longer; whatever else changes it makes a new one. So whoever keeps it
-        sees by `is` whether the part that it knows still holds.
-        """
+        """A sequence's cells by position; cells of equal position by number. Read it only."""
         return self._cells.get(seq_id, [])
 
     def next_pos(self, seq_id: SeqId) -> int:
@@ -106,12 +102,12 @@ class CellTable:
             start = self._used.find(bytes(n), self.head)
             start = self._used.find(bytes(n)) if start < 0 else start
             return None if start < 0 else list(range(start, start + n))
-        found: list[int] = []
+        empty: list[int] = []
         for cell, end in ((self.head, self.num_cells), (0, self.head)):
-            while len(found) < n and (cell := self._used.find(0, cell, end)) >= 0:
-                found.append(cell)
+            while len(empty) < n and (cell := self._used.find(0, cell, end)) >= 0:
+                empty.append(cell)
                 cell += 1
-        return found if len(found) == n else None
+        return empty if len(empty) == n else None
 
     # ---- changing
 
@@ -134,12 +130,12 @@ class CellTable:
         for cell, pos in zip(cells, positions, strict=True):
             self._set(cell, Cell(pos, owners, 0))
         self.head = (cells[-1] + 1) % self.num_cells
-        known = self._cells.setdefault(seq_id, [])
-        last = self._at(known[-1]) if known else -1
+        before = self._cells.setdefault(seq_id, [])
+        last = self._at(before[-1]) if before else -1
         if all(a < b for a, b in pairwise((last, *positions))):
-            known.extend(cells)
+            before.extend(cells)
         else:
-            self._set_cells(seq_id, [*known, *cells])
+            self._set_cells(seq_id, [*before, *cells])
 
     def seq_rm(self, seq_id: SeqId, p0: int = 0, p1: int = -1) -> list[int]:
         """The sequence leaves its cells in the range → those that are empty now."""
@@ -285,7 +281,6 @@ class CellTable:
         return sorted(cells, key=lambda cell: (self._at(cell), cell))
 
     def _set_cells(self, seq_id: SeqId, cells: Iterable[int]) -> None:
-        """A new list, always: see `cells_of`."""
         self._cells.pop(seq_id, None)
         if ordered := self._ordered(cells):
             self._cells[seq_id] = ordered

@@ -12,7 +12,7 @@ import torch
 from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.cache.storage import KVStorage, allocation, as_slots
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
@@ -46,7 +46,6 @@ class CellKVCache:
         self.user: object = None
         self.table = CellTable(storage.num_slots)
         self.max_len = storage.num_slots
-        self._numbers: dict[SeqId, SlotNumbers] = {}  # seq_id -> its cells as slots
         self._shared: dict[str, int] = {}  # a fork, till its first commit -> tokens it shares
         self._waiting: dict[str, None] = {}  # forks that are not admitted yet, oldest first
 
@@ -56,15 +55,14 @@ class CellKVCache:
         model: ModelConfig,
         num_cells: int,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         tp_size: int = 1,
-        slots_first: bool = True,
         trace: Recorder | None = None,
     ) -> "CellKVCache":
         """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, dtype, tp_size)
-        storage = KVStorage(spec, num_cells, device, slots_first)
+        storage = KVStorage(spec, num_cells, device)
         return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
 
     @property
@@ -74,7 +72,6 @@ class CellKVCache:
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
-        """As KVMemory.seq_ids."""
         return self.table.seq_ids
 
     # ---- what a scheduler asks
@@ -82,7 +79,7 @@ class CellKVCache:
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVMemory.allocate: cells for what has none yet, wherever they are empty.
+        """Cells for what has none yet, wherever they are empty.
 
         A fork that waits gives way to whoever runs. Keys that wait to be turned are turned now.
         ValueError when the sequence says otherwise than the table what is computed.
@@ -97,8 +94,7 @@ class CellKVCache:
             self.apply_shifts()
         end, cells = min(first + num_new, len(token_ids)), self.table.cells_of(seq_id)
         num_cells = len(cells) - (self.table.next_pos(seq_id) - end)  # the others are for later
-        new = cells[num_cells - (end - first) : num_cells]
-        return Allocation(first, new, self._slots(seq_id).first(num_cells))
+        return allocation(as_slots(cells[:num_cells]), first, end - first, self.storage.device)
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
@@ -130,11 +126,11 @@ class CellKVCache:
             )
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit: a fork is a sequence like any other from now on."""
+        """A fork is a sequence like any other from now on."""
         self._shared.pop(seq_id, None)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork: the child owns the parent's cells, too, and copies nothing, ever.
+        """The child owns the parent's cells, too, and copies nothing, ever.
 
         ValueError for a parent that does not hold one cell for each of these positions, or a child
         that has cells.
@@ -153,9 +149,8 @@ class CellKVCache:
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; a cell that others own stays theirs."""
+        """A cell that others own stays theirs."""
         cells = tuple(self.table.cells_of(seq_id))
-        self._numbers.pop(seq_id, None)
         self._shared.pop(seq_id, None)
         self._waiting.pop(seq_id, None)
         if cells:
@@ -163,19 +158,17 @@ class CellKVCache:
             self._record(CellsFreed, seq_id, cells)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVMemory.describe: its cells by position, which are its slots."""
+        """Its cells by position, which are its slots."""
         cells = tuple(self.table.cells_of(seq_id))
         return SequenceMemory(cells, () if seq_id in self._waiting else cells)
 
     def check_integrity(self) -> None:
-        """As KVMemory.check_integrity: the table's, forks that hold cells, and the slots."""
+        """The table's, and that forks hold the cells that they share."""
         self.table.check_integrity()
         for fork, num_tokens in self._shared.items():
             known = len(self.table.cells_of(fork))
             assert known >= num_tokens, f"{fork} shares {num_tokens} tokens, has {known} cells"
         assert self._waiting.keys() <= self._shared.keys(), f"{list(self._waiting)} wait"
-        for seq_id in self.table.seq_ids:
-            self._slots(seq_id).check_integrity()
 
     # ---- what else the table can do, and what that does to K and V
 
@@ -188,7 +181,6 @@ class CellKVCache:
         return self.table.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: SeqId) -> list[int]:
-        """As CellTable.seq_keep."""
         return self.table.seq_keep(seq_id)
 
     def seq_add(self, seq_id: SeqId, p0: int, p1: int, delta: int) -> list[int]:
@@ -201,7 +193,7 @@ class CellKVCache:
         if pairs:
             old, new = torch.tensor(pairs, device=self.storage.device).unbind(1)
             for layer in range(self.storage.spec.num_layers):
-                self.storage.write(layer, new, *self.storage.read(layer, old))
+                self.storage.write_slots(layer, new, *self.storage.read_slots(layer, old))
         return pairs
 
     @torch.no_grad()
@@ -222,13 +214,6 @@ class CellKVCache:
         return len(shifts)
 
     # ---- inside
-
-    def _slots(self, seq_id: SeqId) -> SlotNumbers:
-        """A sequence's cells as slots: good as long as the table only makes its list longer."""
-        cells, known = self.table.cells_of(seq_id), self._numbers.get(seq_id)
-        if known is None or known.slots is not cells:
-            known = self._numbers[seq_id] = SlotNumbers(cells, self.storage.device)
-        return known
 
     def _record(self, kind: type[Event], *values: object) -> None:
         if self.trace is not None:

@@ -3,7 +3,7 @@
 Knows the model's config and bytes; knows no tensor, no slot and no sequence.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,8 +15,8 @@ from tutorial_engine.model.config import ModelConfig
 class KVCacheSpec:
     """What one token leaves behind in a model: the numbers that every cache layout shares.
 
-    `num_kv_heads` are those of one rank. v_head_dim may differ from k_head_dim. ValueError for
-    sizes below 1.
+    `num_kv_heads` are those of one rank. v_head_dim may differ from k_head_dim. Frozen: use
+    `dataclasses.replace` for a changed copy. ValueError for sizes below 1 and a dtype of integers.
     """
 
     num_layers: int
@@ -28,10 +28,14 @@ class KVCacheSpec:
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "k_head_dim", "v_head_dim"):
             at_least_one(name, getattr(self, name))
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(
+                f'dtype must be one of floats, as torch.float32 or "bfloat16", got {self.dtype!r}'
+            )
 
     @classmethod
     def from_model(
-        cls, config: ModelConfig, dtype: torch.dtype = torch.float32, tp_size: int = 1
+        cls, config: ModelConfig, dtype: torch.dtype | str = torch.float32, tp_size: int = 1
     ) -> "KVCacheSpec":
         """The spec of a model, or of one of `tp_size` ranks that share its K/V heads."""
         at_least_one("tp_size", tp_size)
@@ -45,7 +49,7 @@ class KVCacheSpec:
             num_kv_heads=config.num_key_value_heads // tp_size,
             k_head_dim=config.head_dim,
             v_head_dim=config.head_dim,
-            dtype=dtype,
+            dtype=vars(torch).get(dtype, dtype) if isinstance(dtype, str) else dtype,
         )
 
     @property
@@ -55,38 +59,12 @@ class KVCacheSpec:
         return numbers * self.dtype.itemsize
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheConfig:
-    """What the engine decides about its cache: rows, their length, where and how it is stored.
+def length_for(config: ModelConfig, max_len: int | None) -> int:
+    """Tokens of one sequence: max_len, but no more than the model has positions.
 
-    `max_len` None or 0 means the model's maximum, and never gets beyond it. `slots_first` swaps the
-    two middle axes of a layer's K and V (vLLM's NHD instead of HND). ValueError for sizes below 1.
+    None or 0 means as many as it has. ValueError for anything else below 1.
     """
-
-    max_seqs: int = 1
-    max_len: int | None = None
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
-    tp_size: int = 1
-    slots_first: bool = False
-
-    def __post_init__(self) -> None:
-        at_least_one("max_seqs", self.max_seqs)
-        at_least_one("tp_size", self.tp_size)
-        is_zero = isinstance(self.max_len, int) and self.max_len == 0
-        if self.max_len is not None and (not is_zero or isinstance(self.max_len, bool)):
-            at_least_one("max_len", self.max_len)
-
-    def copy(self, **changes: object) -> "CacheConfig":
-        """The same with some fields changed; the original stays as it is."""
-        return replace(self, **changes)  # type: ignore[arg-type]
-
-    def length_for(self, config: ModelConfig) -> int:
-        """Tokens per row: max_len, but no more than the model has positions."""
-        limit = config.max_position_embeddings
-        return min(self.max_len, limit) if self.max_len else limit
-
-    def num_bytes(self, config: ModelConfig) -> int:
-        """Bytes of all rows, used or not."""
-        spec = KVCacheSpec.from_model(config, self.dtype, self.tp_size)
-        return spec.bytes_per_token * self.max_seqs * self.length_for(config)
+    if max_len is None or max_len == 0:
+        return config.max_position_embeddings
+    at_least_one("max_len", max_len)
+    return min(max_len, config.max_position_embeddings)

@@ -12,9 +12,9 @@ from torch import Tensor
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.cache.storage import KVStorage, allocation, as_slots
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.batch import Allocation
+from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.trace.events import Recorder, Setting
 
@@ -25,6 +25,8 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
     ValueError when there is not even one.
     """
     at_least_one("block_size", block_size)
+    if not isinstance(memory_bytes, int):
+        raise ValueError(f"memory_bytes must be a whole number of bytes, got {memory_bytes!r}")
     needed = spec.bytes_per_token * block_size
     if memory_bytes < needed:
         raise ValueError(
@@ -66,10 +68,10 @@ class PagedKVCache:
             copy=self._copy_block,
             trace=trace,
         )
-        self._slots: dict[str, SlotNumbers] = {}  # seq_id -> slots of its blocks, once admitted
-        # seq_id -> tokens that were here before it ran: found in the prefix cache, or its parent's.
-        # A fork that waits for admission is in here, and not yet in _slots.
+        # seq_id -> tokens that were here before it ran: found in the prefix cache, or its parent's
         self._num_cached: dict[str, int] = {}
+        self._waiting: dict[str, None] = {}  # forks that are not admitted yet, oldest first
+        self._read: dict[str, tuple[list[int], Slots]] = {}  # seq_id -> blocks, and their slots
 
     @classmethod
     def from_config(
@@ -79,10 +81,9 @@ class PagedKVCache:
         block_size: int = 16,
         num_blocks: int | None = None,
         memory_bytes: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         tp_size: int = 1,
-        slots_first: bool = True,
         prefix_caching: bool = True,
         salt: str = "",
         trace: Recorder | None = None,
@@ -98,7 +99,7 @@ class PagedKVCache:
             raise ValueError(f"give num_blocks or memory_bytes, got {num_blocks}, {memory_bytes}")
         at_least_one("num_blocks", num_blocks)
         at_least_one("block_size", block_size)
-        storage = KVStorage(spec, num_blocks * block_size, device, slots_first)
+        storage = KVStorage(spec, num_blocks * block_size, device)
         return cls(
             storage,
             block_size,
@@ -116,7 +117,6 @@ class PagedKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        """As KVMemory.seq_ids."""
         return tuple(self._num_cached)
 
     def pages(self) -> tuple[Tensor, Tensor]:
@@ -128,49 +128,44 @@ class PagedKVCache:
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As KVMemory.allocate. A fork that waits gives way to whoever runs.
+        """A fork that waits gives way to whoever runs.
 
         ValueError for a sequence with computed tokens that this memory does not hold.
         """
-        while (changed := self.reserve(seq_id, token_ids, num_computed, num_new)) is None:
-            waiting = [other for other in self._num_cached if other not in self._slots]
-            given_up = fork_to_give_up(seq_id, waiting, self._num_cached)
+        while not self.reserve(seq_id, token_ids, num_computed, num_new):
+            given_up = fork_to_give_up(seq_id, self._waiting, self._num_cached)
             if given_up is None:
                 return None
             self.free(given_up)
-        slots, table = self._slots[seq_id], self.blocks.tables[seq_id]
-        if changed < len(table):
-            slots.replace(changed * self.block_size, self._slots_of(table[changed:]))
         first = max(num_computed, self._num_cached[seq_id])
         end = min(first + num_new, len(token_ids))
-        return Allocation(first, slots.slots[first:end], slots.first(end))
+        return allocation(self._context(seq_id, end), first, end - first, self.storage.device)
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
-    ) -> int | None:
-        """Blocks for the next tokens → from which table entry on it is new, or None.
-
-        0 for a newcomer: all of its table is.
-        """
-        slots, found = self._slots.get(seq_id), self._num_cached.get(seq_id)
-        known = (found or 0) if slots is None else len(slots.slots)
-        if num_computed > known:
+    ) -> bool:
+        """Blocks for the next tokens, if there are enough."""
+        num_cached = self._num_cached.get(seq_id, 0)
+        is_new = seq_id not in self._num_cached
+        is_running = not is_new and seq_id not in self._waiting
+        room = len(self.blocks.tables[seq_id]) * self.block_size if is_running else num_cached
+        if num_computed > room:
             raise ValueError(
                 f"sequence {seq_id} says that {num_computed} of its tokens are computed, here are "
-                f"{known} at most: set num_computed_tokens to 0, and they are run again"
+                f"{room} at most: set num_computed_tokens to 0, and they are run again"
             )
-        if slots is not None:
-            first = max(num_computed, self._num_cached[seq_id])
-            return self.blocks.extend(seq_id, first, min(first + num_new, len(token_ids)))
-        if found is None:
+        if is_new:
             found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
             if found is None:
-                return None
+                return False
             self._num_cached[seq_id] = found
-        elif self.blocks.extend(seq_id, found, len(token_ids)) is None:  # a fork that waits
-            return None
-        self._slots[seq_id] = SlotNumbers([], self.storage.device)
-        return 0
+            return True
+        first = max(num_computed, num_cached)
+        end = min(first + num_new, len(token_ids)) if is_running else len(token_ids)
+        if not self.blocks.extend(seq_id, first, end):
+            return False
+        self._waiting.pop(seq_id, None)
+        return True
 
     def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """The tokens that must have room before a sequence is let in: all, or it might thrash.
@@ -180,50 +175,66 @@ class PagedKVCache:
         return token_ids
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """As KVMemory.commit; blocks that are full now can be found by others."""
+        """Blocks that are full now can be found by others."""
         self.blocks.commit(seq_id, token_ids, num_computed)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        """As KVMemory.fork, without a copy; who writes to a shared block first copies it.
+        """Without a copy; who writes to a shared block first copies it.
 
         If memory runs out before the child is admitted, it loses what it shares and is computed
         like any other. ValueError for a parent without these tokens, or a child that has blocks.
         """
         if num_tokens:
             self.blocks.fork(parent_id, child_id, num_tokens)
-            self._num_cached[child_id] = num_tokens
+            self._num_cached[child_id], self._waiting[child_id] = num_tokens, None
         return num_tokens
 
     def free(self, seq_id: str) -> None:
-        """As KVMemory.free; what its full blocks hold stays there until they are taken."""
+        """What its full blocks hold stays there until they are taken."""
         self.blocks.free(seq_id)
-        self._slots.pop(seq_id, None)
+        self._waiting.pop(seq_id, None)
+        self._read.pop(seq_id, None)
         self._num_cached.pop(seq_id, None)
 
     def describe(self, seq_id: str) -> SequenceMemory:
-        """As KVMemory.describe: its blocks, and the slots of them once it is admitted."""
-        slots = self._slots[seq_id].slots if seq_id in self._slots else ()
-        return SequenceMemory(tuple(self.blocks.tables.get(seq_id, ())), tuple(slots))
+        """Its blocks, and the slots of them once it is admitted."""
+        table = self.blocks.tables.get(seq_id, [])
+        admitted = [] if seq_id in self._waiting else table
+        size = self.block_size
+        slots = (slot for block in admitted for slot in range(block * size, (block + 1) * size))
+        return SequenceMemory(tuple(table), tuple(slots))
 
     def check_integrity(self) -> None:
-        """As KVMemory.check_integrity: the blocks', and that slots are tables'."""
+        """The blocks', and that those who hold some are known."""
         self.blocks.check_integrity()
         tables = self.blocks.tables
         assert self._num_cached.keys() == tables.keys(), (
             f"{set(self._num_cached)} hold, {set(tables)} have"
         )
-        for seq_id, found in self._num_cached.items():
-            assert found <= len(tables[seq_id]) * self.block_size, f"{found} tokens of {seq_id}"
-        for seq_id, slots in self._slots.items():
-            want = self._slots_of(tables[seq_id])
-            assert slots.slots == want, f"the slots of {seq_id} are not those of {tables[seq_id]}"
-            slots.check_integrity()
+        assert self._waiting.keys() <= tables.keys(), f"{list(self._waiting)} wait"
+        for seq_id, num_cached in self._num_cached.items():
+            room = len(tables[seq_id]) * self.block_size
+            assert num_cached <= room, f"{num_cached} tokens of {seq_id}, room for {room}"
 
     # ---- inside
 
-    def _slots_of(self, blocks: Sequence[int]) -> list[int]:
-        size = self.block_size
-        return [slot for block in blocks for slot in range(block * size, (block + 1) * size)]
+    def _context(self, seq_id: str, num_tokens: int) -> Slots:
+        """Where a sequence's first tokens lie. Computed when its blocks are others than before."""
+        blocks = self.blocks.tables[seq_id][: self.blocks.num_blocks_for(num_tokens)]
+        known, slots = self._read.get(seq_id, ([], slice(0, 0)))
+        if known != blocks:
+            slots = self._slots_of(blocks)
+            self._read[seq_id] = blocks, slots
+        if isinstance(slots, slice):
+            return slice(slots.start, slots.start + num_tokens)
+        return slots[:num_tokens]
+
+    def _slots_of(self, blocks: Sequence[int]) -> Slots:
+        """The slots of these blocks: slot = block · block_size + offset."""
+        numbers, size = as_slots(blocks), self.block_size
+        if isinstance(numbers, slice):  # neighbours: one piece
+            return slice(numbers.start * size, numbers.stop * size)
+        return (numbers[:, None] * size + torch.arange(size)).flatten()
 
     def _copy_block(self, source: int, target: int, num_tokens: int) -> None:
         a, b = source * self.block_size, target * self.block_size

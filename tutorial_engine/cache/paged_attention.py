@@ -60,9 +60,9 @@ class NaivePagedAttention:
         self._pools = list(zip(*memory.pages(), strict=True))  # a layer's K and V, as views
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend. ValueError for a batch of another memory."""
+        """ValueError for a batch of another memory."""
         tables = tables_of(self.memory, batch)
-        write_new(self.memory, layer, k, v, batch)
+        self.cache.write(layer, k, v, batch)
         each = zip(q.split(batch.query_lens), tables, batch.context_lens, strict=True)
         pools = self._pools[layer]
         return torch.cat([self.attend_one(q_s, *pools, table, n) for q_s, table, n in each])
@@ -78,13 +78,6 @@ def tables_of(memory: PagedKVCache, batch: Batch) -> list[list[int]]:
                 "the attention with the memory that the engine has"
             )
     return [tables[seq_id] for seq_id in batch.seq_ids]
-
-
-def write_new(memory: PagedKVCache, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
-    """Put the new K and V of a batch into their blocks. ValueError for a batch without slots."""
-    if batch.slot_mapping is None:
-        raise ValueError("this batch has no slots: get it from Batch.from_allocations")
-    memory.storage.write(layer, batch.slot_mapping, k, v)
 
 
 def by_kv_head(q: Tensor, kv_heads: int) -> Tensor:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec, length_for
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import check_time
@@ -71,15 +71,16 @@ class LLMEngine:
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
         if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
             raise ValueError(f"scheduler must be the class Scheduler or a subclass: {scheduler!r}")
-        rows = CacheConfig(
-            max_seqs=config.max_num_seqs,
-            max_len=config.max_model_len,
-            dtype=model.dtype,
-            device=model.device,
-        )
-        self.config = replace(config, max_model_len=rows.length_for(model.config))
+        self.config = replace(config, max_model_len=length_for(model.config, config.max_model_len))
         if memory is None:
-            memory = StaticKVCache.from_config(model.config, rows, trace)
+            memory = StaticKVCache.from_config(
+                model.config,
+                max_seqs=config.max_num_seqs,
+                max_len=config.max_model_len,
+                dtype=model.dtype,
+                device=model.device,
+                trace=trace,
+            )
         _check_fits(model, memory, trace, runner)
         self.model, self.tokenizer, self.memory, self.trace = model, tokenizer, memory, memory.trace
         self.clock = WallClock() if clock is None else clock

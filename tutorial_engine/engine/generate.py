@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.config import length_for
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.inputs import InputProcessor, Prompt, list_of_prompts, params_for_each
@@ -96,7 +96,7 @@ def _prepare(
     """A request per prompt, and what runs them, with room for all. ValueError for a bad one."""
     prompts = list_of_prompts(prompts)
     each = params_for_each(params, len(prompts))
-    limit = CacheConfig(max_len=max_len).length_for(model.config)
+    limit = length_for(model.config, max_len)
     if chunk_size is not None:
         at_least_one("chunk_size", chunk_size)
         if not use_cache:
@@ -121,10 +121,11 @@ def _prepare(
     if not use_cache or not requests:
         return run_without_cache(model), requests
     longest = max(request.num_tokens + request.params.max_tokens for request in requests)
-    rows = CacheConfig(
+    cache = StaticKVCache.from_config(
+        config,
         max_seqs=len(requests),
         max_len=min(limit, longest),
         dtype=model.dtype,
         device=model.device,
     )
-    return run_with_cache(model, StaticKVCache.from_config(config, rows), chunk_size), requests
+    return run_with_cache(model, cache, chunk_size), requests

@@ -124,7 +124,7 @@ class Dial:
             max_num_seqs=len(arrivals), max_num_batched_tokens=budget, max_model_len=max_len
         )
         spec = KVCacheSpec.from_model(model.config, model.dtype)
-        self.storage = KVStorage(spec, num_slots, model.device, slots_first=True)
+        self.storage = KVStorage(spec, num_slots, model.device)
 
     @cached_property
     def expected(self) -> list[tuple[int, ...]]:

@@ -136,7 +136,7 @@ class OurCache(Cache):
         if layer == 0:
             self._slots = self._allocate(new)
         flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))  # [B * n, H_kv, D]
-        self.cache.storage.write(layer, self._slots, flat_k, flat_v)
+        self.cache.storage.write_slots(layer, self._slots, flat_k, flat_v)
         if layer == self.num_layers - 1:
             self.num_tokens = end
         all_k, all_v = self.cache.by_rows()

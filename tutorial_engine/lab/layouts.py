@@ -15,8 +15,14 @@ AXES = ("layer", "kv", "token", "head", "dim")
 # name -> the axes from the outermost in memory to the innermost
 ORDERS: dict[str, tuple[str, ...]] = {
     "by token": ("token", "layer", "kv", "head", "dim"),
-    "by layer": ("kv", "layer", "token", "head", "dim"),  # KVStorage with slots_first
-    "by layer, heads first": ("kv", "layer", "head", "token", "dim"),  # KVStorage without
+    "by layer": ("kv", "layer", "token", "head", "dim"),  # KVStorage of pages and cells
+    "by layer, heads first": (
+        "kv",
+        "layer",
+        "head",
+        "token",
+        "dim",
+    ),  # KVStorage of rows
 }
 
 

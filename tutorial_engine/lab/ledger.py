@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
@@ -31,6 +30,7 @@ from tutorial_engine.engine.runner import (
     Runner,
     make_runner,
 )
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.fast import use_fast_layers

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import stream
 from tutorial_engine.engine.request import Request
@@ -62,8 +61,8 @@ def ready(model: Qwen3ForCausalLM, work: Work, cached: bool = True) -> Callable[
             raise ValueError(f"without a cache no token is cached, got old={work.old}")
         attention, batch = fast_attention(model.device), Batch.from_sequences(ids)
         return lambda: model(batch, attention)
-    room = CacheConfig(max_seqs=work.num_seqs, max_len=work.old + work.new)
-    cache = StaticKVCache.from_config(model.config, room)
+    row_len = work.old + work.new
+    cache = StaticKVCache.from_config(model.config, max_seqs=work.num_seqs, max_len=row_len)
     requests = [Request(str(i), sequence) for i, sequence in enumerate(ids)]
     if work.old:
         forward(model, cache, requests, num_tokens=work.old)

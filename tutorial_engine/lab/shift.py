@@ -191,5 +191,5 @@ def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellKVCache:
 def _kv(cache: CellKVCache, layer: int, n: int) -> tuple[Tensor, Tensor]:
     """K and V [n, H_kv, D] of the first n tokens, as numbers that can be compared."""
     cells = torch.tensor(cache.describe("A").slots[:n], device=cache.storage.device)
-    k, v = cache.storage.read(layer, cells)
+    k, v = cache.storage.read_slots(layer, cells)
     return k.float(), v.float()

@@ -15,7 +15,7 @@ from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
 from tutorial_engine.learn.own import why_finished as right_reason
 from tutorial_engine.learn.own_cache import MyCache as RightCache
-from tutorial_engine.learn.own_cache import same_memory
+from tutorial_engine.learn.own_cache import WriteAndRead, same_memory
 from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
@@ -49,7 +49,8 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
                 bad = not_done("update", got, update) or _wrong_pairs(got)
                 if bad is not None:
                     return bad
-                bad = _wrong_history(got[0], ours.update(layer, k, v, batch)[0], (k, v), layer)
+                ours.write(layer, k, v, batch)
+                bad = _wrong_history(got[0], ours.read(layer, batch, 0), (k, v), layer)
                 if bad is not None:
                     return bad
             first += new
@@ -228,7 +229,7 @@ class _Watched(SdpaAttention):
     """Attention over a cache that notes which tokens run, and at which positions."""
 
     def __init__(self) -> None:
-        super().__init__(RightCache())
+        super().__init__(WriteAndRead(RightCache()))
         self.ids: list[int] = []
         self.positions: list[int] = []
 

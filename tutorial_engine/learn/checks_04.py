@@ -279,7 +279,7 @@ SHIFT_MISTAKES: dict[str, Shift] = {
 def _after(shift: Shift, num_tokens: int, keep: int, discard: int) -> list[Cell]:
     """All cells of a small real cache in which sequence A was shifted; B has cells there, too."""
     spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=2, v_head_dim=2)
-    storage = KVStorage(spec, num_tokens + 3, "cpu", slots_first=True)
+    storage = KVStorage(spec, num_tokens + 3)
     cache = CellKVCache(storage, RotaryEmbedding(2, 10_000.0))
     for seq_id, count in (("B", 3), ("A", num_tokens)):
         cache.table.place(cache.table.find_slot(count) or (), seq_id, range(count))

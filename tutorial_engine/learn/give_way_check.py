@@ -154,7 +154,7 @@ def _served(
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The tokens of three requests in a pool of so many blocks of 4, and who gave way."""
     spec, trace = KVCacheSpec.from_model(model.config, model.dtype), Recorder()
-    storage = KVStorage(spec, 4 * num_blocks, model.device, slots_first=True)
+    storage = KVStorage(spec, 4 * num_blocks, model.device)
     engine = LLMEngine(
         model,
         config=EngineConfig(max_num_batched_tokens=16),

@@ -46,6 +46,21 @@ class MyStaticCache:
         return [(self.k[layer, :end], self.v[layer, :end])]
 
 
+class WriteAndRead:
+    """A cache of the exercises, whose `update` writes and reads, for attention's two calls."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache, self.pairs = cache, list[Any]()
+
+    def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
+        """As KVCache.write."""
+        self.pairs = self.cache.update(layer, k, v, batch)
+
+    def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
+        """As KVCache.read."""
+        return self.pairs[s]
+
+
 CACHES: dict[str, Callable[..., Any]] = {one.__name__: one for one in (MyCache, MyStaticCache)}
 
 

@@ -17,9 +17,9 @@ from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import attend_in_blocks
-from tutorial_engine.cache.storage import KVStorage, SlotNumbers
+from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.learn.parts import CannotBe, Parts, listed, whole
-from tutorial_engine.model.batch import Allocation
+from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.trace.events import BlockFreed, Recorder
 
@@ -243,7 +243,7 @@ class OwnPages(PagedKVCache):
         )
         poison(storage)
 
-    def _slots_of(self, blocks: Sequence[int]) -> list[int]:
+    def _slots_of(self, blocks: Sequence[int]) -> Slots:
         if "slots" not in self.parts.own:
             self.parts.calls["slots"] += 1
             return super()._slots_of(blocks)
@@ -258,7 +258,7 @@ class OwnPages(PagedKVCache):
                     f"gave {answer!r} for the table {list(blocks)} in blocks of {size}: expected "
                     f"{num_tokens} slots of 0 .. {end - 1}"
                 )
-        return known
+        return as_slots(known)
 
 
 def poison(storage: KVStorage) -> None:
@@ -367,5 +367,6 @@ class OwnCells(CellKVCache):
                     f"gave {len(seen)} cells for sequence {seq_id} at position {last}, of which "
                     f"{count} tokens are there"
                 )
-        slots = SlotNumbers(seen, self.storage.device)
-        return allocation._replace(context_slots=slots.first(len(seen)))
+        slots = as_slots(seen)
+        on_device = slots if isinstance(slots, slice) else slots.to(self.storage.device)
+        return allocation._replace(context_slots=on_device)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec, length_for
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
@@ -181,21 +181,19 @@ class OwnServer(PartsHolder):
     ) -> KVMemory:
         """The memory that this server is about; without a size, room for all who may run."""
         model, trace = self.model, Recorder()
-        rows = config.rows(model.dtype, model.device)
         if self.memory == "rows":
-            return StaticKVCache.from_config(model.config, rows, trace)
-        spec, longest = (
-            KVCacheSpec.from_model(model.config, model.dtype),
-            rows.length_for(model.config),
-        )
+            rows = config.rows(model.dtype, model.device)
+            return StaticKVCache.from_config(model.config, **rows, trace=trace)
+        spec = KVCacheSpec.from_model(model.config, model.dtype)
+        longest = length_for(model.config, config.max_model_len)
         if self.memory == "cells":
             cells = num_cells or self.sizes["num_cells"] or config.max_num_seqs * longest
             rope = RotaryEmbedding(model.config.head_dim, model.config.rope_theta).to(model.device)
-            return OwnCells(self.parts, KVStorage(spec, cells, model.device, True), rope, trace)
+            return OwnCells(self.parts, KVStorage(spec, cells, model.device), rope, trace)
         blocks = num_blocks or config.max_num_seqs * -(-longest // block_size)
         return OwnPages(
             self.parts,
-            KVStorage(spec, blocks * block_size, model.device, slots_first=True),
+            KVStorage(spec, blocks * block_size, model.device),
             block_size,
             max_len=model.config.max_position_embeddings,
             prefix_caching=prefix_caching,

@@ -5,7 +5,7 @@ no slot. Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -88,14 +88,16 @@ class AttentionBackend(Protocol):
 
 
 class KVCache(Protocol):
-    """What a backend asks for keys and values: here are the new ones, give me all there are."""
+    """What a backend asks in each layer: write the new keys and values, then read each sequence."""
 
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Iterable[tuple[Tensor, Tensor]]:
-        """New k [T, H_kv, D], v [T, H_kv, D_v] → each sequence's history + new, [kv, H_kv, ·].
+    def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
+        """Keep a batch's new k [T, H_kv, D] and v [T, H_kv, D_v] of a layer."""
+        ...
 
-        In the order of the batch. A pair is good until the next one is asked for.
+    def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of the batch's sequence s, the new ones last: [kv, H_kv, ·].
+
+        Good until the next read: long copies may lie in memory that is used again.
         """
         ...
 
@@ -103,12 +105,13 @@ class KVCache(Protocol):
 class NoCache:
     """Remembers nothing: each sequence has only the keys and values of this very forward."""
 
-    def update(
-        self, layer: int, k: Tensor, v: Tensor, batch: Batch
-    ) -> Iterable[tuple[Tensor, Tensor]]:
-        """As KVCache.update."""
-        lengths = batch.query_lens
-        return zip(k.split(lengths), v.split(lengths), strict=True)
+    def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
+        """They take the place of the layer's before."""
+        self._pairs = list(zip(k.split(batch.query_lens), v.split(batch.query_lens), strict=True))
+
+    def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
+        """The new ones."""
+        return self._pairs[s]
 
 
 class NaiveAttention:
@@ -117,15 +120,14 @@ class NaiveAttention:
     def __init__(
         self, observe: WeightsObserver | None = None, cache: KVCache | None = None
     ) -> None:
-        self.observe = observe
-        self.cache = NoCache() if cache is None else cache
+        self.observe, self.cache = observe, cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
-        contexts = self.cache.update(layer, k, v, batch)
+        cache = NoCache() if self.cache is None else self.cache
+        cache.write(layer, k, v, batch)
         outs = []
-        pairs = zip(q.split(batch.query_lens), contexts, strict=True)
-        for s, (q_s, (k_s, v_s)) in enumerate(pairs):
+        for s, q_s in enumerate(q.split(batch.query_lens)):
+            k_s, v_s = cache.read(layer, batch, s)
             mask = causal_mask(len(q_s), len(k_s), device=q.device)
             out, weights = naive_attention(q_s, k_s, v_s, mask)
             if self.observe is not None:
@@ -145,15 +147,17 @@ class SdpaAttention:
         self.cache = cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         lengths = batch.query_lens
         if self.cache is None and len(lengths) > 1 and len(set(lengths)) == 1:
             return _sdpa(q, k, v, len(lengths))
         cache = NoCache() if self.cache is None else self.cache
-        queries = (q,) if len(lengths) == 1 else q.split(lengths)
-        pairs = zip(queries, cache.update(layer, k, v, batch), strict=True)
-        outs = [self.one_sequence(q_s, *kv) for q_s, kv in pairs]
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        cache.write(layer, k, v, batch)
+        if len(lengths) == 1:
+            return self.one_sequence(q, *cache.read(layer, batch, 0))
+        outs = []
+        for s, q_s in enumerate(q.split(lengths)):
+            outs.append(self.one_sequence(q_s, *cache.read(layer, batch, s)))
+        return torch.cat(outs)
 
     def one_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A sequence's last queries q [q, H, D] to its k, v [kv, H_kv, ·] → [q, H, D_v]."""
@@ -203,8 +207,8 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
     for start in range(0, q_len, block):
         rows = min(block, q_len - start)
         end = kv_len - q_len + start + rows  # keys that the last query of the block may see
-        mine = q[:, :, start : start + rows].reshape(kv_heads, group * rows, head_dim)
-        scores = torch.bmm(mine, keys[:, :, :end]).view(kv_heads, group, rows, end)
+        q_block = q[:, :, start : start + rows].reshape(kv_heads, group * rows, head_dim)
+        scores = torch.bmm(q_block, keys[:, :, :end]).view(kv_heads, group, rows, end)
         scores[..., end - rows :] += later[:rows, :rows]
         weights = scores.softmax(-1).view(kv_heads, group * rows, end)
         mixed = torch.bmm(weights, values[:, :end]).view(kv_heads, group, rows, -1)

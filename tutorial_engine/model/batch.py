@@ -4,7 +4,8 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -44,25 +45,6 @@ class Batch:
     seq_ids: tuple[str, ...] = ()
     slot_mapping: Tensor | None = None
     context_slots: tuple[Slots, ...] = ()
-    query_lens: tuple[int, ...] = field(init=False)  # tokens of each sequence, S entries
-
-    def __post_init__(self) -> None:
-        if self.input_ids.ndim != 1 or self.input_ids.shape != self.positions.shape:
-            raise ValueError(
-                "input_ids and positions must both be flat and equally long, got shapes "
-                f"{list(self.input_ids.shape)} and {list(self.positions.shape)}"
-            )
-        starts = self.query_start_loc
-        if len(starts) < 2 or starts[0] != 0 or starts[-1] != self.input_ids.numel():
-            raise ValueError(
-                f"query_start_loc must run from 0 to {self.input_ids.numel()}, got {starts}"
-            )
-        lengths = tuple([end - start for start, end in pairwise(starts)])
-        if min(lengths) < 1:
-            raise ValueError(
-                f"every sequence needs at least one token, got query_start_loc {starts}"
-            )
-        object.__setattr__(self, "query_lens", lengths)  # every layer asks for it
 
     @classmethod
     def from_sequences(
@@ -73,10 +55,15 @@ class Batch:
     ) -> "Batch":
         """Pack token id lists; sequence s counts its positions from first_positions[s] (0).
 
-        Raises ValueError for no sequence, an empty one, an id that is no whole number, or a
-        negative position.
+        ValueError for no sequence, an empty one, an id that is no whole number, or a negative
+        position.
         """
-        ids, positions, starts = _end_to_end(sequences, first_positions)
+        firsts = [0] * len(sequences) if first_positions is None else list(first_positions)
+        ids, positions, starts = _end_to_end(sequences, firsts)
+        for s, sequence in enumerate(sequences):
+            bad = [i for i in sequence if not isinstance(i, int) or isinstance(i, bool) or i < 0]
+            if bad:
+                raise ValueError(f"sequence {s} holds {bad[0]!r}; token ids are whole numbers ≥ 0")
         return cls(torch.tensor(ids, device=device), torch.tensor(positions, device=device), starts)
 
     @classmethod
@@ -89,7 +76,7 @@ class Batch:
     ) -> "Batch":
         """Pack the tokens to run of each sequence, with the slots that a cache gave them.
 
-        ValueError as `from_sequences`, and when there are not as many allocations or slots.
+        ValueError when there are not as many allocations, slots or ids as there must be.
         """
         firsts = [allocation.first_position for allocation in allocations]
         ids, positions, starts = _end_to_end(sequences, firsts)
@@ -116,7 +103,12 @@ class Batch:
         """S, the sequences that they belong to."""
         return len(self.query_start_loc) - 1
 
-    @property
+    @cached_property  # every layer asks for it
+    def query_lens(self) -> tuple[int, ...]:
+        """Tokens of each sequence that run in this forward."""
+        return tuple([end - start for start, end in pairwise(self.query_start_loc)])
+
+    @cached_property
     def context_lens(self) -> tuple[int, ...]:
         """Tokens that each sequence reads, the new ones included; vLLM calls it seq_lens."""
         return tuple(
@@ -131,23 +123,19 @@ class Batch:
 
 
 def _end_to_end(
-    sequences: Sequence[Sequence[int]], first_positions: Sequence[int] | None
+    sequences: Sequence[Sequence[int]], first_positions: Sequence[int]
 ) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """Ids and positions of all tokens, and where each sequence begins. As Batch.from_sequences."""
+    """Ids and positions of all tokens, and where each sequence begins."""
     if not sequences:
         raise ValueError("a batch needs at least one sequence, got none")
-    firsts = [0] * len(sequences) if first_positions is None else list(first_positions)
-    if len(firsts) != len(sequences):
-        raise ValueError(f"{len(sequences)} sequences but {len(firsts)} first positions")
+    if len(first_positions) != len(sequences):
+        raise ValueError(f"{len(sequences)} sequences but {len(first_positions)} first positions")
     ids: list[int] = []
     positions: list[int] = []
     starts = [0]
-    for s, (sequence, first) in enumerate(zip(sequences, firsts, strict=True)):
+    for s, (sequence, first) in enumerate(zip(sequences, first_positions, strict=True)):
         if len(sequence) == 0:
             raise ValueError(f"sequence {s} is empty: a prompt needs at least one token")
-        bad = [i for i in sequence if not isinstance(i, int) or isinstance(i, bool) or i < 0]
-        if bad:
-            raise ValueError(f"sequence {s} holds {bad[0]!r}; token ids are whole numbers ≥ 0")
         if first < 0:
             raise ValueError(f"sequence {s} starts at position {first}; positions are ≥ 0")
         ids.extend(sequence)

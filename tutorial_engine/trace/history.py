@@ -67,11 +67,13 @@ class Replay:
         request_id = event.request_id
         request = self._requests[request_id]
         match event:
-            case events.Admitted(num_cached=found, cached_slots=slots):
-                self._check_known(request, found)
+            case events.Admitted(num_cached=num_cached, cached_slots=slots):
+                self._check_known(request, num_cached)
                 self._waiting.remove(request_id)
                 self._running.append(request_id)
-                request = request._replace(status="running", num_computed_tokens=found, slots=slots)
+                request = request._replace(
+                    status="running", num_computed_tokens=num_cached, slots=slots
+                )
             case events.Scheduled():
                 self._check_known(request, event.first_position + len(event.slots))
                 self.scheduled[request_id] = event

@@ -90,11 +90,11 @@ class PoolHistory:
     @classmethod
     def of(cls, trace: Trace) -> "PoolHistory":
         """What a trace tells. ValueError for one without sizes, or without a step."""
-        found = tuple(snapshots(trace))
-        if not found:
+        steps = tuple(snapshots(trace))
+        if not steps:
             raise ValueError("no step of this trace ran to its end: there is nothing to count")
         names = [event.request_id for event in trace.events if isinstance(event, Added)]
-        return PoolHistory(Pool.of(trace.settings), tuple(dict.fromkeys(names)), found)
+        return PoolHistory(Pool.of(trace.settings), tuple(dict.fromkeys(names)), steps)
 
     @property
     def fullest(self) -> PoolSnapshot:

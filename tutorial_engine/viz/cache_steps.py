@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
@@ -84,10 +84,13 @@ def record_steps(
     The batches are those that the model got. EOS ends a request early; the last token of each is
     chosen and never run. chunk 0 runs the prompts in one forward.
     """
-    config = CacheConfig(
-        max_seqs=len(prompts), max_len=max_len, dtype=model.dtype, device=model.device
+    cache = StaticKVCache.from_config(
+        model.config,
+        max_seqs=len(prompts),
+        max_len=max_len,
+        dtype=model.dtype,
+        device=model.device,
     )
-    cache = StaticKVCache.from_config(model.config, config)
     running = [Request(name, ids) for name, ids in zip(NAMES, prompts, strict=False)]
     ran: list[dict[int, Part]] = []
 

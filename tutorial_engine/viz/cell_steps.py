@@ -104,7 +104,7 @@ def _heat(cache: CellKVCache) -> Tensor:
     n = min(MAX_VALUES, spec.k_head_dim, spec.v_head_dim)
     layers = []
     for layer in range(spec.num_layers):
-        shelves = cache.storage.read(layer, everything)  # K and V [cells, H_kv, D]
+        shelves = cache.storage.read_slots(layer, everything)  # K and V [cells, H_kv, D]
         few = [x[:, 0, [i * x.shape[-1] // n for i in range(n)]].float().cpu() for x in shelves]
         layers.append(torch.stack(few))
     return torch.stack(layers)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.paged_attention import by_kv_head, by_token, tables_of, write_new
+from tutorial_engine.cache.paged_attention import by_kv_head, by_token, tables_of
 from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.batch import Batch
 
@@ -86,7 +86,7 @@ class PagedAttention:
     A context in one piece goes to `fast_attention`. Of another one, each run of neighbouring blocks
     is a view. Where blocks lie alone, the pool is a batch of matrices as it stands: the queries of
     all sequences that decode are sent to their blocks, and the sums come back. That is fastest with
-    slots_first=False, which puts the slots of a head side by side.
+    heads-first storage, which puts the slots of a head side by side.
     """
 
     def __init__(self, memory: PagedKVCache) -> None:
@@ -100,7 +100,7 @@ class PagedAttention:
         if self._planned is None or self._planned[0] is not batch:  # one plan for all layers
             self._planned = batch, plan_reading(self.memory, batch)
         plan = self._planned[1]
-        write_new(self.memory, layer, k, v, batch)
+        self.cache.write(layer, k, v, batch)
         outs, lens = list(q.split(batch.query_lens)), batch.context_lens
         views = [
             [self._view(layer, run, kv_len) for run in runs]
@@ -127,7 +127,7 @@ class PagedAttention:
         size = self.memory.block_size
         position, slot = run.first * size, run.block * size
         n = min(run.length * size, kv_len - position)  # the rest of the last block is never read
-        return position, *self.memory.storage.read(layer, slice(slot, slot + n))
+        return position, *self.memory.storage.read_slots(layer, slice(slot, slot + n))
 
 
 def plan_reading(memory: PagedKVCache, batch: Batch) -> Plan:
