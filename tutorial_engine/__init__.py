@@ -37,6 +37,7 @@ tutorial_engine/
     intake          02 what is handed in becomes requests, or an error
     runner          02 new tokens in, logits out: prefill, decode, a step
     generate        02 the loop without a scheduler
+    chat            02 messages to a prompt, by the checkpoint's own template
     clock           03 the machine's time, or a made one with stated prices
     delivery        03 who gets what a step brought, once
     scheduler       03 who runs how many tokens: one rule, no phases
@@ -45,7 +46,6 @@ tutorial_engine/
   tiny/                the trained tiny model: stories, training, checkpoint
   lab/                 instruments: equality, workloads, layouts, the dial
     doctor          01 is this machine set up, and what to fix
-    chat            02 messages to a prompt, by the checkpoint's own template
     hf              02 transformers under our loop, our cache under transformers
     ledger          02 every path against every other, number by number
     workload        03 requests that come over time

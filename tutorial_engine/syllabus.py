@@ -112,6 +112,7 @@ ROOMS = (
             Module("intake", 2, "what is handed in becomes requests, or an error"),
             Module("runner", 2, "new tokens in, logits out: prefill, decode, a step"),
             Module("generate", 2, "the loop without a scheduler"),
+            Module("chat", 2, "messages to a prompt, by the checkpoint's own template"),
             Module("clock", 3, "the machine's time, or a made one with stated prices"),
             Module("delivery", 3, "who gets what a step brought, once"),
             Module("scheduler", 3, "who runs how many tokens: one rule, no phases"),
@@ -125,7 +126,6 @@ ROOMS = (
         "instruments: equality, workloads, layouts, the dial",
         (
             Module("doctor", 1, "is this machine set up, and what to fix"),
-            Module("chat", 2, "messages to a prompt, by the checkpoint's own template"),
             Module("hf", 2, "transformers under our loop, our cache under transformers"),
             Module("ledger", 2, "every path against every other, number by number"),
             Module("workload", 3, "requests that come over time"),
