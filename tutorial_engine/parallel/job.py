@@ -123,7 +123,7 @@ def serve(
     tokenizer: Tokenizer | None = None,
 ) -> Served:
     """All prompts through one engine on pages, with a pool that has room for all of them."""
-    lengths = [len(ids) + own.max_tokens for ids, own in zip(prompts, params, strict=True)]
+    lengths = [len(ids) + p.max_tokens for ids, p in zip(prompts, params, strict=True)]
     recorder = Recorder()
     memory = PagedKVCache.from_config(
         model.config,

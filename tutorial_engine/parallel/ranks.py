@@ -92,6 +92,7 @@ def _run(tp_size: int, job: Job, timeout_s: float = 120) -> tuple[ParallelReport
                 process.terminate()
                 process.wait()
         if code != 0:
-            said = (folder / "output").read_text(encoding="utf-8", errors="replace")
-            raise RuntimeError(f"a rank failed: {said.rpartition(ROOT_CAUSE)[2].strip(LINE)}")
+            output_text = (folder / "output").read_text(encoding="utf-8", errors="replace")
+            cause = output_text.rpartition(ROOT_CAUSE)[2].strip(LINE)
+            raise RuntimeError(f"a rank failed: {cause}")
         return pickle.loads((folder / "result").read_bytes())
