@@ -34,10 +34,9 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel import job as job_module
 from tutorial_engine.parallel import parallel_paths, run_ranks, tensor_parallel
-from tutorial_engine.parallel.job import Job, run_rank, serve
+from tutorial_engine.parallel.job import Job, run_rank
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (
-    RowParallelLinear,
     Traffic,
     replicated_parameters,
     shard,
@@ -168,25 +167,6 @@ def test_every_weight_is_on_one_rank_or_on_all(shape: str) -> None:
     assert tied == model.config.tie_word_embeddings
 
 
-def test_q_k_and_v_each_give_their_own_rows() -> None:
-    """Rows of 4/2 heads of 16: q is 0 .. 63, k 64 .. 95, v 96 .. 127."""
-    model = random_model(attention_bias=True)
-    whole = model.model.layers[1].self_attn.qkv_proj
-    part = shard(model, 1, 2, lambda x: x).model.layers[1].self_attn.qkv_proj
-    rows = [*range(32, 64), *range(80, 96), *range(112, 128)]
-    assert torch.equal(part.weight, whole.weight[rows])
-    assert torch.equal(part.bias, whole.bias[rows])
-
-
-def test_the_output_bias_is_added_to_the_sum_once() -> None:
-    linear = torch.nn.Linear(4, 3)
-    linear.bias.data.fill_(5.0)
-    x = torch.randn(2, 4)
-    want = x @ linear.weight.T * 10 + 5
-    got = RowParallelLinear(linear, lambda part: part * 10)(x)  # as if ten ranks had the same part
-    assert torch.allclose(got, want, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("changes", "size", "words"),
     [
@@ -201,9 +181,6 @@ def test_what_cannot_be_shared_is_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         shard(random_model(**changes), 0, size, lambda x: x)
-
-
-# -- K and V --------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
@@ -221,35 +198,6 @@ def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
     full = PagedKVCache.from_config(whole, num_blocks=4).storage.num_bytes
     assert {memory.storage.spec.num_kv_heads for memory in memories} == {2}
     assert {2 * memory.storage.num_bytes for memory in memories} == {full}
-
-
-def test_a_rank_keeps_the_keys_and_values_of_its_own_heads() -> None:
-    model, prompts = random_model(num_key_value_heads=4), random_sequences([9, 5], VOCAB)
-    params, job = [SamplingParams(max_tokens=1)] * 2, Job(block_size=4)
-    kept: list[Any] = []
-
-    class Kept(PagedKVCache):
-        @classmethod
-        def from_config(cls, *args: Any, **options: Any) -> PagedKVCache:
-            kept.append(super().from_config(*args, **options).storage)
-            kept[-1].k.fill_(float("nan"))
-            kept[-1].v.fill_(float("nan"))
-            return PagedKVCache(kept[-1], 4, trace=options["trace"])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "PagedKVCache", Kept)
-        serve(model, prompts, params, job)
-        in_threads(
-            lambda rank: serve(shard(model, rank.rank, 2, rank.all_reduce), prompts, params, job)
-        )
-    whole, *parts = kept
-    written = ~whole.k[0, :, 0, 0].isnan()  # slots first
-    assert int(written.sum()) == 14
-    for name in ("k", "v"):
-        heads = getattr(whole, name)[:, written].split(2, dim=2)  # [layers, tokens, 2, D] each
-        found = [getattr(part, name)[:, written] for part in parts]
-        pairs = [[torch.allclose(a, b, atol=1e-4) for b in heads] for a in found]
-        assert sorted(pairs) == [[False, True], [True, False]]
 
 
 # -- the engine on every rank ---------------------------------------------------------------------

@@ -54,8 +54,8 @@ def shift_gap(
 ) -> ShiftGap:
     """Run all tokens but the last, forget the first `discard`, shift, run the last; and afresh.
 
-    `shift` changes the cells (None: context_shift). ValueError unless at least one token is forgotten and one stays
-    before the last.
+    `shift` changes the cells (None: context_shift). ValueError unless at least one token is
+    forgotten and one stays before the last.
     """
     both = _both(model, token_ids, discard, shift)
     shifted, fresh = (decode(model, cache, [request]) for cache, request in both)
