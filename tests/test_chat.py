@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,8 @@ import pytest
 from checkpoints import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tutorial_engine.lab import chat
-from tutorial_engine.lab.chat import ChatTemplate, load_chat_template
+from tutorial_engine.engine import chat
+from tutorial_engine.engine.chat import ChatTemplate, load_chat_template
 from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 
 QWEN = """\
@@ -73,6 +75,13 @@ TEMPLATES = {
     "macro": (
         "{% macro say(m) %}<{{ m.role|upper }}>{{ m.content }}{% endmacro %}"
         "{% for m in messages %}{{ say(m) }}{{ ' ' if not loop.last }}{% endfor %}"
+    ),
+    "filters": (
+        "{{ messages | map(attribute='role') | map('upper') | join(', ') }} {{ messages | length }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | first | tojson(indent=4) }}"
+        "{{ messages[0].content | replace('e', 'E') | indent(2) | default('x') }}"
+        "{{ messages | rejectattr('role', 'in', ['user']) | list | length }}{{ 'b,a' | safe }}"
+        "{% for key, value in messages[0] | dictsort %}{{ key }}{% endfor %}{{ messages | last }}"
     ),
     "absent variables": (
         "{{ tools is none }} {{ documents is none }} {{ tools is defined }} {{ nothing }}"
@@ -171,22 +180,11 @@ def test_template_is_found_wherever_it_is_kept(tmp_path: Path, form: str) -> Non
     assert "<|im_start|>" in text
 
 
-def test_template_file_needs_no_settings(tmp_path: Path) -> None:
-    folder = save(tmp_path, jinja="{{ bos_token }}[{{ messages[0].content }}]")
-    assert ours(folder, USER) == "[Hello]"
-
-
 def test_special_tokens_may_be_objects(tmp_path: Path) -> None:
     added = {"content": "<é>", "lstrip": False, "special": True, "__type": "AddedToken"}
     settings = {"chat_template": TEMPLATES["special tokens"], "bos_token": added, "pad_token": None}
     folder = save(tmp_path, {**settings, "add_bos_token": True, "additional_special_tokens": ["x"]})
     assert ours(folder, USER) == theirs(folder, USER) == "<é>user: Hello</s>\n"
-
-
-def test_variables_win_over_special_tokens() -> None:
-    template = ChatTemplate("{{ bos_token }}{{ tools }}", {"bos_token": "<s>"})
-    assert template.render(USER) == "<s>None"
-    assert template.render(USER, bos_token="!", tools=[1]) == "![1]"
 
 
 def test_template_is_not_rendered_twice() -> None:
@@ -204,27 +202,13 @@ def test_rendering_changes_no_message() -> None:
     assert messages == [{"role": "user", "content": "Hello", "more": ["x"]}]
 
 
-def test_today_is_there_for_templates_that_ask(tmp_path: Path) -> None:
-    folder = save(tmp_path, {"chat_template": "{{ strftime_now('%Y') }}"})
-    assert ours(folder, USER) == theirs(folder, USER)
-
-
 # -- what is absent or damaged ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [None, {}, {"chat_template": None}, {"chat_template": ""}])
-def test_checkpoint_without_a_template_has_none(
-    tmp_path: Path, settings: dict[str, Any] | None
-) -> None:
-    assert load_chat_template(save(tmp_path, settings)) is None
-
-
-def test_list_without_a_default_has_none(tmp_path: Path) -> None:
-    entries = [{"name": "tool_use", "template": "x"}]
-    assert load_chat_template(save(tmp_path, {"chat_template": entries})) is None
-
-
-def test_shipped_model_is_no_chat_model() -> None:
+def test_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
+    named = {"chat_template": [{"name": "tool_use", "template": "x"}]}
+    for settings in (None, {}, {"chat_template": None}, {"chat_template": ""}, named):
+        assert load_chat_template(save(tmp_path, settings)) is None
     assert load_chat_template(TINY) is None
 
 
@@ -232,12 +216,7 @@ def test_shipped_model_is_no_chat_model() -> None:
     "text",
     [
         "{not json",
-        "[1, 2]",
-        '"text"',
         '{"chat_template": 7}',
-        '{"chat_template": {"default": "x"}}',
-        '{"chat_template": [{"name": "default"}]}',
-        '{"chat_template": ["x"]}',
         '{"chat_template": [{"name": "default", "template": 7}]}',
         '{"chat_template": "x", "bos_token": {"id": 7}}',
         "\udcff",
@@ -251,35 +230,27 @@ def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{% for m in messages %}", "{{ messages", "{% nonsense %}", "{{ 1 | nofilter }}"]
+    "source",
+    ["{% for m in messages %}", "{% nonsense %}", "{{ 1 | nofilter }}", "{{ " + "(" * 5000],
 )
 def test_damaged_template_is_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(ValueError, match="template is damaged"):
         load_chat_template(save(tmp_path, {"chat_template": source}))
 
 
-def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere"):
-        load_chat_template(tmp_path / "nowhere")
-
-
 def test_template_file_of_a_hub_checkpoint_is_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import fnmatch
-
-    import huggingface_hub
-
     asked: list[str] = []
 
     def download(name: str, allow_patterns: list[str], **_: Any) -> str:
         asked.extend(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     resolve_checkpoint("somebody/something")
-    for file in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        assert any(fnmatch.fnmatch(file, pattern) for pattern in asked), file
+    for file in ("tokenizer_config.json", "chat_template.jinja"):
+        assert any(fnmatch(file, pattern) for pattern in asked), file
 
 
 # -- refusals -----------------------------------------------------------------------------------
@@ -301,9 +272,6 @@ def test_what_is_no_conversation_is_refused(messages: Any) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].nothing.more }}", "nothing"),
         ("{{ messages[0].content + 1 }}", "str"),
-        ("{{ messages[0].content + none }}", "str"),
-        ("{{ 1 / 0 }}", "division"),
-        ("{{ {}['x'].y }}", "x"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "[Rr]ange"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
@@ -320,16 +288,12 @@ def test_what_goes_wrong_in_a_template_is_told(source: str, named: str) -> None:
     [
         "{{ ''.__class__ }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ ''['__class__'] }}",
         "{{ '' | attr('__class__') }}",
         "{{ messages.__class__.__base__ }}",
         "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__globals__['json'] }}",
-        "{{ cycler.__init__.__globals__ }}",
         "{{ namespace.__init__.__globals__.os.system('true') }}",
         "{{ self.__init__.__globals__ }}",
         "{{ '{0.__class__}'.format('') }}",
-        "{{ '{0.__class__}'.format_map({'0': ''}) }}",
         "{% import 'os' as os %}",
         "{% include '/etc/passwd' %}",
     ],
@@ -352,14 +316,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{
         (LOOPS.replace("BODY", ""), "runs for more than 0.2 seconds"),
         (LOOPS.replace("BODY", "{% set c = a %}"), "runs for more than 0.2 seconds"),
         ("{% macro m() %}" + LOOPS + "{% endmacro %}{{ m() }}", "runs for more than 0.2 seconds"),
-        ("{{ 10 ** (10 ** 8) }}", r"\*\* would make more than"),
-        ("{{ 'x'|center(10 ** 15) }}", "MemoryError"),
-        ("{% set n = 10 ** 8 %}{{ 10 ** n }}", r"\*\* would make more than"),
-        ("{{ 'x' * 10 ** 9 }}", r"\* would make more than"),
-        ("{{ 10 ** 9 * 'x' }}", r"\* would make more than"),
-        ("{{ [0] * 10 ** 9 }}", r"\* would make more than"),
         ("{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "says more than 10,000,000"),
-        ("{{ 'x'.center(10 ** 15) }}", "MemoryError"),
         ("{{ messages + 1 }}", "TypeError: can only concatenate"),
     ],
 )
@@ -373,13 +330,63 @@ def test_a_template_without_end_is_stopped(
     assert sys.gettrace() is before
 
 
-def test_a_template_that_is_nested_too_deeply_is_damaged() -> None:
-    with pytest.raises(ValueError, match=r"template is damaged: RecursionError"):
-        ChatTemplate("{{ " + "(" * 5000)
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("10 ** (10 ** 8)", r"\*\* could make a number of more than 100,000 bits"),
+        (
+            "2 | round(10 ** 9)",
+            "the filter round could make more than",
+        ),
+        ("'x' * 10 ** 9", r"\* could make more than 100,000,000 characters"),
+        ("10 ** 9 * 'x'", r"\* could make more than"),
+        ("[0] * 10 ** 9", r"\* could make more than"),
+        ("('%' ~ '0999999999d') % 1", "the format '%0999999999d' could make a text without bound"),
+        ("'%*d' % (999999999, 1)", "the format"),
+        ("'%(a).999999999f' % {'a': 1}", "the format"),
+        ("('%' ~ '0999999999d') | format(1)", "the format"),
+        ("'{:>9999999999}'.format(1)", "the format"),
+        ("'{{{:>9999999999}'.format(1)", "the format"),
+        ("'{:{w}}'.format(1, w=9999999999)", "the format"),
+        ("'{a:>9999999999}'.format_map({'a': 1})", "the format"),
+        ("('{:>9999999999}'|attr('format'))(1)", "the format"),
+        ("'x'.center(10 ** 10)", "center could make more than"),
+        ("'x'.ljust(10 ** 10)", "ljust could make more than"),
+        ("'x'.rjust(width=10 ** 10)", "rjust could make more than"),
+        ("'x'.zfill(10 ** 10)", "zfill could make more than"),
+        ("'\t'.expandtabs(10 ** 10)", "expandtabs could make more than"),
+        ("('x' * 10 ** 6).replace('x', 'y' * 10 ** 6)", "replace could make more than"),
+        ("('x' * 10 ** 6).join(['y'] * 10 ** 6)", "join could make more than"),
+        ("'x' | center(10 ** 10)", "the filter center could make more than"),
+        ("['x'] | map('center', 10 ** 10) | list", "the filter map could"),
+        ("'a\nb' | indent(10 ** 10)", "the filter indent"),
+        ("[1] | batch(10 ** 10, 'x') | list", "the filter batch"),
+        ("[1] | tojson(indent=10 ** 10)", "the filter tojson"),
+    ],
+)
+def test_one_operation_that_would_take_too_long_is_never_begun(expression: str, words: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=words):
+        ChatTemplate("{{ " + expression + " }}").render(USER)
+    assert time.perf_counter() - began < 0.5
 
 
 def test_what_real_templates_calculate_stays_possible() -> None:
-    sums = ("2 ** 10", "3 * 4", "'-' * 3", "2 * [0]", "2.5 * 2", "2 ** 0.5 > 1")
-    source = " ".join(f"{{{{ {one} }}}}" for one in sums)
-    said = ChatTemplate(source).render([{"role": "user", "content": "Hello"}])
-    assert said == "1024 12 --- [0, 0] 5.0 True"
+    values = {
+        "2 ** 10": "1024",
+        "'-' * 3": "---",
+        "2 * [0]": "[0, 0]",
+        "2.5 * 2": "5.0",
+        "7 % 4": "3",
+        "'%02d:%s, %d%%' % (7, 'x', 5)": "07:x, 5%",
+        "'%.2f' | format(0.5)": "0.50",
+        "'{{a}} {:>4} {b!r}'.format(1, b='9999999')": "{a}    1 '9999999'",
+        "'x'.center(5) ~ 'x'.rjust(3)": "  x    x",
+        "'a-b'.replace('-', '+')": "a+b",
+        "(['a'] * 3) | join(', ')": "a, a, a",
+    }
+    for expression, value in values.items():
+        assert ChatTemplate("{{ " + expression + " }}").render(USER) == value
+    long = [{"role": "user", "content": "x" * 2_000_000}]
+    source = "{{ messages[0].content.split('</think>')[-1].strip() | replace('y', 'zz') | length }}"
+    assert ChatTemplate(source).render(long) == "2000000"

@@ -131,7 +131,7 @@ def test_neither_share_of_two_ranks_mixes_devices(kind: str, rank: int) -> None:
     def all_reduce(x: Tensor) -> Tensor:
         return x + x
 
-    serve(shard(MODEL, rank, 2, all_reduce, prepack=False), MEMORIES[kind])
+    serve(shard(MODEL, rank, 2, all_reduce), MEMORIES[kind])
 
 
 @pytest.mark.parametrize("kind", [*MEMORIES, "by cat"])

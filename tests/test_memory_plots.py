@@ -45,13 +45,13 @@ def points() -> tuple[DialPoint, ...]:
     """Eight requests on 128 slots, at five positions."""
     prefix = load_tokenizer().encode("Once upon a time Anna had a red kite.").ids
     arrivals = sharing(prefix, 512, 8, outputs=(4, 12))
-    return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32, repeats=0))
+    return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32))
 
 
 @functools.cache
 def bigger() -> DialPoint:
     """One request on twice as many slots."""
-    return sweep_block_sizes(load_model(), sharing([1], 9, 1), (), 256, 32, repeats=0)[0]
+    return sweep_block_sizes(load_model(), sharing([1], 9, 1), (), 256, 32)[0]
 
 
 def at(position: object) -> DialPoint:

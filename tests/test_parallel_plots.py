@@ -9,7 +9,6 @@ from traces import check_words, items
 
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import Traffic
-from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.parallel_plots import ranks_picture
 from tutorial_engine.viz.picture import Picture
 
@@ -25,7 +24,6 @@ REPORT = ParallelReport(  # the tiny model on two ranks: 10 forwards of 20 token
         "num_key_value_heads": 2,
         "vocab_size": 512,
     },
-    block_size=4,
     prompt_token_ids=(),
     token_ids=(),
     texts=(),
@@ -37,9 +35,7 @@ REPORT = ParallelReport(  # the tiny model on two ranks: 10 forwards of 20 token
     num_forwards=10,
     num_tokens=20,
     traffic=Traffic(2 * 4 * 10, 20 * 2 * 4 * 192 * 4),
-    logits_digests=("a", "a"),
-    event_digests=("b", "b"),
-    trace=Trace({}, ()),
+    digests=("a", "a"),
     seconds=1.0,
 )
 

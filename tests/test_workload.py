@@ -1,17 +1,24 @@
-"""Requests that come over time: when they come, when they enter, and what their times count."""
+"""Requests that come over time: when they come, when they enter, what their times count.
+
+And static batching as it was: each answer comes with the slowest of its batch.
+"""
 
 import math
 from statistics import fmean
 
 import pytest
 from engines import VOCAB, random_model
+from traces import served
 
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.policies import StaticBatching
+from tutorial_engine.lab.static_batch import batches, static_as_it_was
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Added, Recorder
+from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Recorder
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +41,15 @@ def arrival(time: float, prompt_len: int = 4, max_tokens: int = 2, name: str = "
 # -- when they come -------------------------------------------------------------------------------
 
 
-def test_poisson_times_are_the_same_for_a_seed_and_others_for_another() -> None:
-    assert poisson_times(2.0, 50, seed=1) == poisson_times(2.0, 50, seed=1)
-    assert poisson_times(2.0, 50, seed=1) != poisson_times(2.0, 50, seed=2)
-    assert poisson_times(2.0, 20, seed=1) == poisson_times(2.0, 50, seed=1)[:20]
-
-
-def test_poisson_times_rise_from_zero() -> None:
-    times = poisson_times(5.0, 200, seed=0)
-    assert len(times) == 200 and times == sorted(times) and times[0] > 0
-    assert poisson_times(5.0, 0, seed=0) == []
-
-
 @pytest.mark.parametrize("rate", [0.25, 8.0])
 def test_poisson_gaps_are_exponential_with_mean_one_over_rate(rate: float) -> None:
     times = poisson_times(rate, 20_000, seed=3)
+    assert times == sorted(times) and times[0] > 0
     gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
     assert fmean(gaps) == pytest.approx(1 / rate, rel=0.03)
     assert fmean(gap * gap for gap in gaps) == pytest.approx(2 / rate**2, rel=0.08)
     assert fmean(gap > 1 / rate for gap in gaps) == pytest.approx(math.exp(-1), abs=0.02)
+    assert poisson_times(rate, 20, seed=3) == times[:20] != poisson_times(rate, 20, seed=2)
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, math.nan])
@@ -63,42 +60,31 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 
 def test_ragged_requests_stay_in_their_ranges_and_reach_the_ends() -> None:
     arrivals = ragged(400, 50, seed=1, prompt_lens=(3, 9), output_lens=(2, 5))
-    assert len(arrivals) == 400 and {one.time for one in arrivals} == {0.0}
-    assert {len(one.prompt) for one in arrivals} == set(range(3, 10))
-    assert {one.params.max_tokens for one in arrivals} == set(range(2, 6))
-    assert {token for one in arrivals for token in one.prompt} == set(range(50))
-    assert all(one.params.ignore_eos and one.request_id is None for one in arrivals)
-
-
-def test_ragged_requests_are_the_same_for_a_seed_and_others_for_another() -> None:
+    assert len(arrivals) == 400 and {a.time for a in arrivals} == {0.0}
+    assert {len(a.prompt) for a in arrivals} == set(range(3, 10))
+    assert {a.params.max_tokens for a in arrivals} == set(range(2, 6))
+    assert {token for a in arrivals for token in a.prompt} == set(range(50))
+    assert all(a.params.ignore_eos and a.request_id is None for a in arrivals)
     assert ragged(16, 97, seed=4) == ragged(16, 97, seed=4) != ragged(16, 97, seed=5)
-    lens = [len(one.prompt) for one in ragged(16, 97)]
-    assert 16 <= min(lens) < max(lens) <= 256
 
 
 # -- serving them ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("times", "entered"), [((9.0, 0.0, 4.0, 2.5), "bdca"), ((1.0, 1.0, 1.0, 1.0), "abcd")]
+)
 def test_they_enter_in_the_order_of_arrival_and_come_back_in_the_order_given(
-    small: Qwen3ForCausalLM,
+    small: Qwen3ForCausalLM, times: tuple[float, ...], entered: str
 ) -> None:
     recorder = Recorder()
-    engine = make(small, recorder=recorder)
-    arrivals = [arrival(t, name=n) for n, t in zip("abcd", (9.0, 0.0, 4.0, 2.5), strict=True)]
-    outputs = serve(engine, arrivals)
-    entered = [event.request_id for event in recorder.events if isinstance(event, Added)]
-    assert entered == ["b", "d", "c", "a"]
+    arrivals = [arrival(t, name=n) for n, t in zip("abcd", times, strict=True)]
+    outputs = serve(make(small, recorder=recorder), arrivals)
+    order = [event.request_id for event in recorder.events if isinstance(event, Added)]
+    assert order == list(entered)
     assert [output.request_id for output in outputs] == ["a", "b", "c", "d"]
-    assert [output.metrics.arrival for output in outputs] == [9.0, 0.0, 4.0, 2.5]
-
-
-def test_those_who_come_at_the_same_time_enter_in_the_order_given(
-    small: Qwen3ForCausalLM,
-) -> None:
-    recorder = Recorder()
-    serve(make(small, recorder=recorder), [arrival(1.0, name=name) for name in "cabd"])
-    entered = [event.request_id for event in recorder.events if isinstance(event, Added)]
-    assert entered == ["c", "a", "b", "d"]
+    assert tuple(output.metrics.arrival for output in outputs) == times
+    assert serve(make(small), arrivals) == outputs, "the same arrivals take the same times"
 
 
 def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: Qwen3ForCausalLM) -> None:
@@ -106,8 +92,10 @@ def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: Qwen3ForCausa
     first, second = serve(engine, [arrival(3.0), arrival(20.0, name="b")])
     assert first.metrics == (3.0, 3.0, (4.25, 5.3125), 5.3125)
     assert second.metrics == (20.0, 20.0, (21.25, 22.3125), 22.3125)
-    assert engine.num_steps == engine.runner.num_forwards == 4
-    assert engine.clock.now() == 22.3125
+    assert engine.num_steps == 4 and engine.clock.now() == 22.3125
+    (output,) = serve(engine, [arrival(2.0)])
+    assert output.metrics.arrival == 24.3125, "times count from the start of serving"
+    assert serve(engine, []) == [] and engine.num_steps == 6
 
 
 def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForCausalLM) -> None:
@@ -117,35 +105,16 @@ def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForC
     assert (entry.time, entry.arrival) == (1.25, 0.5), "it came during the first step"
     assert late.metrics.queue_time == 0.75
     assert late.metrics.ttft == 0.75 + 1.0 + 5 * 0.0625
-
-
-def test_a_request_that_comes_just_at_the_end_of_a_step_makes_the_next(
-    small: Qwen3ForCausalLM,
-) -> None:
     _, late = serve(make(small), [arrival(0.0), arrival(1.25, name="b")])
-    assert late.metrics.queue_time == 0.0
-
-
-def test_times_count_from_the_start_of_serving(small: Qwen3ForCausalLM) -> None:
-    engine = make(small)
-    engine.clock.wait_until(100.0)
-    (output,) = serve(engine, [arrival(2.0)])
-    assert output.metrics.arrival == output.metrics.first_scheduled == 102.0
-
-
-def test_the_same_arrivals_take_the_same_times(small: Qwen3ForCausalLM) -> None:
-    times = poisson_times(1.0, 6, seed=2)
-    arrivals = [arrival(t, 3, 3, name) for t, name in zip(times, "abcdef", strict=True)]
-    assert serve(make(small), arrivals) == serve(make(small), arrivals)
+    assert late.metrics.queue_time == 0.0, "just at the end of a step: it makes the next"
 
 
 def test_requests_without_names_are_told_apart(small: Qwen3ForCausalLM) -> None:
     arrivals = ragged(5, VOCAB, prompt_lens=(1, 6), output_lens=(1, 4))
     outputs = serve(make(small, seqs=2), arrivals)
-    assert [output.prompt_token_ids for output in outputs] == [one.prompt for one in arrivals]
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [
-        one.params.max_tokens for one in arrivals
-    ]
+    assert [output.prompt_token_ids for output in outputs] == [a.prompt for a in arrivals]
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == [a.params.max_tokens for a in arrivals]
 
 
 def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
@@ -156,39 +125,58 @@ def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
     with pytest.raises(ValueError, match="other requests, whose results would be lost"):
         serve(engine, [arrival(0.0)])
     assert [output.request_id for output in engine.run()] == ["here before"]
-    assert [output.request_id for output in serve(engine, [arrival(0.0)])] == ["a"]
 
 
-def test_nobody_to_serve_is_no_work(small: Qwen3ForCausalLM) -> None:
-    engine = make(small)
-    assert serve(engine, []) == [] and engine.num_steps == 0
-
-
-def test_too_few_steps_are_an_error_with_both_numbers(small: Qwen3ForCausalLM) -> None:
+def test_what_never_ends_is_refused(small: Qwen3ForCausalLM) -> None:
     arrivals = [arrival(0.0, max_tokens=5), arrival(30.0, name="b")]
-    with pytest.raises(RuntimeError, match="3 steps did not suffice for 2 requests"):
-        serve(make(small), arrivals, max_steps=3)
-    with pytest.raises(RuntimeError, match="6 steps did not suffice"):
+    with pytest.raises(RuntimeError, match="6 steps did not suffice for 2 requests"):
         serve(make(small), arrivals, max_steps=6)
     assert len(serve(make(small), arrivals, max_steps=7)) == 2
+    for time in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=str(time)):
+            serve(make(small), [arrival(0.0), arrival(time, name="b")])
 
 
-class Impatient(VirtualClock):
-    """Raises instead of waiting for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits = 0
-
-    def wait_until(self, when: float) -> None:
-        self.waits += 1
-        if self.waits > 20:
-            raise TimeoutError("this never ends")
-        super().wait_until(when)
+# -- static batching as it was --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("time", [math.nan, math.inf])
-def test_a_time_that_never_comes_is_refused(small: Qwen3ForCausalLM, time: float) -> None:
-    engine = LLMEngine(small, config=EngineConfig(max_model_len=32), clock=Impatient())
-    with pytest.raises(ValueError, match=str(time)):
-        serve(engine, [arrival(0.0), arrival(time, name="b")])
+@pytest.mark.parametrize(("number", "rate", "places"), [(7, 0.0, 3), (9, 40.0, 2), (5, 500.0, 4)])
+def test_an_answer_comes_with_the_last_of_its_batch(number: int, rate: float, places: int) -> None:
+    trace, _ = served("static batching", number, rate, seqs=places, budget=8)
+    ends = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
+    starts = {e.request_id: e.time for e in trace.events if isinstance(e, Admitted)}
+    together, given = batches(trace), static_as_it_was(trace)
+    assert sorted(name for batch in together for name in batch) == sorted(ends) == sorted(given)
+    for batch, after in zip(together, [*together[1:], ()], strict=True):
+        assert 1 <= len(batch) <= places
+        assert {given[name] for name in batch} == {max(ends[name] for name in batch)}
+        assert all(starts[name] >= given[batch[0]] for name in after), "nobody joins before"
+    later = [given[name] - ends[name] for name in ends]
+    assert min(later) == 0 < max(later), "the slowest loses nothing, somebody loses something"
+    with pytest.raises(
+        ValueError, match=r"this trace is of Scheduler: .* scheduler=StaticBatching"
+    ):
+        static_as_it_was(served("one rule")[0])
+
+
+def test_samples_and_preempted_requests_belong_to_their_batch() -> None:
+    model, recorder = random_model(), Recorder()
+    memory = PagedKVCache.from_config(model.config, num_blocks=7, block_size=4, trace=recorder)
+    config = EngineConfig(max_num_seqs=4)
+    engine = LLMEngine(
+        model, config=config, memory=memory, scheduler=StaticBatching, clock=VirtualClock()
+    )
+    for name, n in (("A", 2), ("B", 1), ("C", 1), ("D", 1), ("E", 1)):
+        params = SamplingParams(n=n, temperature=1.0, max_tokens=9, ignore_eos=True, seed=1)
+        engine.add_request(list(range(1, 6)), params, name)
+    engine.run(max_steps=12)
+    half = recorder.trace()
+    engine.run()
+    trace = recorder.trace()
+    assert any(isinstance(e, Preempted) for e in trace.events)
+    ends = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
+    assert batches(trace) == [("A", "B", "C", "D"), ("E",)] and "A.1" in ends
+    given = static_as_it_was(trace)
+    first = max(time for name, time in ends.items() if name != "E")
+    assert given == dict.fromkeys("ABCD", first) | {"E": ends["E"]}
+    assert static_as_it_was(half) == {}, "not all of the batch are over"

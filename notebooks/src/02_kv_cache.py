@@ -1382,7 +1382,7 @@ if predictions.reveal("sizes", 0 if fits else 2):
 # without experts: each token uses all weights). It is downloaded once, and has its own chat format:
 #
 # ```python
-# from tutorial_engine.lab.chat import load_chat_template
+# from tutorial_engine.engine.chat import load_chat_template
 #
 # name = "Qwen/Qwen3-0.6B"
 # chat_model, chat_tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)

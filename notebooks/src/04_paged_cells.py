@@ -1562,7 +1562,7 @@ predictions.ask(
 from tutorial_engine.lab.dial import sharing, sweep_block_sizes
 from tutorial_engine.viz.memory_plots import dial
 
-points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64, repeats=0)
+points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
 first = min(points, key=lambda point: point.milliseconds).position
 answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
 if chosen := predictions.reveal("dial", answer):

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.checks import at_least_one
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 HEADS, HEAD_DIM = 8, 64  # K of one layer and token: 2 KiB in fp32
@@ -40,8 +39,6 @@ def block_size_trade(
     repeats: int = 3,
 ) -> list[Trade]:
     """The same requests with blocks of each size; the best of some repeats, taken in turn."""
-    at_least_one("num_requests", num_requests)
-    at_least_one("repeats", repeats)
     draw = random.Random(0)
     lens = [(draw.randint(*prompt_lens), draw.randint(*output_lens)) for _ in range(num_requests)]
     requests = [(draw.choices(range(32_000), k=sum(pair)), pair[0]) for pair in lens]
@@ -50,7 +47,7 @@ def block_size_trade(
         for _ in range(repeats)
     ]
     lengths = [sum(pair) for pair in lens]
-    return [_trade(size, lengths, [one[size] for one in rounds]) for size in block_sizes]
+    return [_trade(size, lengths, [run[size] for run in rounds]) for size in block_sizes]
 
 
 def _trade(size: int, lengths: Sequence[int], runs: Sequence[tuple[float, float]]) -> Trade:
@@ -66,12 +63,11 @@ def _bookkeeping(requests: Sequence[tuple[list[int], int]], size: int) -> float:
     blocks = BlockManager(sum(-(-len(ids) // size) for ids, _ in requests), size)
     began = time.thread_time()
     for i, (ids, prompt_len) in enumerate(requests):
-        name = str(i)
-        assert blocks.admit(name, ids[:prompt_len]) is not None, "there is room for all"
-        blocks.commit(name, ids, prompt_len)
+        blocks.admit(str(i), ids[:prompt_len])
+        blocks.commit(str(i), ids, prompt_len)
         for end in range(prompt_len + 1, len(ids) + 1):
-            blocks.extend(name, end - 1, end)
-            blocks.commit(name, ids, end)
+            blocks.extend(str(i), end - 1, end)
+            blocks.commit(str(i), ids, end)
     for i in range(len(requests)):
         blocks.free(str(i))
     return (time.thread_time() - began) / sum(len(ids) for ids, _ in requests)
@@ -94,9 +90,7 @@ def _reading(size: int, draw: random.Random) -> float:
 def table(trades: Sequence[Trade]) -> str:
     """A line for each block size."""
     lines = ["block size  waste %  table entries  bookkeeping, µs a token  reading, µs a token"]
-    for one in trades:
-        lines.append(
-            f"{one.block_size:10}{one.waste:9.1f}{one.entries:15.0f}"
-            f"{one.bookkeeping:25.2f}{one.reading:21.2f}"
-        )
+    for size, waste, entries, bookkeeping, reading in trades:
+        row = f"{size:10}{waste:9.1f}{entries:15.0f}{bookkeeping:25.2f}{reading:21.2f}"
+        lines.append(row)
     return "\n".join(lines)

@@ -1,15 +1,13 @@
 """Introduced in notebook 04. The block-size dial: one storage, three maps, the same requests.
 
-From one cell per token over pages to a whole row per request: what is wasted, kept, found, copied
-and measured. Knows the engine from outside and its traces; draws nothing.
+From one cell per token over pages to a whole row per request: what is wasted, kept, found and
+copied. Knows the engine from outside and its traces; draws nothing.
 """
 
 import random
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
 
@@ -19,12 +17,9 @@ from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.request import RequestOutput
-from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.lab.workload import Arrival, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
@@ -35,18 +30,6 @@ from tutorial_engine.trace.history import history
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 
 Position = int | str  # where the dial stands: a block size, or ROWS or CELLS, its two ends
-
-
-# -- one setting ----------------------------------------------------------------------------------
-
-
-class Measured(NamedTuple):
-    """What this machine took: output tokens per second, and seconds in allocate, commit and free
-    per token that was run.
-    """
-
-    tokens_per_second: float
-    bookkeeping: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,6 @@ class DialPoint(PoolHistory):
     tokens_run: int
     bytes_gathered: int
     tokens_equal: bool  # to each request alone, without a scheduler
-    measured: Measured | None = None
 
     @property
     def name(self) -> str:
@@ -82,21 +64,20 @@ class DialPoint(PoolHistory):
 
         0 where its slots are neighbours: then they are read where they are.
         """
-        found = []
+        counts = []
         for step in history(self.trace):
             for name, ran in step.scheduled.items():
                 slots = step.planned.requests[name].slots[: ran.first_position] + ran.slots
                 neighbours = slots[-1] - slots[0] == len(slots) - 1 and list(slots) == sorted(slots)
-                found.append(0 if neighbours else len(slots))
-        return found
+                counts.append(0 if neighbours else len(slots))
+        return counts
 
 
 class Dial:
     """The same requests on the same slots under the same engine; `at(position)` runs them there.
 
     Rows: num_slots // max_len of them; pages: num_slots // block size. Requests come at their times
-    on a virtual clock: what is not measured is the same everywhere. ValueError for slots that do
-    not make whole rows, or pages.
+    on a virtual clock. ValueError for slots that do not make whole rows, or pages.
     """
 
     def __init__(
@@ -109,14 +90,12 @@ class Dial:
         budget: int = 64,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        at_least_one("num_slots", num_slots)
-        at_least_one("max_len", max_len)
-        if num_slots % max_len or not arrivals:
+        if max_len < 1 or num_slots < 1 or num_slots % max_len or not arrivals:
             raise ValueError(
                 f"{num_slots} slots must make whole rows of max_len={max_len}, for one request at "
                 f"least; got {len(arrivals)}"
             )
-        if any(one.params.n > 1 for one in arrivals):
+        if any(arrival.params.n > 1 for arrival in arrivals):
             raise ValueError("the dial compares one continuation a prompt: give params with n=1")
         self.model, self.arrivals, self.tokenizer = model, list(arrivals), tokenizer
         self.max_len = max_len
@@ -129,14 +108,13 @@ class Dial:
     @cached_property
     def expected(self) -> list[tuple[int, ...]]:
         """The tokens of each request alone, by the loop that has no scheduler."""
-        return [
-            generate(
-                self.model, [one.prompt], one.params, tokenizer=self.tokenizer, max_len=self.max_len
-            )[0]
-            .outputs[0]
-            .token_ids
-            for one in self.arrivals
-        ]
+        tokens = []
+        for _, prompt, params, _ in self.arrivals:
+            (output,) = generate(
+                self.model, [prompt], params, tokenizer=self.tokenizer, max_len=self.max_len
+            )
+            tokens.append(output.outputs[0].token_ids)
+        return tokens
 
     def memory_at(self, position: Position, trace: Recorder | None = None) -> KVMemory:
         """A new map from positions to slots, over the one storage."""
@@ -153,50 +131,28 @@ class Dial:
 
     def at(self, position: Position) -> DialPoint:
         """Run all requests there, once, and count."""
-        recorder = Recorder()
-        runner = ModelRunner(self.model, self.storage)
-        gathered = self.storage.bytes_gathered
-        outputs, _ = self._serve(self.memory_at(position, recorder), runner)
+        recorder, gathered = Recorder(), self.storage.bytes_gathered
+        memory = self.memory_at(position, recorder)
+        for tensor in (self.storage.k, self.storage.v):
+            tensor.fill_(float("nan"))  # nobody may read what the map before has left
+        engine = LLMEngine(
+            self.model, self.tokenizer, self.config, memory=memory, clock=VirtualClock()
+        )
+        outputs = serve(engine, self.arrivals)
         trace = recorder.trace()
         pool = PoolHistory.of(trace)
-        found = [e.num_cached for e in trace.events if isinstance(e, events.Admitted)]
         return DialPoint(
             pool.pool,
             pool.names,
             pool.snapshots,
             position,
             trace,
-            tokens_found=sum(found),
+            tokens_found=sum(e.num_cached for e in trace.events if isinstance(e, events.Admitted)),
             preemptions=sum(isinstance(e, events.Preempted) for e in trace.events),
-            tokens_run=runner.num_tokens,
+            tokens_run=sum(e.num_tokens for e in trace.events if isinstance(e, events.StepEnded)),
             bytes_gathered=self.storage.bytes_gathered - gathered,
             tokens_equal=[o.outputs[0].token_ids for o in outputs] == self.expected,
         )
-
-    def measure(self, position: Position) -> Measured:
-        """The same run once more, without a recorder, by the wall clock."""
-        memory = _Timed(self.memory_at(position))
-        runner = ModelRunner(self.model, self.storage)
-        outputs, seconds = self._serve(cast(KVMemory, memory), runner)
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        return Measured(tokens / seconds, memory.seconds / runner.num_tokens)
-
-    def _serve(self, memory: KVMemory, runner: ModelRunner) -> tuple[list[RequestOutput], float]:
-        """All requests through an engine on this memory → outputs, seconds on the wall clock."""
-        for tensor in (self.storage.k, self.storage.v):
-            tensor.fill_(float("nan"))  # nobody may read what the map before has left
-        engine = LLMEngine(
-            self.model,
-            self.tokenizer,
-            self.config,
-            memory=memory,
-            clock=VirtualClock(),
-            runner=runner,
-        )
-        most = sum(one.params.max_tokens + self.max_len for one in self.arrivals)
-        began = time.perf_counter()
-        outputs = serve(engine, self.arrivals, most * len(self.arrivals))
-        return outputs, time.perf_counter() - began
 
 
 def sweep_block_sizes(
@@ -205,22 +161,14 @@ def sweep_block_sizes(
     block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     num_slots: int = 256,
     max_len: int = 64,
-    *,
-    repeats: int = 2,
 ) -> list[DialPoint]:
     """The dial from end to end: cells, pages of each block size, rows.
 
-    Each is run once for the counts, then all again, `repeats` times, for the clock (0: they are not
-    measured). ValueError as Dial, and for a request that can never fit.
+    ValueError as Dial, and for a request that can never fit.
     """
     dial = Dial(model, arrivals, num_slots, max_len)
     positions: list[Position] = [CELLS, *block_sizes, ROWS]
-    points = [dial.at(position) for position in positions]
-    rounds = [[dial.measure(position) for position in positions] for _ in range(repeats)]
-    if not rounds:
-        return points
-    runs = zip(*rounds, strict=True)  # of each position
-    return [replace(p, measured=_best(own)) for p, own in zip(points, runs, strict=True)]
+    return [dial.at(position) for position in positions]
 
 
 def sharing(
@@ -238,7 +186,6 @@ def sharing(
     Each `every`-th begins otherwise. `tails` and `outputs` bound the tokens behind the prefix and
     the new ones. ValueError for fewer than one request or more than 26.
     """
-    at_least_one("every", every)
     if not 1 <= num_requests <= 26:
         raise ValueError(f"num_requests must be 1 .. 26, a letter each; got {num_requests}")
     draw, arrivals = random.Random(0), []
@@ -248,35 +195,3 @@ def sharing(
         params = SamplingParams(max_tokens=draw.randint(*outputs), ignore_eos=True)
         arrivals.append(Arrival(gap * i, (*start, *tail), params, chr(ord("A") + i)))
     return arrivals
-
-
-# -- what watches ---------------------------------------------------------------------------------
-
-
-def _best(runs: Sequence[Measured]) -> Measured:
-    """The fastest of each: what is slower was disturbed."""
-    speeds, costs = zip(*runs, strict=True)
-    return Measured(max(speeds), min(costs))
-
-
-class _Timed:
-    """A memory that adds up the seconds which its allocate, commit and free take."""
-
-    def __init__(self, memory: KVMemory) -> None:
-        self._memory, self.seconds = memory, 0.0
-        self.allocate = self._around(memory.allocate)
-        self.commit = self._around(memory.commit)
-        self.free = self._around(memory.free)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._memory, name)  # all else is the memory's own
-
-    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return call(*args)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        return timed

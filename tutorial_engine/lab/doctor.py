@@ -1,6 +1,6 @@
 """Introduced in notebook 01. Is this machine set up? `python -m tutorial_engine.lab.doctor`.
 
-Knows what the course needs and how to get it; changes nothing. Every line is ok, warn or FAIL, with
+Asks for what the package's own metadata asks; changes nothing. Every line is ok, warn or FAIL, with
 what to do about it; the exit code is 1 when a line FAILs. Runs, and says so, even without torch.
 """
 
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 # torch and what needs it are imported late, in functions: their absence is a finding, not a crash
 
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 GIB = 2**30
 PROMPT = "Once upon a time Anna had a red kite."
 NEW_TOKENS = 12
@@ -43,13 +42,6 @@ class Finding(NamedTuple):
     mark: Mark
     what: str
     fix: str = ""
-
-
-class Memory(NamedTuple):
-    """Main memory in bytes; None where this system does not tell."""
-
-    total: int | None
-    available: int | None
 
 
 def processor_name() -> str:
@@ -84,76 +76,42 @@ def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return cores
 
 
-def read_memory(meminfo: Path = Path("/proc/meminfo")) -> Memory:
-    """Total and available memory: from /proc on Linux, the total alone from sysconf elsewhere."""
-    if meminfo.is_file():
-        told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", meminfo.read_text(), re.M))
-        total, available = (told.get(key) for key in ("MemTotal", "MemAvailable"))
-        return Memory(*(int(kib) * 1024 if kib else None for kib in (total, available)))
-    try:
-        return Memory(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), None)
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return Memory(None, None)
+def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of main memory that are available; None where this system does not tell."""
+    text = meminfo.read_text() if meminfo.is_file() else ""
+    available = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.M)
+    return 1024 * int(available[1]) if available else None
 
 
-def check_python(version: tuple[int, ...]) -> Finding:
-    """Whether this Python is one that the course is tested with."""
-    told, oldest, newest = (".".join(map(str, v)) for v in (version, OLDEST_PYTHON, NEWEST_PYTHON))
-    if version[:2] < OLDEST_PYTHON:
-        return Finding(Mark.FAIL, f"Python {told} is too old", f"install {oldest} to {newest}")
-    if version[:2] > NEWEST_PYTHON:
-        return Finding(Mark.WARN, f"Python {told} is not tested", f"prefer {oldest} to {newest}")
-    return Finding(Mark.OK, f"Python {told} on {platform.system()} {platform.machine()}")
-
-
-def check_package(name: str, oldest: str, installed: str | None, needed: bool) -> Finding:
-    """Whether a package is there and new enough: FAIL without one that the engine needs."""
-    bad = Mark.FAIL if needed else Mark.WARN
-    if installed is None:
-        user = "the engine needs" if needed else "the notebooks need"
-        return Finding(bad, f"{name} is not installed; {user} it", INSTALL)
-    have, want = ([int(n) for n in re.findall(r"\d+", v)[:2]] for v in (installed, oldest))
-    if have < want:
-        fix = f"python -m pip install --upgrade '{name}>={oldest}'"
-        return Finding(bad, f"{name} {installed} is too old", fix)
-    return Finding(Mark.OK, f"{name} {installed}")
-
-
-def check_packages(requirements: Iterable[str] | None = None) -> Iterator[Finding]:
-    """A finding per package of the engine and its notebooks, as the installed metadata asks."""
-    if requirements is None:
-        try:
-            requirements = importlib.metadata.requires("tutorial-engine") or ()
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(Mark.WARN, "tutorial-engine runs, but is not installed", INSTALL)
-            requirements = ("torch>=2.13", "safetensors>=0.5", "tokenizers>=0.21")
+def check_requirements(requirements: Iterable[str]) -> Iterator[Finding]:
+    """A finding per package: FAIL where the engine needs it, WARN where only notebooks do."""
     for requirement in requirements:  # such as: jupyterlab>=4.4; extra == 'notebooks'
-        parts = re.fullmatch(
-            r"([\w.-]+)>=([\d.]+)(?:\s*;\s*extra == ['\"](\w+)['\"])?", requirement
-        )
-        if parts and parts[3] in (None, "notebooks"):
-            version = installed_version(parts[1])
-            yield check_package(parts[1], parts[2], version, needed=parts[3] is None)
+        pattern = r"([\w.-]+)>=([\d.]+)(?:\s*;\s*extra == ['\"](\w+)['\"])?"
+        parts = re.fullmatch(pattern, requirement)
+        if parts is None or parts[3] not in (None, "notebooks"):
+            continue
+        name, oldest, extra = parts.groups()
+        bad, user = (Mark.WARN, "the notebooks need") if extra else (Mark.FAIL, "the engine needs")
+        installed = installed_version(name)
+        if installed is None:
+            yield Finding(bad, f"{name} is not installed; {user} it", INSTALL)
+        elif _numbers(installed) < _numbers(oldest):
+            fix = f"python -m pip install --upgrade '{name}>={oldest}'"
+            yield Finding(bad, f"{name} {installed} is too old", fix)
+        else:
+            yield Finding(Mark.OK, f"{name} {installed}")
 
 
-def check_memory(memory: Memory) -> Finding:
-    """Whether a notebook on the tiny model (under 1 GiB) fits; unknown is no reason to worry."""
-    total, available = (f"{n / GIB:.1f} GiB" if n is not None else "unknown" for n in memory)
-    what = f"memory: {total} in all, {available} available"
-    usable = memory.total if memory.available is None else memory.available
-    if usable is not None and usable < GIB:
-        mark = Mark.FAIL if usable < GIB // 2 else Mark.WARN
-        return Finding(mark, what, "close other programs; a notebook needs 1 GiB")
-    return Finding(Mark.OK, what)
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
-def check_disk(free: int) -> Finding:
-    """Whether figures and rendered notebooks fit on the disk. `free` in bytes."""
-    what = f"disk: {free / GIB:.1f} GiB free"
-    if free < GIB:
-        mark = Mark.FAIL if free < GIB // 10 else Mark.WARN
-        return Finding(mark, what, "make room: notebooks cannot be saved on a full disk")
-    return Finding(Mark.OK, what)
+def check_room(what: str, free: int | None, needed: int, fix: str) -> Finding:
+    """Whether there are so many bytes of something; unknown is no reason to worry."""
+    told = f"{what}: {'unknown' if free is None else f'{free / GIB:.1f} GiB'} free"
+    if free is None or free >= needed:
+        return Finding(Mark.OK, told)
+    return Finding(Mark.FAIL if free < needed // 4 else Mark.WARN, told, fix)
 
 
 def check_threads(threads: int, cores: int) -> Finding:
@@ -164,19 +122,9 @@ def check_threads(threads: int, cores: int) -> Finding:
     return Finding(Mark.OK, what)
 
 
-def check_chromium() -> Finding:
-    """Where Chromium is. Always ok: only the browser tests need one."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
-    found = [*filter(None, map(shutil.which, names)), *sorted(cache.glob("chromium*")), "none"]
-    return Finding(Mark.OK, f"Chromium: {found[0]} (only the browser tests need one)")
-
-
 def check_torch() -> Iterator[Finding]:
-    """Device, bf16, threads and prepacking, as torch sees them."""
+    """Device, bf16 and threads, as torch sees them."""
     import torch
-
-    from tutorial_engine.model.fast import can_prepack
 
     device = "cpu"
     if torch.cuda.is_available():
@@ -189,59 +137,63 @@ def check_torch() -> Iterator[Finding]:
     told = f"fast ({', '.join(fast)})" if fast else "no fast path is known: stay with float32"
     yield Finding(Mark.OK, f"bfloat16 on the processor: {told}")
     yield check_threads(torch.get_num_threads(), usable_cores())
-    can = [d for d in (torch.float32, torch.bfloat16) if can_prepack(torch.device("cpu"), d)]
-    told = ", ".join(map(str, can)) or "not here: plain ones, as right but slower"
-    yield Finding(Mark.OK, f"prepacked linears: {told}")
 
 
 def self_test(folder: Path) -> Iterator[Finding]:
-    """Load the tiny model, let it go on writing, compare its fast layers with the plain ones."""
+    """Load the tiny model, let it go on writing, compare its prepacked logits with plain ones."""
     import torch
 
     from tutorial_engine.model.batch import Batch
     from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-    from tutorial_engine.model.fast import use_fast_layers
 
-    ours = folder == TINY
-    name, fix = ("tiny model", REINSTALL) if ours else (f"model in {folder}", GIVE_A_FOLDER)
+    is_tiny = folder == TINY
+    name, fix = ("tiny model", REINSTALL) if is_tiny else (f"model in {folder}", GIVE_A_FOLDER)
     began = time.perf_counter()
     try:
-        tokenizer, model = load_tokenizer(folder), load_model(folder, fast=False)
-        plain = load_model(folder, fast=False)
-        use_fast_layers(model, pack_from=0)
+        tokenizer, model = load_tokenizer(folder), load_model(folder, prepack=True)
+        plain = load_model(folder, prepack=False)
     except (ValueError, OSError) as error:
         yield Finding(Mark.FAIL, f"the {name} does not load: {error}", fix)
         return
     loaded = time.perf_counter()
-    prompt = ids = tokenizer.encode(PROMPT).ids
+    token_ids = tokenizer.encode(PROMPT).ids
+    prompt_len = len(token_ids)
     with torch.inference_mode():
         for _ in range(NEW_TOKENS):  # everything again for each token: no cache yet
-            last = model(Batch.from_sequences([ids]))[-1:]
-            ids = [*ids, int(model.compute_logits(last).argmax())]
+            last = model(Batch.from_sequences([token_ids]))[-1:]
+            token_ids.append(int(model.compute_logits(last).argmax()))
         done = time.perf_counter()
-        batch = Batch.from_sequences([ids])
+        batch = Batch.from_sequences([token_ids])
         logits, expected = (m.compute_logits(m(batch)) for m in (model, plain))
-    took = f"loaded in {loaded - began:.2f} s, {NEW_TOKENS} tokens in {done - loaded:.2f} s"
-    new = ids[len(prompt) :]
-    if None in (tokenizer.id_to_token(i) for i in new):
+    if not bool(logits.isfinite().all()):
+        yield Finding(Mark.FAIL, f"the logits of the {name} are not finite", fix)
+        return
+    new = token_ids[prompt_len:]
+    if None in map(tokenizer.id_to_token, new):
         yield Finding(Mark.FAIL, f"the tokenizer knows not all of the ids {new}", fix)
         return
+    took = f"loaded in {loaded - began:.2f} s, {NEW_TOKENS} tokens in {done - loaded:.2f} s"
     yield Finding(Mark.OK, f"{name}: {took}; {PROMPT!r} goes on {tokenizer.decode(new)!r}")
     off = (logits - expected).abs().max().item()
     if off <= 1e-4 * max(1.0, expected.abs().max().item()):
-        yield Finding(Mark.OK, f"fast and plain logits agree, at most {off:.0e} apart")
+        yield Finding(Mark.OK, f"prepacked and plain logits agree, at most {off:.0e} apart")
     else:
-        what = f"fast and plain logits are {off:.0e} apart"
-        yield Finding(Mark.FAIL, what, "use load_model(..., fast=False); another torch may help")
+        what = f"prepacked and plain logits are {off:.0e} apart"
+        yield Finding(Mark.FAIL, what, "use load_model(..., prepack=False); another torch may help")
 
 
 def examine(folder: Path | None = None) -> Iterator[Finding]:
     """Everything, in order. `folder` holds the checkpoint to test; without it, the shipped one."""
-    yield check_python(sys.version_info[:3])
-    yield from check_packages()
-    yield check_memory(read_memory())
-    yield check_disk(shutil.disk_usage(Path(__file__).parent).free)
-    yield check_chromium()
+    machine = f"{platform.system()} {platform.machine()}"
+    yield Finding(Mark.OK, f"Python {platform.python_version()} on {machine}")
+    try:
+        yield from check_requirements(importlib.metadata.requires("tutorial-engine") or ())
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(Mark.WARN, "tutorial-engine runs, but is not installed", INSTALL)
+    close = "close other programs; a notebook needs 1 GiB"
+    yield check_room("memory", free_memory(), GIB, close)
+    full = "make room: notebooks cannot be saved on a full disk"
+    yield check_room("disk", shutil.disk_usage(Path(__file__).parent).free, GIB // 2, full)
     try:
         from tutorial_engine.model.checkpoint import TINY
 
@@ -252,24 +204,19 @@ def examine(folder: Path | None = None) -> Iterator[Finding]:
     yield from self_test(folder or TINY)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
-    """0 when nothing FAILed, else 1; warnings do not count."""
-    return int(any(finding.mark is Mark.FAIL for finding in findings))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per finding as it comes; returns the exit code."""
     parser = argparse.ArgumentParser(description="check this machine and the tiny model")
     parser.add_argument("--checkpoint", type=Path, help="another folder than the shipped one")
-    findings = []
+    marks = []
     for finding in examine(parser.parse_args(argv).checkpoint):
-        findings.append(finding)
+        marks.append(finding.mark)
         print(f"{finding.mark:<5} {finding.what}")
         if finding.mark is not Mark.OK:
             print(f"{'':<5} to fix: {finding.fix}")
-    counts = [sum(f.mark is mark for f in findings) for mark in Mark]
-    print(f"\n{counts[0]} ok, {counts[1]} warnings, {counts[2]} failures")
-    return exit_code(findings)
+    ok, warnings, failures = map(marks.count, Mark)
+    print(f"\n{ok} ok, {warnings} warnings, {failures} failures")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -115,12 +115,12 @@ def hit_rate(trace: Trace) -> float:
 
 def cases(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Case]:
     """The five runs, in an order that tells nothing: "run 1" to "run 5"."""
-    found = []
+    runs = []
     for number, (cause, (recipe, mended)) in enumerate(RECIPES.items(), 1):
         trace = _serve(model, tokenizer, recipe)
         rate = hit_rate(_serve(model, tokenizer, mended))
-        found.append(Case(f"run {number}", trace, cause, rate, recipe))
-    return found
+        runs.append(Case(f"run {number}", trace, cause, rate, recipe))
+    return runs
 
 
 def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Trace:

@@ -90,16 +90,16 @@ def runs(memory: Tensor, part: Tensor) -> list[tuple[int, int]]:
     first = part.data_ptr() - memory.data_ptr()
     steps = [range(0, stride * often, stride) for stride, often in outer]
     starts = sorted(first + size * sum(offsets) for offsets in product(*steps))
-    found: list[tuple[int, int]] = []
+    covered: list[tuple[int, int]] = []
     for start in starts:
-        if found and sum(found[-1]) == start:  # neighbours after all
-            found[-1] = (found[-1][0], found[-1][1] + length * size)
+        if covered and sum(covered[-1]) == start:  # neighbours after all
+            covered[-1] = (covered[-1][0], covered[-1][1] + length * size)
         else:
-            found.append((start, length * size))
-    return found
+            covered.append((start, length * size))
+    return covered
 
 
 def touched(memory: Tensor, part: Tensor) -> Touched:
     """What reading or writing a view of a memory touches, from its strides."""
-    found = runs(memory, part)
-    return Touched(sum(length for _, length in found), len(found))
+    lengths = [length for _, length in runs(memory, part)]
+    return Touched(sum(lengths), len(lengths))

@@ -4,7 +4,6 @@ Two numbers: how many tokens have room, and how many requests of the greatest le
 """
 
 from tutorial_engine.cache.memory import KVMemory
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.trace.pool import Pool
 
 
@@ -13,7 +12,6 @@ def max_concurrency(memory: KVMemory, max_model_len: int) -> float:
 
     A request takes whole rows or blocks: as in vLLM's `get_max_concurrency_for_kv_cache_config`.
     """
-    at_least_one("max_model_len", max_model_len)
     pool = Pool.of(memory.settings)
     return pool.num_units / -(-max_model_len // pool.unit)
 

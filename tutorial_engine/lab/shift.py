@@ -47,32 +47,34 @@ def context_shift(cache: CellKVCache, seq_id: SeqId, keep: int, discard: int) ->
 
 
 def shift_gap(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, shift: Shift | None = None
+    model: Qwen3ForCausalLM,
+    token_ids: Sequence[int],
+    discard: int,
+    shift: Shift | None = None,
 ) -> ShiftGap:
     """Run all tokens but the last, forget the first `discard`, shift, run the last; and afresh.
 
     `shift` changes the cells (None: context_shift). ValueError unless at least one token is
     forgotten and one stays before the last.
     """
-    cache, one = _shifted(model, token_ids, discard, shift=shift)
-    other, two = _afresh(model, token_ids, discard)
-    shifted, fresh = decode(model, cache, [one]), decode(model, other, [two])
-    kept, gaps = len(token_ids) - 1 - discard, list[tuple[float, float]]()
+    both = _both(model, token_ids, discard, shift)
+    shifted, fresh = (decode(model, cache, [request]) for cache, request in both)
+    keys, values = [], []
     for layer in range(model.config.num_hidden_layers):
-        pairs = zip(_kv(cache, layer, kept), _kv(other, layer, kept), strict=True)
-        k, v = (float((ours - theirs).abs().max()) for ours, theirs in pairs)
-        gaps.append((k, v))
-    keys, values = zip(*gaps, strict=True)
-    difference = float((shifted - fresh).abs().max())
-    return ShiftGap(len(gaps), difference, keys, values, float(fresh.abs().max()))
+        ours, theirs = (_kv(cache, layer, len(token_ids) - 1 - discard) for cache, _ in both)
+        keys.append(_largest(ours[0] - theirs[0]))
+        values.append(_largest(ours[1] - theirs[1]))
+    return ShiftGap(
+        len(keys), _largest(shifted - fresh), tuple(keys), tuple(values), _largest(fresh)
+    )
 
 
 def next_probabilities(
     model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int
 ) -> tuple[Tensor, Tensor]:
     """Probabilities [V] of the next token after a shift, and afresh. ValueError as shift_gap."""
-    ways = (_shifted(model, token_ids, discard), _afresh(model, token_ids, discard))
-    shifted, fresh = (decode(model, cache, [one])[0].softmax(-1) for cache, one in ways)
+    both = _both(model, token_ids, discard)
+    shifted, fresh = (decode(model, cache, [request])[0].softmax(-1) for cache, request in both)
     return shifted, fresh
 
 
@@ -105,17 +107,14 @@ def shifted_text(
     `shift` and ValueError as shift_gap.
     """
     token_ids = tokenizer.encode(text).ids if isinstance(text, str) else list(text)
-    said = []
-    for cache, request in (
-        _shifted(model, token_ids, discard, max_tokens, shift),
-        _afresh(model, token_ids, discard, max_tokens),
-    ):
-        start = len(request.token_ids)
+    continuations = []
+    for cache, request in _both(model, token_ids, discard, shift, max_tokens):
         for _ in range(max_tokens):
             request.token_ids.append(int(decode(model, cache, [request]).argmax()))
-        said.append(request.token_ids[start:])
-    same = next((i for i, (a, b) in enumerate(zip(*said, strict=True)) if a != b), max_tokens)
-    parts = (token_ids[:discard], token_ids[discard:], *said)
+        continuations.append(request.token_ids[-max_tokens:])
+    pairs = enumerate(zip(*continuations, strict=True))
+    same = next((i for i, (a, b) in pairs if a != b), max_tokens)
+    parts = (token_ids[:discard], token_ids[discard:], *continuations)
     forgotten, kept, shifted, fresh = (
         tokenizer.decode(part, skip_special_tokens=False) for part in parts
     )
@@ -150,42 +149,40 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
     return model.requires_grad_(False).eval()
 
 
-def _shifted(
+def _both(
     model: Qwen3ForCausalLM,
     token_ids: Sequence[int],
     discard: int,
-    max_tokens: int = 0,
     shift: Shift | None = None,
-) -> tuple[CellKVCache, Request]:
-    """All tokens but the last are run, then the first are forgotten and the others moved down."""
+    max_tokens: int = 0,
+) -> list[tuple[CellKVCache, Request]]:
+    """Two caches and requests with the last token left to run: shifted, and afresh.
+
+    The first has run all tokens, then the first ones are forgotten and the others moved down (the
+    keys are turned before anything reads them). The second never had those which are forgotten.
+    """
     kept = len(token_ids) - 1 - discard
     if discard < 1 or kept < 1:
         raise ValueError(
             f"of {len(token_ids)} tokens {discard} cannot be forgotten: forget at least 1, and "
             "leave at least 1 before the last"
         )
-    cache, request = _cells(model, len(token_ids) + max_tokens), Request("A", token_ids[:-1])
-    prefill(model, cache, [request])
-    (shift or context_shift)(
-        cache, "A", 0, discard
-    )  # the keys are turned before anything reads them
-    request.token_ids, request.num_computed_tokens = list(token_ids[discard:]), kept
-    return cache, request
+    both = []
+    for start in (0, discard):
+        cache = CellKVCache.from_config(
+            model.config, len(token_ids) + max_tokens, dtype=model.dtype, device=model.device
+        )
+        request = Request("A", token_ids[start:-1])
+        prefill(model, cache, [request])
+        both.append((cache, request))
+    (shift or context_shift)(both[0][0], "A", 0, discard)
+    for _, request in both:
+        request.token_ids, request.num_computed_tokens = list(token_ids[discard:]), kept
+    return both
 
 
-def _afresh(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int, max_tokens: int = 0
-) -> tuple[CellKVCache, Request]:
-    """The same tokens in a cache that never had those which are forgotten."""
-    request = Request("A", token_ids[discard:-1])
-    cache = _cells(model, len(token_ids) - discard + max_tokens)
-    prefill(model, cache, [request])
-    request.token_ids.append(token_ids[-1])
-    return cache, request
-
-
-def _cells(model: Qwen3ForCausalLM, num_cells: int) -> CellKVCache:
-    return CellKVCache.from_config(model.config, num_cells, dtype=model.dtype, device=model.device)
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max())
 
 
 def _kv(cache: CellKVCache, layer: int, n: int) -> tuple[Tensor, Tensor]:

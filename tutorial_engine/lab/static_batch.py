@@ -17,13 +17,13 @@ def batches(trace: Trace) -> list[tuple[str, ...]]:
         )
     places = int(trace.settings["max_num_seqs"] or 0)
     prompt_of = {e.request_id: e.parent_id for e in trace.events if isinstance(e, Forked)}
-    found: list[tuple[str, ...]] = []
+    together: list[tuple[str, ...]] = []
     for step in history(trace):
         waiting = {prompt_of.get(name, name): None for name in step.before.waiting}
-        going_on = step.before.running or (found and any(name in waiting for name in found[-1]))
-        if not going_on:
-            found.append(tuple(waiting)[:places])
-    return found
+        last = together[-1] if together else ()
+        if not step.before.running and not any(name in waiting for name in last):
+            together.append(tuple(waiting)[:places])
+    return together
 
 
 def static_as_it_was(trace: Trace) -> dict[str, float]:

@@ -69,15 +69,15 @@ def when_full(trace: Trace) -> list[Lost]:
     pool = Pool.of(trace.settings)
     if pool.kind != PAGES:
         raise ValueError(f"this run was on {pool.kind}: only blocks are found again, record pages")
-    out: list[Lost] = []
-    away: dict[str, int] = {}  # request -> its entry in `out`, until it comes back
+    lost: list[Lost] = []
+    absent: dict[str, int] = {}  # request -> its entry in `lost`, until it comes back
     for step in history(trace):
         for event in step.events:
             if isinstance(event, Preempted):
-                had = step.before.requests[event.request_id].num_computed_tokens
-                away[event.request_id] = len(out)
-                out.append(Lost(event.request_id, event.step, had, 0))
-            elif isinstance(event, Admitted) and event.request_id in away:
-                i = away.pop(event.request_id)
-                out[i] = out[i]._replace(num_found=min(event.num_cached, out[i].num_tokens))
-    return out
+                computed = step.before.requests[event.request_id].num_computed_tokens
+                absent[event.request_id] = len(lost)
+                lost.append(Lost(event.request_id, event.step, computed, 0))
+            elif isinstance(event, Admitted) and event.request_id in absent:
+                i = absent.pop(event.request_id)
+                lost[i] = lost[i]._replace(num_found=min(event.num_cached, lost[i].num_tokens))
+    return lost

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.intake import Prompt
-from tutorial_engine.engine.request import RequestOutput, StepOutput
+from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.sampling.params import SamplingParams
 
 
@@ -58,37 +58,29 @@ def serve(
     """Let requests arrive at their times on the engine's clock and step until all are done.
 
     Outputs in the order of `arrivals`. A request that comes during a step enters after it, but its
-    waiting counts from its arrival. RuntimeError when max_steps do not suffice,
-    ValueError for a time that never comes.
+    waiting counts from its arrival. RuntimeError when max_steps do not suffice, ValueError for a
+    time that never comes.
     """
-    for one in arrivals:
-        if not math.isfinite(one.time):
-            raise ValueError(f"an arrival time is a number of seconds, got {one.time}")
+    if not all(math.isfinite(arrival.time) for arrival in arrivals):
+        raise ValueError(f"arrival times are seconds, got {[a.time for a in arrivals]}")
     if engine.has_unfinished_requests:
         raise ValueError("the engine has other requests, whose results would be lost: run() first")
     start = engine.clock.now()
     to_come = sorted(enumerate(arrivals), key=lambda pair: (pair[1].time, pair[0]), reverse=True)
-    index: dict[str, int] = {}  # request_id -> place among the arrivals
-    outputs: dict[int, RequestOutput] = {}
+    index = dict[str, int]()  # request_id -> place among the arrivals
+    outputs = dict[int, RequestOutput]()
     steps = 0
     while to_come or engine.has_unfinished_requests:
         while to_come and start + to_come[-1][1].time <= engine.clock.now():
-            i, one = to_come.pop()
-            when = start + one.time
-            index[engine.add_request(one.prompt, one.params, one.request_id, arrival=when)] = i
+            i, (seconds, prompt, params, name) = to_come.pop()
+            index[engine.add_request(prompt, params, name, arrival=start + seconds)] = i
         if not engine.has_unfinished_requests:
             engine.clock.wait_until(start + to_come[-1][1].time)
             continue
         if steps == max_steps:
             raise RuntimeError(f"{max_steps} steps did not suffice for {len(arrivals)} requests")
         steps += 1
-        _collect(engine.step(), index, outputs)
+        for result in engine.step():
+            if result.output is not None and result.request_id in index:
+                outputs[index[result.request_id]] = result.output
     return [outputs[i] for i in range(len(arrivals))]
-
-
-def _collect(
-    results: Sequence[StepOutput], index: dict[str, int], outputs: dict[int, RequestOutput]
-) -> None:
-    for result in results:
-        if result.output is not None and result.request_id in index:
-            outputs[index[result.request_id]] = result.output

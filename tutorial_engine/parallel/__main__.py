@@ -1,32 +1,33 @@
 """Introduced in notebook A1. The command line: `python -m tutorial_engine.parallel --ranks 2`.
 
-torchrun can start it as well: `torchrun --nproc-per-node 2 -m tutorial_engine.parallel`. Knows what
-can be asked for; the ranks are its neighbours.
+torchrun can start it as well: `torchrun --nproc-per-node 2 -m tutorial_engine.parallel`. Then this
+is one rank of several.
 """
 
 import argparse
+import ctypes
 import os
+import pickle
+import signal
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 from pathlib import Path
 
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.parallel.job import PROMPTS, Job
-from tutorial_engine.parallel.ranks import join_and_run, run_ranks
-from tutorial_engine.parallel.tensor_parallel import ParallelError
+from tutorial_engine.parallel.job import PROMPTS, Job, run_rank
+from tutorial_engine.parallel.ranks import run_ranks
+from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.tensor_parallel import RankGroup
 from tutorial_engine.sampling.params import SamplingParams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one that torchrun has started. 0 if all is well and all are equal."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.json is not None and not _can_write(options.json):
-        parser.error(f"--json {options.json}: this file cannot be written")
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no check mark
-    rank = int(os.environ.get("RANK", "0"))
+    options = _parser().parse_args(arguments)
+    is_rank = "RANK" in os.environ
     try:
         job = Job(
             prompts=options.prompt or PROMPTS,
@@ -37,34 +38,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
             block_size=options.block_size,
             dtype=options.dtype,
             device=options.device,
-            timeout_s=options.timeout,
         )
-        if "RANK" in os.environ:
-            report, _ = join_and_run(job, rank, int(os.environ["WORLD_SIZE"]), "env://")
-        else:
-            report = run_ranks(options.ranks, job)
-    except (ParallelError, ValueError) as error:
+        report = None if is_rank else run_ranks(options.ranks, job, options.timeout)
+    except (ValueError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    if rank == 0:
-        print(report.summary())
-        for number, text in enumerate(report.texts):
-            print(f"{number}: {text!r}")
-        if options.json is not None:
-            options.json.write_text(report.to_json(), encoding="utf-8")
+    if is_rank:
+        report = _be_a_rank(job, options.folder)
+    if report is None:  # another rank reports, or it is in the folder
+        return 0
+    print(report.summary())
+    for number, text in enumerate(report.texts):
+        print(f"{number}: {text!r}")
     return 0 if report.ok else 1
 
 
-def _can_write(path: Path) -> bool:
-    """Asked before the work. A file that is there is not touched, a new one is not left."""
-    try:
-        is_new = not path.exists()
-        path.open("a", encoding="utf-8").close()
-        if is_new:
-            path.unlink()
-    except OSError:
-        return False
-    return True
+@record  # torchrun shows the traceback of the rank that failed first
+def _be_a_rank(job: Job, folder: Path | None) -> ParallelReport | None:
+    """A rank's part of the job; that of the folder, and its results go there, if there is one."""
+    if sys.platform == "linux":  # a rank never outlives torchrun, even if that is killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if folder is not None:
+        job = pickle.loads((folder / "job").read_bytes())
+    group = RankGroup(job.device)
+    result = run_rank(job, group)
+    dist.destroy_process_group()
+    if group.rank != 0:
+        return None
+    if folder is not None:
+        (folder / "result").write_bytes(pickle.dumps(result))
+        return None
+    return result[0]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu", help="cpu (gloo), or cuda (nccl)")
-    parser.add_argument("--timeout", type=float, default=20, help="seconds to wait for each other")
-    parser.add_argument("--json", type=Path, help="write the report there")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds, then all are ended")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of run_ranks
     return parser
 
 

@@ -6,7 +6,6 @@ one RankGroup; knows no process but its own.
 """
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,41 +17,34 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.intake import Prompt, prompt_token_ids
-from tutorial_engine.engine.request import ScheduledRequest
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.lab.ledger import ForcedSampler
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
-from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import (
-    ParallelError,
     RankGroup,
     Traffic,
     replicated_parameters,
     shard,
 )
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Recorder, Trace
+from tutorial_engine.trace.events import Recorder, StepEnded, Trace
 
 PROMPTS = (
     "Once upon a time Anna had a red kite.",
     "Tom and Mia went to the park.",
     "One day a little dog",
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TIMES = ("time", "arrival")  # of events: each rank has its own clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all ranks are told to do: these prompts through an engine on pages, or ValueError.
+    """What all ranks are told to do: these prompts through an engine on pages.
 
-    `forced` tokens per prompt are said in place of the sampled ones. `timeout_s` is for what ranks
-    do together. `compare`: rank 0 runs all of it once more, alone.
+    `forced` tokens per prompt are said in place of the sampled ones. `compare`: rank 0 runs all of
+    it once more, alone.
     """
 
     prompts: Sequence[Prompt] = PROMPTS
@@ -63,55 +55,23 @@ class Job:
     max_num_batched_tokens: int = 512
     dtype: str = "float32"
     device: str = "cpu"
-    timeout_s: float = 20.0
     compare: bool = True
 
     def __post_init__(self) -> None:
-        at_least_one("block_size", self.block_size)
         if self.params.n > 1:
             raise ValueError(f"one continuation a prompt here; n is {self.params.n}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
-
-
-class RankRunner(ModelRunner):
-    """A ModelRunner that keeps the logits of every request, and never runs a forward twice.
-
-    Where a forward fails on one rank, the others wait in the middle of theirs: running again, alone
-    or not, would add up what does not belong together. So any fault ends the run.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.logits: dict[str, list[Tensor]] = {}  # request_id -> [V] of each of its tokens
-
-    @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
-        """As ModelRunner.run; ParallelError for any fault."""
-        try:
-            output = self.run_once(scheduled)
-        except ParallelError:
-            raise
-        except Exception as fault:
-            told = f"{type(fault).__name__}: {fault}"
-            raise ParallelError(f"a forward failed, and cannot be run again ({told})") from fault
-        for one, row in zip(output.ready, output.logits, strict=True):
-            self.logits.setdefault(one.request.request_id, []).append(row.cpu())
-        return output
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype is float32, bfloat16 or float16, got {self.dtype!r}")
 
 
 class Served(NamedTuple):
-    """What one engine did: tokens, text, logits [tokens, V] of each prompt; events and counts."""
+    """What one engine did: tokens, text and logits [tokens, V] of each prompt; events."""
 
     token_ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     logits: list[Tensor]
     trace: Trace
     kv_bytes: int
-    num_forwards: int
-    num_tokens: int
 
 
 def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
@@ -120,47 +80,37 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     Every rank reads the whole checkpoint and keeps its part of it.
     """
     start, before = time.monotonic(), group.traffic
-    whole = load_model(job.checkpoint, group.device, DTYPES[job.dtype], fast=False)
+    whole = load_model(job.checkpoint, group.device, getattr(torch, job.dtype), prepack=False)
     has_tokenizer = (resolve_checkpoint(job.checkpoint) / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(job.checkpoint) if has_tokenizer else None
     prompts = prompt_token_ids(job.prompts, tokenizer)
     params = shared_seeds(job.params, len(prompts), group)
     model = shard(whole, group.rank, group.size, group.all_reduce)
-    itemsize, num_alone = model.dtype.itemsize, whole.num_parameters()
-    replicated, sizes = replicated_parameters(whole), asdict(whole.config)
-    compare = job.compare and group.rank == 0
-    if not compare:
-        del whole
     served = serve(model, prompts, params, job, tokenizer)
     traffic = Traffic(*(now - then for now, then in zip(group.traffic, before, strict=True)))
-    own_bytes = (model.num_parameters() * itemsize, served.kv_bytes)
-    digests = (_digest_of_logits(served.logits), _digest_of_events(served.trace))
-    notes = group.gather([*own_bytes, *digests])
-    weights, kv, logits_digests, event_digests = zip(*notes, strict=True)
+    notes = group.gather((_num_bytes(model), served.kv_bytes, _digest(served)))
+    weight_bytes, kv_bytes, digests = zip(*notes, strict=True)
+    forwards = [e.num_tokens for e in served.trace.events if isinstance(e, StepEnded)]
     report = ParallelReport(
         tp_size=group.size,
         backend=group.backend,
         dtype=job.dtype,
-        sizes={k: v for k, v in sizes.items() if isinstance(v, int)},
-        block_size=job.block_size,
-        prompt_token_ids=tuple(tuple(ids) for ids in prompts),
+        sizes={k: v for k, v in asdict(whole.config).items() if isinstance(v, int)},
+        prompt_token_ids=tuple(map(tuple, prompts)),
         token_ids=served.token_ids,
         texts=served.texts,
-        weight_bytes=weights,
-        weight_bytes_alone=num_alone * itemsize,
-        replicated_bytes=replicated * itemsize,
-        kv_bytes=kv,
-        kv_bytes_alone=sum(kv),  # every K/V head is on one rank
-        num_forwards=served.num_forwards,
-        num_tokens=served.num_tokens,
+        weight_bytes=weight_bytes,
+        weight_bytes_alone=_num_bytes(whole),
+        replicated_bytes=replicated_parameters(whole) * whole.dtype.itemsize,
+        kv_bytes=kv_bytes,
+        kv_bytes_alone=sum(kv_bytes),  # every K/V head is on one rank
+        num_forwards=len(forwards),
+        num_tokens=sum(forwards),
         traffic=traffic,
-        logits_digests=tuple(f"{digest:016x}" for digest in logits_digests),
-        event_digests=tuple(f"{digest:016x}" for digest in event_digests),
-        trace=served.trace,
+        digests=digests,
         seconds=time.monotonic() - start,
     )
-    if compare:
-        use_fast_layers(whole)
+    if job.compare and group.rank == 0:
         report = _against(report, served, serve(whole, prompts, params, job, tokenizer))
     return report, served.logits
 
@@ -173,34 +123,32 @@ def serve(
     tokenizer: Tokenizer | None = None,
 ) -> Served:
     """All prompts through one engine on pages, with a pool that has room for all of them."""
-    longest = [len(ids) + own.max_tokens for ids, own in zip(prompts, params, strict=True)]
+    lengths = [len(ids) + p.max_tokens for ids, p in zip(prompts, params, strict=True)]
     recorder = Recorder()
     memory = PagedKVCache.from_config(
         model.config,
         block_size=job.block_size,
-        num_blocks=sum(-(-length // job.block_size) for length in longest),
+        num_blocks=sum(-(-length // job.block_size) for length in lengths),
         dtype=model.dtype,
         device=model.device,
         trace=recorder,
     )
-    runner = RankRunner(model, memory.storage)
     config = EngineConfig(max_model_len=None, max_num_batched_tokens=job.max_num_batched_tokens)
-    engine = LLMEngine(model, tokenizer, config, memory=memory, runner=runner)
-    for i, (ids, own) in enumerate(zip(prompts, params, strict=True)):
-        sampler = None if job.forced is None else ForcedSampler(own, job.forced[i])
-        engine.add_request(ids, own, str(i), sampler=sampler)
+    engine = LLMEngine(model, tokenizer, config, memory=memory)
+    forced: Sequence[Any] = job.forced or [None] * len(prompts)
+    samplers = [ForcedSampler(*pair) for pair in zip(params, forced, strict=True)]  # keep logits
+    for i, sampler in enumerate(samplers):
+        engine.add_request(prompts[i], params[i], str(i), sampler=sampler)
     outputs = sorted(engine.run(), key=lambda output: int(output.request_id))
     engine.check_integrity()
-    if failed := [output.error for output in outputs if output.error is not None]:
-        raise ParallelError(f"a request failed: {failed[0]}")
+    if errors := [output.error for output in outputs if output.error is not None]:
+        raise RuntimeError(f"a request failed: {errors[0]}")
     return Served(
         tuple(output.outputs[0].token_ids for output in outputs),
         tuple(output.outputs[0].text for output in outputs),
-        [torch.stack(runner.logits[output.request_id]) for output in outputs],
+        [torch.stack(sampler.logits).cpu() for sampler in samplers],
         recorder.trace(),
         memory.storage.num_bytes,
-        runner.num_forwards,
-        runner.num_tokens,
     )
 
 
@@ -215,17 +163,19 @@ def shared_seeds(params: SamplingParams, count: int, group: RankGroup) -> list[S
     return [replace(params, seed=seed) for seed in drawn[0]]
 
 
+def _num_bytes(model: Qwen3ForCausalLM) -> int:
+    return sum(weight.nbytes for weight in model.parameters())
+
+
 def _against(report: ParallelReport, served: Served, alone: Served) -> ParallelReport:
     """The report, with what one rank gave: compared as long as both had the same tokens before."""
     differences, largest = [], []
-    pairs = zip(served.token_ids, alone.token_ids, served.logits, alone.logits, strict=True)
-    for ours, theirs, got, want in pairs:
-        same = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(want)
-        )
-        steps = min(same + 1, len(got), len(want))
-        differences.append((got[:steps] - want[:steps]).abs().max())
-        largest.append(want[:steps].abs().max())
+    for i, want in enumerate(alone.logits):
+        pairs = zip(served.token_ids[i], alone.token_ids[i], strict=False)
+        steps = next((step for step, (a, b) in enumerate(pairs, 1) if a != b), len(want))
+        want = want[:steps]
+        differences.append((served.logits[i][:steps] - want).abs().max())
+        largest.append(want.abs().max())
     return replace(
         report,
         max_difference=float(torch.stack(differences).max()),  # NaN, if there is one
@@ -234,19 +184,12 @@ def _against(report: ParallelReport, served: Served, alone: Served) -> ParallelR
     )
 
 
-def _digest_of_logits(logits: Sequence[Tensor]) -> int:
-    return _digest(b"".join(one.contiguous().numpy().tobytes() for one in logits))
-
-
-def _digest_of_events(trace: Trace) -> int:
-    """Of what happened in which order, whenever it was."""
-    told = [
-        [type(event).__name__, {k: v for k, v in asdict(event).items() if k not in TIMES}]
-        for event in trace.events
-    ]
-    return _digest(json.dumps(told).encode())
-
-
-def _digest(data: bytes) -> int:
-    """63 bits of SHA-256, which an int64 tensor can carry to the others."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1
+def _digest(served: Served) -> str:
+    """Of all logits, and of what happened in which order: each rank has its own clock."""
+    digest = hashlib.sha256()
+    for logits in served.logits:
+        digest.update(logits.float().numpy().tobytes())
+    for event in served.trace.events:
+        known = {k: v for k, v in asdict(event).items() if k not in ("time", "arrival")}
+        digest.update(f"{type(event).__name__} {known}".encode())
+    return digest.hexdigest()[:16]

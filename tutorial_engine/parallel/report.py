@@ -1,16 +1,14 @@
 """Introduced in notebook A1. What ranks did together: tokens, bytes, sums, and who agreed.
 
-Knows numbers and a trace; knows no process and no tensor.
+Knows numbers; knows no process and no tensor.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from tutorial_engine.parallel.tensor_parallel import Traffic
-from tutorial_engine.trace.events import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +16,14 @@ class ParallelReport:
     """What the ranks did. Bytes are of weights (as stored) and of K/V pages, per rank, and `alone`.
 
     `replicated_bytes` of each rank's weights are the same on all. `traffic` is one rank's, over
-    `num_forwards` that ran `num_tokens`. Digests of logits and events have an entry per rank. The
-    last three are rank 0's second run, without the others; None if there was none.
+    `num_forwards` that ran `num_tokens`. A digest per rank: of its logits and its events. The last
+    three are rank 0's second run, without the others; None if there was none.
     """
 
     tp_size: int
     backend: str
     dtype: str
     sizes: Mapping[str, int]  # of the whole model, by its config's names
-    block_size: int
     prompt_token_ids: tuple[tuple[int, ...], ...]
     token_ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
@@ -38,9 +35,7 @@ class ParallelReport:
     num_forwards: int
     num_tokens: int
     traffic: Traffic
-    logits_digests: tuple[str, ...]
-    event_digests: tuple[str, ...]
-    trace: Trace
+    digests: tuple[str, ...]
     seconds: float
     max_difference: float | None = None
     largest_logit: float | None = None
@@ -55,14 +50,19 @@ class ParallelReport:
     @property
     def ranks_agree(self) -> bool:
         """All ranks had the same logits, bit by bit, and recorded the same events."""
-        return len(set(self.logits_digests)) == len(set(self.event_digests)) == 1
+        return len(set(self.digests)) == 1
+
+    @property
+    def tolerance(self) -> float | None:
+        """1e-4 · max(1, largest logit of one rank's run); None if that was not run."""
+        return None if self.largest_logit is None else 1e-4 * max(1.0, self.largest_logit)
 
     @property
     def logits_equal(self) -> bool | None:
-        """Logits within 1e-4 · max(1, largest) of one rank's; None if that was not run."""
-        if self.max_difference is None or self.largest_logit is None:
+        """Logits within the tolerance of one rank's; None if that was not run."""
+        if self.max_difference is None or self.tolerance is None:
             return None
-        return self.max_difference <= 1e-4 * max(1.0, self.largest_logit)
+        return self.max_difference <= self.tolerance
 
     @property
     def tokens_equal(self) -> bool | None:
@@ -72,16 +72,12 @@ class ParallelReport:
     @property
     def ok(self) -> bool:
         """The ranks agree, and nothing that was compared with one rank differs."""
-        return (
-            self.ranks_agree and self.logits_equal is not False and self.tokens_equal is not False
-        )
+        return self.ranks_agree and False not in (self.logits_equal, self.tokens_equal)
 
     def summary(self) -> str:
         """What matters, in integers and verdicts, a line each."""
         layers, marks = self.sizes["num_hidden_layers"], {True: "✔", False: "✘", None: "not run"}
-        bound = (
-            "not run" if self.largest_logit is None else f"{1e-4 * max(1, self.largest_logit):.2g}"
-        )
+        bound = "not run" if self.tolerance is None else f"{self.tolerance:.2g}"
         ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
@@ -102,8 +98,3 @@ class ParallelReport:
                 f"tokens equal to one rank's: {marks[self.tokens_equal]}",
             ]
         )
-
-    def to_json(self) -> str:
-        """All of it, for a file."""
-        raw = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps({**raw, "trace": json.loads(self.trace.to_json())}, indent=1)

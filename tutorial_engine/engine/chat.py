@@ -4,11 +4,14 @@ Knows templates (Jinja, sandboxed); knows no tokenizer and no model.
 """
 
 import json
+import math
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,7 +27,9 @@ from tutorial_engine.model.checkpoint import resolve_checkpoint
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 MOST_SECONDS = 5.0  # for a template; one of a real model takes milliseconds
-MOST_CHARACTERS = 10_000_000
+MOST_CHARACTERS = 10_000_000  # of the prompt
+MOST_AT_ONCE, MOST_BITS = 100_000_000, 100_000  # characters, and bits of a number, of an operation
+WIDE = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*(\d{6}|\*)|\{[^}]*(\d{6}|\{)")
 
 
 class _Generation(Extension):
@@ -38,21 +43,68 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Where a template cannot reach Python, nor make numbers and texts without bound."""
+    """Where a template cannot reach Python, nor make numbers and texts without bound.
 
-    intercepted_binops = frozenset({"*", "**"})  # these are not worked out while it is read, either
+    The clock cannot stop an operation of Python itself: what would be too large is never begun.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%"})  # nor are they worked out while it is read
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.filters = {name: _bounded(name, call) for name, call in self.filters.items()}
+        self.filters["tojson"] = _to_json
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """As the parent's; TemplateError for a result that is too large."""
-        if isinstance(left, int) and isinstance(right, int):
+        if operator == "%":
+            _check_format(left)
+        elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
-            size = bits * right if operator == "**" else bits + right.bit_length()
-        else:  # a text so many times; numbers with a point have a bound of their own
-            text, times = (left, right) if isinstance(right, int) else (right, left)
-            size = len(text) * times if isinstance(text, str | list | tuple) else 0
-        if size > MOST_CHARACTERS:
-            raise TemplateError(f"{operator} would make more than {MOST_CHARACTERS:,} characters")
+            if (bits * right if operator == "**" else bits + right.bit_length()) > MOST_BITS:
+                raise TemplateError(
+                    f"{operator} could make a number of more than {MOST_BITS:,} bits"
+                )
+        else:
+            _check_size(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the parent's; TemplateError for arguments that would make a text too large."""
+        method = getattr(__obj, "__wrapped__", __obj)  # of text.format, which jinja has wrapped
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            if method.__name__ in ("format", "format_map"):
+                _check_format(text)
+            _check_size(method.__name__, text, *args, *kwargs.values())
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that refuses arguments as methods do."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if name == "format":
+            _check_format(args[0])
+        _check_size(f"the filter {name}", *args, *kwargs.values())
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _check_size(name: str, *values: Any) -> None:
+    """TemplateError if one could make too large a text of these: so many times so long."""
+    texts = [len(value) for value in values if isinstance(value, str | list | tuple | dict)]
+    sizes = texts + [abs(value) for value in values if isinstance(value, int)]
+    if math.prod(sorted(sizes)[-2:]) > MOST_AT_ONCE:
+        raise TemplateError(f"{name} could make more than {MOST_AT_ONCE:,} characters")
+
+
+def _check_format(text: Any) -> None:
+    """TemplateError for a format with a width of six digits, or one that is an argument."""
+    if isinstance(text, str) and WIDE.search(text.replace("{{", "").replace("%%", "")):
+        raise TemplateError(f"the format {text[:40]!r} could make a text without bound")
 
 
 @contextmanager
@@ -82,7 +134,6 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.special_tokens = dict(special_tokens or {})
         env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-        env.filters["tojson"] = _to_json
         env.globals["raise_exception"] = _refuse
         env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
@@ -162,13 +213,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    _check_size("the filter tojson", indent)
+    options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # type: ignore[arg-type]
 
 
 def _told(error: Exception) -> str:

@@ -1,0 +1,357 @@
+"""Instruments of notebook 04: the dial, block sizes, vLLM's log lines, full pools, hit rates.
+
+The dial gives the same tokens wherever it stands, and every count is what happened.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
+from tutorial_engine.cache.memory import KVMemory
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.lab.block_size import Trade, block_size_trade, table
+from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
+from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
+from tutorial_engine.lab.pool_log import max_concurrency, pool_log
+from tutorial_engine.lab.when_full import LLAMA_2_7B, Price, when_full
+from tutorial_engine.lab.workload import Arrival
+from tutorial_engine.learn.checks_04 import check_causes
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace import Recorder, Trace, events
+from tutorial_engine.trace.history import history
+from tutorial_engine.trace.pool import CELLS, ROWS
+
+STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+# -- the dial -------------------------------------------------------------------------------------
+
+
+def arrivals(num_requests: int = 8) -> list[Arrival]:
+    prefix = load_tokenizer().encode(STORY).ids
+    return sharing(prefix, 512, num_requests, outputs=(4, 14))
+
+
+@cache
+def points(num_slots: int = 128) -> tuple[DialPoint, ...]:
+    return tuple(sweep_block_sizes(load_model(), arrivals(), SIZES, num_slots))
+
+
+def at(position: Any) -> DialPoint:
+    return next(p for p in points() if p.position == position)
+
+
+def test_the_reference_does_not_hang_on_rounding() -> None:
+    """The best token is more than 1e-3 ahead of the next one, at each step of each request."""
+    for arrival in arrivals():
+        params = SamplingParams(max_tokens=arrival.params.max_tokens, ignore_eos=True, logprobs=2)
+        (output,) = generate(load_model(), [arrival.prompt], params, max_len=64)
+        for token in output.outputs[0].tokens:
+            (_, best), (_, second) = token.top_logprobs
+            assert best - second > 1e-3
+
+
+def test_tokens_and_slots_are_the_same_wherever_the_dial_stands() -> None:
+    assert [p.position for p in points()] == [CELLS, *SIZES, ROWS]
+    assert all(p.tokens_equal for p in points())
+    assert {p.pool.num_slots for p in points()} == {128}
+    assert [p.pool.unit for p in points()] == [1, *SIZES, 64]
+    assert [p.name for p in points()][::7] == ["cells", "rows"] and at(16).name == "pages of 16"
+    again = sweep_block_sizes(load_model(), arrivals(), (4,), num_slots=128)
+    assert again == [at(CELLS), at(4), at(ROWS)], "a second sweep counts the same"
+
+
+def test_the_dial_sees_a_map_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PagedKVCache._slots_of
+
+    def wrong(self: PagedKVCache, blocks: Sequence[int]) -> list[int]:
+        return [right(self, blocks)[0]] * len(blocks) * self.block_size
+
+    dial = Dial(load_model(), arrivals(3), 128, 64)
+    assert dial.at(4).tokens_equal
+    monkeypatch.setattr(PagedKVCache, "_slots_of", wrong)
+    assert not dial.at(4).tokens_equal
+
+
+def test_nobody_reads_what_the_map_before_has_left() -> None:
+    dial = Dial(load_model(), arrivals(3), 128, 64)
+    dial.at(ROWS)
+    slots = set(range(128)) - {s for snapshot in dial.at(4).snapshots for s in snapshot.tokens}
+    assert slots and torch.isnan(dial.storage.k[:, sorted(slots)]).all()
+
+
+def test_larger_blocks_waste_more_and_need_shorter_tables() -> None:
+    waste = [at(position).mean_waste for position in (1, 2, 4, 8, ROWS)]
+    assert all(a < b for a, b in pairwise(waste))
+    entries = [at(size).total_entries for size in SIZES]
+    assert all(a > b for a, b in pairwise(entries)) and at(ROWS).total_entries == 2
+    assert at(1).peak_waste <= at(2).peak_waste < at(ROWS).peak_waste
+    assert at(ROWS).most_running == 2 < at(4).most_running
+
+
+def test_only_pages_find_tokens_and_only_whole_blocks() -> None:
+    """With room for all; who is preempted finds its own blocks again, besides."""
+    roomy = {point.position: point for point in points(256)}
+    assert all(roomy[size].preemptions == 0 for size in SIZES)
+    assert roomy[CELLS].tokens_found == roomy[ROWS].tokens_found == 0
+    for size in SIZES:
+        shared = sum(isinstance(e, events.BlockShared) for e in roomy[size].trace.events)
+        assert roomy[size].tokens_found == size * shared
+        assert roomy[size].tokens_run + roomy[size].tokens_found == roomy[ROWS].tokens_run
+    num_with_prefix = sum((i + 1) % 3 > 0 for i in range(8))
+    assert len(load_tokenizer().encode(STORY).ids) == 16
+    assert roomy[16].tokens_found == 16 * (num_with_prefix - 1)
+    assert roomy[1].tokens_found >= roomy[4].tokens_found >= 16 * (num_with_prefix - 1)
+    assert roomy[32].tokens_found == 0  # no whole block is the same
+
+
+def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = [0]
+    gather = KVStorage._gather
+
+    def counting(self: KVStorage, *args: Any) -> Tensor:
+        out = gather(self, *args)
+        copied[0] += out.nbytes
+        return out
+
+    dial = Dial(load_model(), arrivals(), 128, 64)
+    assert dial.expected  # before anything is counted
+    monkeypatch.setattr(KVStorage, "_gather", counting)
+    monkeypatch.setattr("tutorial_engine.cache.storage.LONG", 1)  # all copies go that way
+    gathered = {}
+    for position in (CELLS, 1, 4, 16, ROWS):
+        copied[0] = 0
+        point = dial.at(position)
+        assert point.bytes_gathered == copied[0]
+        gathered[position] = point.bytes_gathered
+        assert sum(point.copied) * dial.storage.spec.bytes_per_token == copied[0]
+        assert len(point.copied) == sum(len(s.scheduled) for s in history(point.trace))
+    assert gathered[ROWS] == 0 < gathered[16] < gathered[4]
+
+
+def test_counts_are_those_of_the_trace() -> None:
+    clock = VirtualClock()
+    for point in points():
+        kinds = [type(event) for event in point.trace.events]
+        assert point.num_steps == point.trace.num_steps == kinds.count(events.StepEnded)
+        assert point.preemptions == kinds.count(events.Preempted)
+        usage = [snapshot.usage for snapshot in point.snapshots]
+        assert point.mean_waste == sum(u.reserved for u in usage) / len(usage)
+        assert point.peak_waste == max(u.reserved for u in usage)
+        assert point.names == tuple(arrival.request_id for arrival in arrivals())
+        ended = max(e.time for e in point.trace.events if isinstance(e, events.Finished))
+        assert point.milliseconds == 1000 * ended
+        work = point.num_steps * clock.per_forward + point.tokens_run * clock.per_token
+        assert point.milliseconds >= 1000 * work - 1e-6, "and waits for arrivals, besides"
+        last = point.snapshots[-1]  # all that is there decodes: less than a block is empty
+        assert last.usage.reserved < len(last.entries) * point.pool.unit
+    assert any(point.preemptions for point in points())
+    order = [sorted(points(), key=key) for key in (lambda p: p.num_steps, lambda p: p.milliseconds)]
+    assert order[0] != order[1] and at(ROWS).milliseconds == max(p.milliseconds for p in points())
+
+
+def test_requests_share_a_prefix_and_are_ragged() -> None:
+    made = sharing([1, 2, 3], 50, 9, every=4, gap=0.5, tails=(2, 6), outputs=(1, 5))
+    assert [arrival.request_id for arrival in made] == list("ABCDEFGHI")
+    assert [arrival.time for arrival in made] == [0.5 * i for i in range(9)]
+    starts = [tuple(arrival.prompt)[:3] == (1, 2, 3) for arrival in made]
+    assert starts == [(i + 1) % 4 > 0 for i in range(9)]
+    tails = {len(arrival.prompt) - 3 * start for arrival, start in zip(made, starts, strict=True)}
+    outputs = {arrival.params.max_tokens for arrival in made}
+    assert tails <= set(range(2, 7)) and outputs <= set(range(1, 6))
+    assert len(tails) > 2 and len(outputs) > 2
+    assert made == sharing([1, 2, 3], 50, 9, every=4, gap=0.5, tails=(2, 6), outputs=(1, 5))
+    for number in (0, 27):
+        with pytest.raises(ValueError, match=f"num_requests must be 1 .. 26, .* got {number}"):
+            sharing([1], 50, number)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_slots": 100}, "100 slots must make whole rows of max_len=64"),
+        ({"num_slots": 0}, "0 slots must make whole rows"),
+        ({"max_len": 0}, "whole rows of max_len=0"),
+        ({"arrivals": []}, "for one request at least; got 0"),
+        ({"block_sizes": (3,)}, "128 slots do not make blocks of 3"),
+        ({"block_sizes": ("pages",)}, "has block sizes, 'rows' and 'cells'; got 'pages'"),
+        ({"max_len": 16, "num_slots": 64}, "prompt"),
+    ],
+)
+def test_what_the_dial_cannot_do_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sweep_block_sizes(load_model(), **{"arrivals": arrivals(2), "num_slots": 128} | options)
+
+
+# -- block sizes ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trades() -> list[Trade]:
+    return block_size_trade(num_requests=12, repeats=2)
+
+
+def test_waste_and_entries_are_those_of_full_requests() -> None:
+    blocks, tokens = block_size_trade([16, 1], 5, (20, 20), (5, 5), repeats=1)
+    assert blocks.entries == 2 and blocks.waste == pytest.approx(100 * 7 / 32)
+    assert (tokens.entries, tokens.waste) == (25, 0)
+
+
+def test_large_blocks_waste_and_small_ones_cost(trades: list[Trade]) -> None:
+    assert all(a.waste < b.waste and a.entries > b.entries for a, b in pairwise(trades))
+    of = {trade.block_size: trade for trade in trades}
+    assert of[1].bookkeeping > 2 * of[16].bookkeeping, "each block is named and found anew"
+    saved = of[1].bookkeeping - of[16].bookkeeping
+    assert saved > 2 * (of[16].bookkeeping - of[256].bookkeeping), "little is left to save"
+    assert of[16].waste < 5 < of[256].waste and all(trade.reading > 0 for trade in trades)
+    lines = table(trades).splitlines()
+    assert [int(line.split()[0]) for line in lines[1:]] == [*of]
+    assert len({len(line) for line in lines}) == 1
+
+
+# -- vLLM's two log lines -------------------------------------------------------------------------
+
+MEMORIES: dict[str, Callable[[Qwen3ForCausalLM], KVMemory]] = {
+    "pages of 4": lambda m: PagedKVCache.from_config(m.config, block_size=4, num_blocks=12),
+    "pages of 16": lambda m: PagedKVCache.from_config(m.config, block_size=16, num_blocks=9),
+    "cells": lambda m: CellKVCache.from_config(m.config, 50),
+    "rows": lambda m: StaticKVCache.from_config(m.config, CacheConfig(max_seqs=3, max_len=40)),
+}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("length", [1, 13, 16, 40])
+def test_so_many_requests_of_this_length_fit_and_no_more(
+    name: str, length: int, model: Qwen3ForCausalLM
+) -> None:
+    memory, fit = MEMORIES[name](model), 0
+    while memory.allocate(f"r{fit}", range(100 * fit, 100 * fit + length), 0, length):
+        fit += 1
+    assert fit == int(max_concurrency(memory, length)) > 0
+
+
+def test_the_lines_are_vllms(model: Qwen3ForCausalLM) -> None:
+    assert pool_log(MEMORIES["pages of 16"](model), 100).splitlines() == [
+        "KV cache size: 144 tokens",
+        "Maximum concurrency for 100 tokens per request: 1.29x",
+    ]
+    assert "1,000 tokens per request: 0.05x" in pool_log(MEMORIES["cells"](model), 1000)
+
+
+# -- a pool that is full --------------------------------------------------------------------------
+
+
+@cache
+def preempting(num_blocks: int, prefix_caching: bool) -> tuple[Trace, int]:
+    """A trace, and the tokens that its forwards ran."""
+    model, recorder = load_model(), Recorder()
+    memory = PagedKVCache.from_config(
+        model.config,
+        num_blocks=num_blocks,
+        block_size=4,
+        prefix_caching=prefix_caching,
+        trace=recorder,
+    )
+    config = EngineConfig(max_model_len=40)
+    engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock())
+    prompts = {"A": list(range(10, 20)), "B": list(range(30, 37)), "C": [5, 6, 7]}
+    for name, prompt in prompts.items():
+        engine.add_request(prompt, SamplingParams(max_tokens=16, ignore_eos=True), name)
+    engine.run()
+    ran = (e.num_tokens for e in recorder.events if isinstance(e, events.StepEnded))
+    return recorder.trace(), sum(ran)
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_what_is_recomputed_is_what_the_engine_ran_more(prefix_caching: bool) -> None:
+    (trace, ran), (_, plenty) = preempting(12, prefix_caching), preempting(24, prefix_caching)
+    lost = when_full(trace)
+    assert len(lost) >= 2
+    assert sum(loss.num_tokens - loss.num_found for loss in lost) == ran - plenty > 0
+    assert any(loss.num_found for loss in lost) == prefix_caching
+    assert when_full(preempting(24, prefix_caching)[0]) == []
+    with pytest.raises(ValueError, match=r"this run was on rows: .* record pages"):
+        when_full(Trace({"num_rows": 2, "row_len": 8}, ()))
+
+
+def test_a_swap_copies_whole_blocks_and_small_ones_are_dearer_than_to_compute() -> None:
+    price = Price("a machine", 1e-3, 2048, 10e6, 1e-4, 8)
+    assert price.swap(3, 4) == pytest.approx(2 * (3 * 4 * 2048 / 10e6 + 3 * 8 * 1e-4))
+    assert "1000 µs" in str(price) and "2 KiB" in str(price) and "8 copies" in str(price)
+    rows = LLAMA_2_7B.rows((1, 4, 16, 64, 256))
+    assert rows[0][2] > rows[0][1] and rows[-1][2] < rows[-1][1]
+    assert all(a[2] > b[2] for a, b in pairwise(rows)) and len({row[1] for row in rows}) == 1
+
+
+# -- five runs that find nothing ------------------------------------------------------------------
+
+
+@cache
+def runs() -> tuple[Case, ...]:
+    return tuple(cases(load_model(), load_tokenizer()))
+
+
+@cache
+def answers() -> dict[str, str]:
+    return {run.name: run.cause for run in runs()}
+
+
+def test_every_cause_has_one_run_which_finds_nothing_and_does_without_it() -> None:
+    assert sorted(answers().values()) == sorted(CAUSES) == sorted(RECIPES)
+    assert list(answers().values()) != list(CAUSES), "the order tells nothing"
+    for run in runs():
+        assert run.rate == 0 < 0.1 < run.mended_rate
+        admitted = [event for event in run.trace.events if isinstance(event, events.Admitted)]
+        assert len(admitted) == 3 and not any(event.num_cached for event in admitted)
+        evicts = any(isinstance(e, events.BlockTaken) and e.evicted for e in run.trace.events)
+        assert evicts == ("in between" in run.cause)
+    assert tuple(cases(load_model(), load_tokenizer())) == runs(), "the same a second time"
+
+
+def test_what_can_be_seen_has_prompts_salts_and_steps_and_not_the_cause() -> None:
+    for number, run in enumerate(runs(), 1):
+        shown = run.describe()
+        assert shown.startswith(f"run {number}: prefix cache hit rate 0%")
+        for text in (run.recipe.a, run.recipe.b, run.recipe.c, *map(repr, run.recipe.salts)):
+            assert text in shown
+        assert shown.count("finds 0 tokens") == 3 and shown.count("is over") == 3
+        assert run.cause not in shown and not any(cause in repr(run) for cause in CAUSES)
+
+
+def test_every_wrong_cause_is_ruled_out_by_a_fact() -> None:
+    for run in runs():
+        for cause in (cause for cause in CAUSES if cause != run.cause):
+            verdict = check_causes(answers() | {run.name: cause}, runs())
+            assert verdict.ok is False and run.why_not(cause) in verdict.message
+            assert "4 of 5 are right" in verdict.message and run.cause not in verdict.message
+    half = check_causes(dict(list(answers().items())[:2]), runs())
+    assert half.ok is None and "run 3, run 4, run 5" in half.message
+    verdict = check_causes({name: f" {cause.upper()}" for name, cause in answers().items()}, runs())
+    assert verdict.ok is True and f"{runs()[0].mended_rate:.0%}" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("given", "ok", "words"),
+    [
+        ({"run 1": ..., "run 2": None}, None, "not done yet"),
+        ({"run 9": CAUSES[0], "run 1": CAUSES[0]}, False, "there is no 'run 9'"),
+        ({1: CAUSES[0], 2: CAUSES[1]}, False, "the keys are 'run 1' to 'run 5'; got 1, 2"),
+        ({"run 1": "bad luck"}, False, "'bad luck' is not one of CAUSES"),
+        ({"run 1": ["a list"]}, False, "is not one of CAUSES"),
+        ([CAUSES[0]], False, "the answers are a dict"),
+    ],
+)
+def test_other_answers_are_told_what_is_asked(given: Any, ok: bool | None, words: str) -> None:
+    verdict = check_causes(given, runs())
+    assert verdict.ok is ok and words in verdict.message
