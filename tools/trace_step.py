@@ -102,7 +102,7 @@ def decode_step() -> Outline:
     pages = PagedKVCache.from_config(model.config, block_size=16, num_blocks=8)
     engine = LLMEngine(model, tokenizer, memory=pages)
     for prompt in PROMPTS:
-        engine.add_request(prompt, SamplingParams(max_tokens=8, ignore_eos=True))
+        engine.add_request(None, prompt, SamplingParams(max_tokens=8, ignore_eos=True))
     for _ in range(2):  # the prompts, then a first decode
         engine.step()
     outline = Outline()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tutorial_engine.cache.many_blocks import PagedAttention
 
 from tools.bench.contenders import SHAPES, OurServer, serving_config
 from tools.bench.race import PAUSE, Answer, Asked, Race, in_turn, race
-from tutorial_engine.cache.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -264,7 +264,7 @@ def engine_in_decode(running: int, steps: int) -> LLMEngine:
     )
     engine = LLMEngine(NoForward(ModelConfig(**NO_MODEL)).draw_weights(), config=config)
     for _ in range(running):
-        engine.add_request(prompt, SamplingParams(max_tokens=wanted, ignore_eos=True))
+        engine.add_request(None, prompt, SamplingParams(max_tokens=wanted, ignore_eos=True))
     for _ in range(2):  # the prompts, and a decode that warms up
         engine.step()
     return engine

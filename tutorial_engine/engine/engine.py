@@ -401,17 +401,7 @@ def _check_fits(
     if not isinstance(memory, KVMemory):
         raise ValueError(f"memory must be a KVMemory (rows, pages, cells), got {memory!r}")
     spec = getattr(memory.storage, "spec", None)
-    config, num_kv_heads = (
-        model.config,
-        model.get_submodule("model.layers.0.self_attn").num_kv_heads,
-    )
-    fits = KVCacheSpec(
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # of one rank, where there are several
-        k_head_dim=config.head_dim,
-        v_head_dim=config.head_dim,
-        dtype=model.dtype,
-    )
+    fits = KVCacheSpec.from_model(model.config, model.dtype)
     if spec is not None and spec != fits:
         raise ValueError(f"this memory is for another model: it stores {spec}, needed is {fits}")
     if trace is not None and trace is not memory.trace:

@@ -145,13 +145,15 @@ def self_test(folder: Path) -> Iterator[Finding]:
 
     from tutorial_engine.model.batch import Batch
     from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+    from tutorial_engine.model.fast import use_fast_layers
 
     is_tiny = folder == TINY
     name, fix = ("tiny model", REINSTALL) if is_tiny else (f"model in {folder}", GIVE_A_FOLDER)
     began = time.perf_counter()
     try:
-        tokenizer, model = load_tokenizer(folder), load_model(folder, prepack=True)
-        plain = load_model(folder, prepack=False)
+        tokenizer, model = load_tokenizer(folder), load_model(folder, fast=False)
+        plain = load_model(folder, fast=False)
+        use_fast_layers(model, pack_from=0)
     except (ValueError, OSError) as error:
         yield Finding(Mark.FAIL, f"the {name} does not load: {error}", fix)
         return
@@ -179,7 +181,7 @@ def self_test(folder: Path) -> Iterator[Finding]:
         yield Finding(Mark.OK, f"prepacked and plain logits agree, at most {off:.0e} apart")
     else:
         what = f"prepacked and plain logits are {off:.0e} apart"
-        yield Finding(Mark.FAIL, what, "use load_model(..., prepack=False); another torch may help")
+        yield Finding(Mark.FAIL, what, "use load_model(..., fast=False); another torch may help")
 
 
 def examine(folder: Path | None = None) -> Iterator[Finding]:

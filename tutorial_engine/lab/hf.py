@@ -13,71 +13,46 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.checks import at_least_one
-from tutorial_engine.engine.intake import check_token_ids
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import check_known
+from tutorial_engine.engine.runner import Run
 
 MakeCache = Callable[[], Any]  # a fresh `past_key_values`
 
 
-class TransformersRunner:
-    """A transformers causal LM as a Runner (see runner.py), through its own `past_key_values`.
+@torch.inference_mode()
+def _forward(
+    model: Any, token_ids: Sequence[int], past: Any, use_cache: bool
+) -> tuple[Tensor, Any]:
+    """These tokens after what a past holds → logits [V] fp32 of the last one, and the new past."""
+    out = model(
+        torch.tensor([token_ids], device=model.device),
+        past_key_values=past,
+        use_cache=use_cache,
+        logits_to_keep=1,
+    )
+    return out.logits[0, -1].float(), out.past_key_values
+
+
+def run_transformers(
+    model: Any, make_cache: MakeCache | None = None, use_cache: bool = True
+) -> Run:
+    """A transformers causal LM for the loop of `generate.serve`, through its own `past_key_values`.
 
     Each sequence has a past of its own and is run alone, so nothing is padded. `make_cache` makes
     the pasts (its DynamicCache unless given); use_cache=False runs the whole sequence every time.
     """
+    pasts: dict[str, Any] = {}  # request_id -> its `past_key_values`
 
-    def __init__(
-        self, model: Any, make_cache: MakeCache | None = None, use_cache: bool = True
-    ) -> None:
-        self.model, self.make_cache, self.use_cache = model, make_cache, use_cache
-        self.can_chunk = use_cache
-        self.max_len = int(model.config.max_position_embeddings)
-        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
-        eos = model.generation_config.eos_token_id
-        self.eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        self._pasts: dict[str, Any] = {}  # request_id -> its `past_key_values`
-        self._known: dict[str, Request] = {}  # request_id -> whose past that is
-
-    @torch.inference_mode()
-    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """As Runner.run. ValueError for a bad token, before anything runs."""
-        if chunk_size is not None:
-            at_least_one("chunk_size", chunk_size)
-            if not self.use_cache:
-                raise ValueError("chunked prefill needs a cache (use_cache=True)")
-        for request in requests:
-            new = request.token_ids[request.num_computed_tokens :]
-            if not new:
-                raise ValueError(f"request {request.request_id} has no token to run")
-            check_token_ids(f"request {request.request_id}", new, self.vocab_size)
-        check_known(self._known, requests if self.use_cache else ())
-        return torch.stack([self._run_alone(request, chunk_size) for request in requests])
-
-    def _run_alone(self, request: Request, chunk_size: int | None) -> Tensor:
-        """All that is not computed yet of a request → logits of its last token, [V] fp32."""
-        name = request.request_id
-        if not self.use_cache:
-            return self._forward(request.token_ids, None)[0]
-        if request.num_computed_tokens == 0:
-            self._pasts[name] = self.make_cache() if self.make_cache else None
-            self._known[name] = request
-        while request.num_new_tokens:
-            start = request.num_computed_tokens
-            new = request.token_ids[start : start + (chunk_size or request.num_new_tokens)]
-            logits, self._pasts[name] = self._forward(new, self._pasts[name])
-            request.num_computed_tokens += len(new)
+    def run_alone(request: Request) -> Tensor:
+        if not use_cache:
+            return _forward(model, request.token_ids, None, use_cache)[0]
+        name, computed = request.request_id, request.num_computed_tokens
+        past = pasts[name] if computed else make_cache() if make_cache else None
+        logits, pasts[name] = _forward(model, request.token_ids[computed:], past, use_cache)
+        request.num_computed_tokens = request.num_tokens
         return logits
 
-    def _forward(self, token_ids: Sequence[int], past: Any) -> tuple[Tensor, Any]:
-        out = self.model(
-            torch.tensor([token_ids], device=self.model.device),
-            past_key_values=past,
-            use_cache=self.use_cache,
-            logits_to_keep=1,
-        )
-        return out.logits[0, -1].float(), out.past_key_values
+    return lambda requests: torch.stack([run_alone(request) for request in requests])
 
 
 class _OurLayer(CacheLayerMixin):

@@ -140,7 +140,7 @@ def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Tra
     for names in ("B", "AC") if recipe.together else "ABC":
         for name in names:
             memory.blocks.use_salt(salts[name])
-            engine.add_request(prompts[name], params, name)
+            engine.add_request(name, prompts[name], params)
         engine.run()
     return recorder.trace()
 

@@ -19,17 +19,11 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
-from tutorial_engine.cache.rows import GrowingKVCache
+from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import (
-    CachedRunner,
-    ModelRunner,
-    RecomputeRunner,
-    Runner,
-    make_runner,
-)
+from tutorial_engine.engine.runner import ModelRunner, Run, run_with_cache, run_without_cache
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.checkpoint import without_weights
@@ -133,22 +127,25 @@ def _bound(difference: float) -> float:
     return 10.0 ** max(-4, math.ceil(math.log10(difference))) if difference > 0 else 1e-4
 
 
-# -- notebook 02: through a runner ----------------------------------------------------------------
+# -- notebook 02: through the loop ----------------------------------------------------------------
 
 
 def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path without a scheduler: the reference, the caches, chunks and batches."""
 
-    def static(num_seqs: int) -> Runner:
-        return make_runner(model, num_seqs=num_seqs, max_len=max_len)
+    def rows(num_seqs: int, chunk_size: int | None = None) -> Run:
+        cache = StaticKVCache.from_config(
+            model.config, max_seqs=num_seqs, max_len=max_len, dtype=model.dtype, device=model.device
+        )
+        return run_with_cache(model, cache, chunk_size)
 
     return {
-        REFERENCE: runner_path(lambda _: RecomputeRunner(model)),
-        "torch.cat cache": runner_path(lambda _: CachedRunner(model, GrowingKVCache())),
-        "static cache": runner_path(static),
-        "chunked, 3 tokens": runner_path(static, chunk_size=3),
-        "batched, unequal prompts": runner_path(static, together=True),
-        "batched and chunked": runner_path(static, together=True, chunk_size=2),
+        REFERENCE: loop_path(lambda _: run_without_cache(model)),
+        "torch.cat cache": loop_path(lambda _: run_with_cache(model, GrowingKVCache())),
+        "static cache": loop_path(rows),
+        "chunked, 3 tokens": loop_path(lambda n: rows(n, 3)),
+        "batched, unequal prompts": loop_path(rows, together=True),
+        "batched and chunked": loop_path(lambda n: rows(n, 2), together=True),
     }
 
 
@@ -163,15 +160,16 @@ def layer_paths(model: Qwen3ForCausalLM) -> dict[str, LedgerPath]:
         twin.requires_grad_(False).eval()
     use_fast_layers(fast, pack_from=0)
     return {
-        "textbook layers": runner_path(lambda _: RecomputeRunner(plain)),
-        "fast layers": runner_path(lambda _: RecomputeRunner(fast)),
+        "textbook layers": loop_path(lambda _: run_without_cache(plain)),
+        "fast layers": loop_path(lambda _: run_without_cache(fast)),
     }
 
 
-def runner_path(
-    make_runner: Callable[[int], Runner], together: bool = False, chunk_size: int | None = None
-) -> LedgerPath:
-    """Through a fresh runner for n sequences: all prompts in one batch, or each alone."""
+def loop_path(make_run: Callable[[int], Run], together: bool = False) -> LedgerPath:
+    """Through the loop without a scheduler: all prompts in one batch, or each alone.
+
+    `make_run` makes what runs n sequences, anew for each batch.
+    """
 
     def path(
         prompts: Sequence[Sequence[int]], num_tokens: int, tokens: Tensor | None = None
@@ -184,13 +182,13 @@ def runner_path(
             return torch.cat(alone)
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
         requests = [Request(str(s), prompt, params) for s, prompt in enumerate(prompts)]
-        runner = make_runner(len(prompts))
-        steps = [runner.run(requests, chunk_size)]
+        run = make_run(len(prompts))
+        steps = [run(requests)]
         for step in range(num_tokens - 1):
             chosen = steps[-1].argmax(-1) if tokens is None else tokens[:, step]
             for request, token in zip(requests, chosen.tolist(), strict=True):
                 request.append(SampledToken(token), now=0.0)
-            steps.append(runner.run(requests))
+            steps.append(run(requests))
         return torch.stack(steps, dim=1)
 
     return path
@@ -262,16 +260,15 @@ def engine_path(
         several = [[ForcedSampler(greedy, own) for _ in range(samples)] for own in forced]
         watched = [own[-1] for own in several]
         long = SamplingParams(max_tokens=10**6, ignore_eos=True)
-        others = {engine.add_request(prompt, long) for prompt in neighbours}
+        others = {engine.add_request(None, prompt, long) for prompt in neighbours}
         to_come, step = list(order(len(prompts))), 0
         while to_come or any(len(sampler.logits) < num_tokens for sampler in watched):
             while to_come and step >= apart * (len(prompts) - len(to_come)):
                 i = to_come.pop(0)
-                engine.add_request(prompts[i], params, sampler=several[i])
+                engine.add_request(None, prompts[i], params, sampler=several[i])
             if step == abort_after:
-                for request_id in others & engine.requests.keys():
-                    engine.abort(request_id)
-            if not to_come and not engine.has_unfinished_requests:
+                engine.abort_request(others & engine.requests.keys())
+            if not to_come and not engine.has_unfinished_requests():
                 raise ValueError(f"a request ended before its {num_tokens} tokens: raise max_len")
             engine.step()
             engine.check_integrity()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.intake import Prompt
+from tutorial_engine.engine.inputs import Prompt
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -63,24 +63,24 @@ def serve(
     """
     if not all(math.isfinite(arrival.time) for arrival in arrivals):
         raise ValueError(f"arrival times are seconds, got {[a.time for a in arrivals]}")
-    if engine.has_unfinished_requests:
+    if engine.has_unfinished_requests():
         raise ValueError("the engine has other requests, whose results would be lost: run() first")
     start = engine.clock.now()
     to_come = sorted(enumerate(arrivals), key=lambda pair: (pair[1].time, pair[0]), reverse=True)
     index = dict[str, int]()  # request_id -> place among the arrivals
     outputs = dict[int, RequestOutput]()
     steps = 0
-    while to_come or engine.has_unfinished_requests:
+    while to_come or engine.has_unfinished_requests():
         while to_come and start + to_come[-1][1].time <= engine.clock.now():
             i, (seconds, prompt, params, name) = to_come.pop()
-            index[engine.add_request(prompt, params, name, arrival=start + seconds)] = i
-        if not engine.has_unfinished_requests:
+            index[engine.add_request(name, prompt, params, arrival=start + seconds)] = i
+        if not engine.has_unfinished_requests():
             engine.clock.wait_until(start + to_come[-1][1].time)
             continue
         if steps == max_steps:
             raise RuntimeError(f"{max_steps} steps did not suffice for {len(arrivals)} requests")
         steps += 1
-        for result in engine.step():
-            if result.output is not None and result.request_id in index:
-                outputs[index[result.request_id]] = result.output
+        for output in engine.step():
+            if output.finished and output.request_id in index:
+                outputs[index[output.request_id]] = output
     return [outputs[i] for i in range(len(arrivals))]

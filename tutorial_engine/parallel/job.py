@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.intake import Prompt, prompt_token_ids
+from tutorial_engine.engine.inputs import Prompt, list_of_prompts, token_ids_of
 from tutorial_engine.lab.ledger import ForcedSampler
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -80,10 +80,10 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     Every rank reads the whole checkpoint and keeps its part of it.
     """
     start, before = time.monotonic(), group.traffic
-    whole = load_model(job.checkpoint, group.device, getattr(torch, job.dtype), prepack=False)
+    whole = load_model(job.checkpoint, group.device, getattr(torch, job.dtype), fast=False)
     has_tokenizer = (resolve_checkpoint(job.checkpoint) / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(job.checkpoint) if has_tokenizer else None
-    prompts = prompt_token_ids(job.prompts, tokenizer)
+    prompts = [token_ids_of(prompt, tokenizer) for prompt in list_of_prompts(job.prompts)]
     params = shared_seeds(job.params, len(prompts), group)
     model = shard(whole, group.rank, group.size, group.all_reduce)
     served = serve(model, prompts, params, job, tokenizer)
@@ -138,7 +138,7 @@ def serve(
     forced: Sequence[Any] = job.forced or [None] * len(prompts)
     samplers = [ForcedSampler(*pair) for pair in zip(params, forced, strict=True)]  # keep logits
     for i, sampler in enumerate(samplers):
-        engine.add_request(prompts[i], params[i], str(i), sampler=sampler)
+        engine.add_request(str(i), prompts[i], params[i], sampler=sampler)
     outputs = sorted(engine.run(), key=lambda output: int(output.request_id))
     engine.check_integrity()
     if errors := [output.error for output in outputs if output.error is not None]:

@@ -65,7 +65,7 @@ def shard(
 ) -> Qwen3ForCausalLM:
     """One rank's model: the same class with fewer heads and MLP columns, and two sums a layer.
 
-    `model` has plain weights (loaded with prepack=False) and stays as it is; embedding and norms
+    `model` has plain weights (loaded with fast=False) and stays as it is; embedding and norms
     are shared with it. ValueError where tp_size does not divide.
     """
     part = without_weights(shard_config(model.config, tp_size))

@@ -209,7 +209,6 @@ def hugging_face_tensors(
     sizes = {
         "qkv_proj": (q_rows, kv_rows, kv_rows),
         "gate_up_proj": (config.intermediate_size,) * 2,
-        "qk_norm": (config.head_dim,) * 2,
     }
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

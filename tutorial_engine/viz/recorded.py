@@ -50,14 +50,14 @@ def record(engine: LLMEngine, requests: Sequence[Coming], params: SamplingParams
     """
     assert engine.trace is not None, "the run is to be recorded"
     left = list(requests)
-    while left or engine.has_unfinished_requests:
-        while left and (left[0].step <= engine.num_steps or not engine.has_unfinished_requests):
+    while left or engine.has_unfinished_requests():
+        while left and (left[0].step <= engine.num_steps or not engine.has_unfinished_requests()):
             one = left.pop(0)
             try:
                 own = (
                     params if one.max_tokens is None else replace(params, max_tokens=one.max_tokens)
                 )
-                engine.add_request(one.prompt, own, one.name)
+                engine.add_request(one.name, one.prompt, own)
             except ValueError as error:
                 raise ValueError(f"The engine refuses: {error}.") from error
         if engine.num_steps == MAX_STEPS:

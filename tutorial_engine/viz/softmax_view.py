@@ -161,7 +161,7 @@ def record_softmax(
     )
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     for i, text in enumerate(prompts):
-        engine.add_request(text, params, chr(ord("A") + i))
+        engine.add_request(chr(ord("A") + i), text, params)
     (first,) = (output for output in engine.run() if output.request_id == "A")
     ids = [*first.prompt_token_ids, *first.outputs[0].token_ids]
     many = sum(len(step.scores) for step in recorder.steps)
