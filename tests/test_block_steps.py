@@ -20,7 +20,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, RequestEvent, Trace
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
-from tutorial_engine.viz.block_view import MAX_REQUESTS, BlockView, block_view
+from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView, block_view
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.scene import HATCHED

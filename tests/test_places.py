@@ -8,7 +8,7 @@ from traces import NASTY, POLICIES, STORY, check_words, items, played, renamed, 
 
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.places import IDLE, WASTED, Held, places, read_places
+from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
 from tutorial_engine.viz.trace_rows import rows
 
 every_policy = pytest.mark.parametrize("policy", POLICIES)

@@ -28,7 +28,7 @@ from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look, text_width
-from tutorial_engine.viz.timeline import TALL, timeline, timelines
+from tutorial_engine.viz.timeline_plots import TALL, timeline, timelines
 from tutorial_engine.viz.trace_rows import rows
 
 every_policy = pytest.mark.parametrize("policy", POLICIES)
