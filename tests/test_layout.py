@@ -56,7 +56,7 @@ def handed_out(room: Path) -> dict[str, Path]:
     """What a room's __init__ hands out, and the file that each name comes from."""
     found = {}
     for node in parsed(room / "__init__.py").body:
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and _is_ours(node.module or ""):
             found |= {alias.name: file_of(node.module or "") for alias in node.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOMES":
             for module, names in ast.literal_eval(node.value).items():
