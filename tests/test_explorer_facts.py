@@ -2,22 +2,11 @@
 
 import random
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from explorers import (
-    caption_of,
-    inside,
-    items,
-    message_of,
-    place,
-    svg_of,
-    tips,
-    turn,
-    words,
-)
+from explorers import caption_of, items, message_of, place, svg_of, tips, turn, words
 from inputs import PROMPTS
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
@@ -32,11 +21,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
-from tutorial_engine.viz import recorded
-from tutorial_engine.viz.attention_explorer import (
-    AttentionExplorer,
-    attention_weights,
-)
+from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
 from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cache_steps import record_steps
@@ -46,7 +31,6 @@ from tutorial_engine.viz.cell_explorer import (
     APPEND,
     OPERATIONS,
     RESET,
-    SHIFT,
     CellExplorer,
     append_tokens,
 )
@@ -156,29 +140,6 @@ def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
     assert verdicts == {True, False}
 
 
-def test_any_head_is_one_click_away_and_says_its_largest_weight(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, attention: AttentionExplorer
-) -> None:
-    weights = attention_weights(model, tokenizer.encode(KITE).ids)
-    shown = inside(attention.view)
-    assert len(attention.heads) == 24 and all(b in shown for b in attention.heads.values())
-    draws: list[int] = []
-    scene = attention.scene
-    attention.scene = lambda step: (draws.append(step), scene(step))[1]  # type: ignore[method-assign]
-    for layer, head in ((3, 3), (1, 5), (1, 2)):
-        attention.heads[layer, head].click()
-        assert (attention.value("layer"), attention.value("head")) == (layer, head)
-        assert caption_of(attention).startswith(f"Layer {layer}, head {head}:")
-    assert len(draws) == 3
-    turn(attention, 5)
-    for (layer, head), button in attention.heads.items():
-        chosen = "▸" * ((layer, head) == (1, 2))
-        assert button.description == f"{chosen}{float(weights[layer, head, 5].max()):.2f}"
-        assert button.tooltip == f"show layer {layer}, head {head}"
-    turn(attention, layer=0)  # the number boxes and the grid agree
-    assert attention.heads[0, 2].description.startswith("▸")
-
-
 def score_of(explorer: RopeExplorer) -> float:
     found = re.search(r"a score of (-?\d+\.\d\d)", caption_of(explorer))
     assert found is not None
@@ -199,12 +160,6 @@ def test_shifting_both_keeps_the_score() -> None:
         assert "the angles between the hands and the score stay the same" in caption_of(explorer)
         assert words(explorer, r"verdict\d") == 2 * ["≠ changes"] + 2 * ["= stays the same"]
     assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
-
-
-def test_score_is_the_sum_of_the_pairs_cosines() -> None:
-    explorer = RopeExplorer(head_dim=8, theta=100.0, m=7, n=2)
-    speeds = 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-    assert score_of(explorer) == pytest.approx(float((5 * speeds).cos().sum()), abs=0.006)
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -271,32 +226,6 @@ def test_probabilities_are_those_of_each_sequence_alone(cache: CacheExplorer) ->
             )
 
 
-def test_a_request_ends_where_the_model_ends_it_and_the_others_go_on(
-    cache: CacheExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = cache.model
-    chosen = {row: [step.best[row][0][0] for step in cache.run.steps] for row in range(3)}
-    who, when, ender = next(
-        (row, when, token)
-        for row, own in chosen.items()
-        for when, token in enumerate(own)
-        if 0 < when < 4
-        and token not in own[:when]
-        and all(token not in chosen[other] for other in range(3) if other != row)
-    )
-    monkeypatch.setattr(model, "config", replace(model.config, eos_token_ids=(ender,)))
-    cache.ran = None  # run it again
-    turn(cache, chunk=24)
-    others = [row for row in range(3) if row != who]
-    parts = [list(step.parts) for step in cache.run.steps]
-    assert parts == [[0, 1, 2]] * (when + 1) + [others] * (4 - when)
-    turn(cache, step=5)
-    assert "has ended" in words(cache, f"run{who}.runs")[0]
-    names = " and ".join("ABC"[row] for row in others)
-    assert f"Step 5 of 5, decode: 2 tokens (1 each of {names})" in cache.shown_caption
-    cache.ran = None  # what was recorded here is not what the next test expects
-
-
 def test_the_hook_is_gone_even_after_a_failure(cache: CacheExplorer) -> None:
     model = cache.model
     with pytest.raises(ValueError, match="room for 4"):
@@ -333,13 +262,6 @@ def test_bars_are_the_distribution(cache: CacheExplorer) -> None:
         assert place(cache, f"run{row}.bar")[2] == pytest.approx(max(whole * p, 0.5))
         tip = next(tip for tip in tips(cache) if tip.startswith(f"next: {label} {percent(p)} ·"))
         assert tip.count("·") >= 5
-
-
-def test_parts_of_a_prompt_ask_for_no_token(cache: CacheExplorer, lengths: list[int]) -> None:
-    turn(cache, chunk=4, step=2)
-    assert sorted(lengths)[0] < 4 < sorted(lengths)[1]
-    assert "not asked for: more of the prompt follows" in words(cache, "run0.next")
-    assert "waits" in words(cache, "run2.runs")[0] and not items(cache, r"run\d\.bar")
 
 
 def test_account_counts_tokens_and_bytes(cache: CacheExplorer, lengths: list[int]) -> None:
@@ -412,24 +334,6 @@ def test_last_step_is_what_the_engine_samples_from(sampling: SamplingExplorer, k
     assert f"{percent(lost)} is lost" in words(sampling, "mass")[0]
 
 
-@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
-def test_bars_and_mass_are_in_proportion(sampling: SamplingExplorer, knobs: dict) -> None:
-    turn(sampling, **knobs)
-    for step in range(5):
-        turn(sampling, step)
-        parts = items(sampling, r"mass\d")
-        widths = {name: place(sampling, name)[2] for name in parts}
-        full = sum(widths.values())
-        assert full == pytest.approx(940) and all(width > 0 for width in widths.values())
-        assert widths["mass0"] / full == pytest.approx(sampling.stages[step].mass)
-        probs = sampling.stages[step].probs
-        for i, token in enumerate(sampling.shown_ids):
-            if token in kept(sampling):
-                part = place(sampling, f"after{i}")[2] / place(sampling, f"after{i}.track")[2]
-                assert part == pytest.approx(float(probs[token]) / sampling.most, abs=0.003)
-                assert words(sampling, f"after{i}.n") == [f"{100 * float(probs[token]):.1f} %"]
-
-
 def test_the_place_of_top_p_in_the_order_is_told(sampling: SamplingExplorer) -> None:
     turn(sampling, 3, top_k=30, top_p=0.8)
     first = sampling.logits.softmax(-1).sort(descending=True).values
@@ -480,11 +384,7 @@ def test_temperature_zero_is_greedy_and_skips_the_filters(sampling: SamplingExpl
 # -- the calculator --------------------------------------------------------------------------------
 
 
-PARAMETERS = {
-    "Qwen3-0.6B": 596_049_920,
-    "Llama-2-7B": 6_738_415_616,
-    "Llama-3.1-8B": 8_030_261_248,
-}
+PARAMETERS = {"Qwen3-0.6B": 596_049_920, "Llama-2-7B": 6_738_415_616, "Llama-3.1-8B": 8_030_261_248}
 
 
 PER_TOKEN = {"Qwen3-0.6B": 112, "Llama-2-7B": 512, "Llama-3.1-8B": 128}  # KiB, 16 bits
@@ -520,22 +420,6 @@ def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
     said = f"Maximum concurrency for 4,096 tokens per request: {times:.2f}x"
     assert words(calculator, "sum6") == [said]
     assert calculator.num_steps == int(times) + 1  # a step of the slider for each that fits
-
-
-def test_bar_is_the_memory_in_proportion(calculator: MemoryCalculator) -> None:
-    turn(calculator, 20)
-    plan = calculator.plan
-    per_byte = place(calculator, "memory.all")[2] / (24 * 2**30)
-    wide = {name: place(calculator, name)[2] / per_byte for name in ("weights", "free", "others")}
-    assert wide["weights"] == pytest.approx(plan.weight_bytes)
-    assert wide["free"] == pytest.approx(plan.kv_bytes - 20 * plan.kv_bytes_per_request)
-    assert wide["others"] == pytest.approx(24 * 2**30 - plan.usable_bytes)
-    each = [place(calculator, f"kv{i}")[2] / per_byte for i in range(20)]
-    assert each == pytest.approx([plan.kv_bytes_per_request] * 20)
-    turn(calculator, context=64)  # too thin to be told apart: one box for all of them
-    assert "K and V of 20 requests" in " ".join(tips(calculator))
-    total = place(calculator, "kv0")[2] / per_byte
-    assert total == pytest.approx(20 * calculator.plan.kv_bytes_per_request)
 
 
 def test_times_are_those_of_the_plan_and_the_longer_one_decides(
@@ -605,36 +489,6 @@ def table_rows(cache: CellKVCache) -> list[tuple[str, set[int], str]]:
     return found
 
 
-def test_it_opens_on_a_hole_that_is_filled_by_a_token_of_another_position(
-    cells: CellExplorer,
-) -> None:
-    ids = cells.tokenizer.encode("How are you").ids
-    assert len(ids) == 5 and cells.num_steps == 7 and cells.step == 6
-    assert cells.shown_caption == (
-        "Step 6 of 6, append “·and” to sequence 1: 6 of 8 cells are used by 2 sequences; cells 0 "
-        "to 3 belong to both and are stored once; token “·and” of sequence 1, position 5, went to "
-        "cell 4 in every layer."
-    )
-    assert list(cells.cache.table.cells_of(1)) == [0, 1, 2, 3, 6, 4]
-    labels = token_labels(cells.tokenizer, ids)
-    assert [cells.labels[cell] for cell in range(4)] == labels[:4]
-
-
-def test_shift_is_seen_pending_then_in_every_layers_keys(cells: CellExplorer) -> None:
-    press(cells, "seq_keep", seq=1)
-    press(cells, "seq_rm", seq=1, p0=0, p1=2)
-    press(cells, "seq_add", seq=1, p0=2, p1=-1, delta=-2)
-    assert drawn_rows(cells)[2] == ("0", {1}, "−2")
-    assert not any(name.startswith("turned.") for name in cells.shown.items)
-    used = torch.tensor([2, 3, 4, 6])
-    v = cells.cache.storage.read(3, used)[1]
-    press(cells, SHIFT)
-    turned = {name for name in cells.shown.items if name.endswith(".d")}
-    assert turned == {f"turned.{c}.{layer}.d" for c in (2, 3, 4, 6) for layer in range(4)}
-    assert torch.equal(v, cells.cache.storage.read(3, used)[1])
-    assert drawn_rows(cells)[2] == ("0", {1}, "0")
-
-
 def test_what_the_cells_hold_is_what_the_model_writes(cells: CellExplorer) -> None:
     """Sequence 1 lies scattered; its K and V are those of its text run alone."""
     ids = [*cells.tokenizer.encode("How are you").ids[:4]]
@@ -696,27 +550,9 @@ def test_refused_is_said_and_nothing_is_lost(
     message = press(cells, name, **{"p1": -1, "p0": 0} | knobs)
     assert says in message and message.endswith("The picture below is the one before.")
     assert (cells.shown.svg(), cells.num_steps, repr(cells.cache.table)) == before
-    with pytest.raises(ValueError):
-        cells.do(name, **knobs)
-    assert (cells.num_steps, repr(cells.cache.table)) == before[1:]
     cells.slider.value = 3
     assert cells.shown_caption == cells.caption(3)
     assert press(cells, "seq_rm", seq=1, p0=5, p1=-1) == "" and cells.num_steps == 8
-
-
-def test_from_code_each_operation_has_the_same_effect_as_its_button(
-    cells: CellExplorer,
-) -> None:
-    picture = cells.do("seq_rm", seq=1, p0=4)
-    assert picture == cells.picture() and cells.value("p1") == -1
-    assert drawn_rows(cells) == table_rows(cells.cache)
-    with pytest.raises(ValueError, match="no operation 'seq_div'; there are"):
-        cells.do("seq_div")
-    with pytest.raises(ValueError, match=r"seq_keep has no \['p0'\]; it reads \['seq'\]"):
-        cells.do("seq_keep", p0=1)
-    with pytest.raises(ValueError, match="seq cannot be 9"):
-        cells.do("seq_keep", seq=9)
-    assert cells.do(AGAIN).caption == cells.caption(6)
 
 
 # -- the dial --------------------------------------------------------------------------------------
@@ -811,24 +647,6 @@ def test_the_pool_is_that_of_the_trace(dial: DialExplorer, position: Any, step: 
         assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
 
 
-@every_position
-def test_the_chart_is_as_high_as_slots_are_used_and_reserved(
-    dial: DialExplorer, position: Any
-) -> None:
-    turn(dial, block_size=position)
-    shown = dial.shown.items
-    whole = float(shown["chart.pool"].attributes["height"])
-    for step, moment in enumerate(dial.point.snapshots):
-        u = moment.usage
-        used = float(shown[f"chart.{step}.used"].attributes["height"])
-        assert used == pytest.approx(whole * u.used / 128)
-        idle = shown.get(f"chart.{step}.reserved")
-        high = float(idle.attributes["height"]) if idle else 0.0
-        assert high == pytest.approx(whole * u.reserved / 128)
-        told = f"step {step}: {u.used} used, {u.reserved} reserved, {u.free} free"
-        assert shown[f"chart.{step}.used"].tip == told
-
-
 def test_the_table_has_the_counts_of_every_position(dial: DialExplorer) -> None:
     shown = dial.shown.items
     assert [shown[f"head.{i}"].text for i in range(7)] == [str(p) for p in POSITIONS]
@@ -895,39 +713,6 @@ def test_knobs_are_the_engines_settings(scheduler: SchedulerExplorer) -> None:
     assert settings["max_model_len"] == scheduler.run.max_len == 16  # 10 + 6 tokens
 
 
-@pytest.mark.parametrize("step", range(8))
-def test_rows_show_what_the_cache_holds_and_what_is_written(
-    scheduler: SchedulerExplorer, step: int
-) -> None:
-    run, now = turn(scheduler, step=step).run, scheduler.run.steps[step]
-    held = {r.table[0]: name for name, r in now.planned.requests.items() if r.table}
-    assert {i.text for i in items(scheduler, r"row\d+\.who").values()} == set(held.values())
-    for row in range(3):
-        if row not in held:
-            assert words(scheduler, f"row{row}.n")[0] == "free"
-            assert f"row{row}.free" in scheduler.shown.items
-            continue
-        name = held[row]
-        new = now.scheduled[name].slots if name in now.scheduled else ()
-        slots = (*now.planned.requests[name].slots, *new)
-        tail = ", then free" * (name in run.ended(step))
-        assert words(scheduler, f"row{row}.n")[0] == f"{len(slots)} of 16{tail}"
-        for position, slot in enumerate(slots):
-            assert slot // 16 == row and f"slot{slot}" in scheduler.shown.items
-            label = run.label(name, position)
-            tip = f"slot {slot}: K and V of token {position} of {name}, “{label}”"
-            assert scheduler.shown.items[f"slot{slot}"].tip == tip
-        x, _, width, _ = place(scheduler, f"row{row}.new")
-        assert x == place(scheduler, f"slot{new[0]}")[0]
-        assert width == pytest.approx(len(new) * place(scheduler, f"slot{new[0]}")[2])
-        if len(slots) < 16:
-            empty = scheduler.shown.items[f"row{row}.empty"]
-            assert empty.attributes["fill"] == HATCHED
-            assert empty.tip.startswith(f"slots {slots[-1] + 1} to {16 * row + 15}: reserved for")
-    drawn = sum(len(r.slots) for r in now.planned.requests.values()) + now.num_tokens
-    assert len(items(scheduler, r"slot\d+")) == drawn
-
-
 @pytest.mark.parametrize("policy", list(CLASSES))
 def test_the_table_has_the_numbers_that_the_rule_goes_by(
     scheduler: SchedulerExplorer, policy: str
@@ -952,16 +737,6 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
         gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
         assert set(gone) == {*run.over(step), *run.to_come(step)}
-
-
-def test_a_run_that_takes_too_long_is_refused(
-    scheduler: SchedulerExplorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorded, "MAX_STEPS", 8)
-    turn(scheduler, budget=9)
-    assert not scheduler.error
-    turn(scheduler, budget=2)
-    assert scheduler.error == "This takes more than 8 steps: raise the budget."
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -1016,14 +791,6 @@ def test_every_pool_gives_the_tokens_of_generate_alone(
         assert last[name].token_ids == ids + alone.outputs[0].token_ids
 
 
-def test_knobs_of_pages_are_the_engines_settings(paged: BlockExplorer) -> None:
-    turn(paged, block_size=2, num_blocks=30, prefix_caching=OFF, budget=9)
-    settings = paged.run.trace.settings
-    assert (settings["block_size"], settings["num_blocks"]) == (2, 30)
-    assert settings["prefix_caching"] is False and settings["max_num_batched_tokens"] == 9
-    assert max(e.num_tokens for e in paged.run.trace.events if hasattr(e, "num_tokens")) == 9
-
-
 def test_prefixes_are_shared_only_with_prefix_caching(paged: BlockExplorer) -> None:
     assert any("B finds 8 tokens in blocks 0 and 1" in said for said in block_captions(paged))
     assert any("stored once for A and B" in said for said in block_captions(paged))
@@ -1031,23 +798,3 @@ def test_prefixes_are_shared_only_with_prefix_caching(paged: BlockExplorer) -> N
     assert not any(re.search("finds|once|findable", said) for said in block_captions(paged))
     assert "prefix caching off" in words(paged, "title.note")[0]
     assert not words(paged, "chain")
-
-
-def test_at_first_sight_nothing_is_said_of_hashes_and_the_engine_finds_none(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    paged = BlockExplorer(model, tokenizer, ALIKE, num_blocks=9, simple=True)
-    assert paged.title != BlockExplorer.title and "prefix_caching" not in paged.parameters
-    assert paged.run.trace.settings["prefix_caching"] is False
-    for knobs in (
-        {"block_size": 2, "num_blocks": 17},
-        {"block_size": 8},
-        {"arrivals": ALL_AT_ONCE},
-    ):
-        turn(paged, **knobs)
-        assert not paged.error and paged.run.num_blocks == paged.value("num_blocks")
-        for step in range(paged.num_steps):
-            turn(paged, step=step)
-            assert not re.search("hash|find|ref |root|cached", svg_of(paged).split("</defs>")[1])
-    turn(paged, block_size=1, num_blocks=32)
-    assert "the simple picture has room for 32 blocks" in paged.error

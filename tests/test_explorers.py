@@ -15,18 +15,7 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from explorers import (
-    LARGEST,
-    MAKE,
-    Text,
-    caption_of,
-    inside,
-    message_of,
-    seen,
-    svg_of,
-    tips,
-    turn,
-)
+from explorers import LARGEST, MAKE, Text, caption_of, inside, message_of, seen, svg_of, tips, turn
 from inputs import PROMPTS
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer

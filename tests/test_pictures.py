@@ -83,6 +83,7 @@ from traces import (
     story,
 )
 
+from tutorial_engine import viz
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
 from tutorial_engine.lab.layouts import KVLayout, layouts
@@ -93,68 +94,18 @@ from tutorial_engine.model.rope import inverse_frequencies
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz.attention_plots import (
-    attention_picture,
-    clocks_picture,
-    cost_picture,
-    distance_picture,
-    heads_picture,
-    mask_picture,
-    training_picture,
-    variance_picture,
-)
-from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.bench_plots import bench_picture
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
-from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView, block_view
-from tutorial_engine.viz.cache_plots import (
-    bytes_picture,
-    latency_picture,
-    positions_picture,
-    roofline_picture,
-    work_picture,
-)
+from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView
 from tutorial_engine.viz.cell_steps import CellsSnapshot, take_snapshot
 from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.induction_view import two_steps_picture
-from tutorial_engine.viz.layout_plots import layouts_picture
-from tutorial_engine.viz.memory_plots import (
-    dial,
-    layer_factor,
-    shift_picture,
-    users_at_once,
-    waste_over_time,
-)
-from tutorial_engine.viz.model_plots import (
-    CONTROL,
-    ablation_picture,
-    block_picture,
-    gqa_picture,
-    qkv_picture,
-    three_token_picture,
-)
-from tutorial_engine.viz.parallel_plots import ranks_picture
+from tutorial_engine.viz.model_plots import CONTROL
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.place_plots import places
 from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.request_plots import one_request, state_machine
-from tutorial_engine.viz.sampling_plots import draws_picture, margins_picture
 from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.serving_plots import (
-    itl_over_time,
-    latency_distributions,
-    sweep,
-    throughput_latency,
-)
 from tutorial_engine.viz.simple_blocks import SimpleBlockView
-from tutorial_engine.viz.softmax_view import (
-    RecordedSoftmax,
-    SoftmaxStep,
-    running_softmax_picture,
-    softmax_frames,
-)
+from tutorial_engine.viz.softmax_view import RecordedSoftmax, SoftmaxStep, softmax_frames
 from tutorial_engine.viz.style import house_style, new_figure
-from tutorial_engine.viz.timeline_plots import timeline, timelines
 
 HASHES = Path(__file__).with_name("picture_hashes.json")
 GIB = 1 << 30
@@ -217,17 +168,17 @@ def attention(best: int) -> Picture:
     weights = causal(8, 8)
     weights[-1] = 0.05
     weights[-1, best] = 0.65
-    return attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
+    return viz.attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
 
 
 def heads(best: tuple[int, int]) -> Picture:
     scores = 0.3 * draw(2, 3)
     scores[best] = 0.87
-    return heads_picture(causal(2, 3, 5, 5), scores, LABELS[:5])
+    return viz.heads_picture(causal(2, 3, 5, 5), scores, LABELS[:5])
 
 
 def masks(**pairs: Sequence[int]) -> Picture:
-    return mask_picture({name: causal_mask(*pair) for name, pair in pairs.items()})
+    return viz.mask_picture({name: causal_mask(*pair) for name, pair in pairs.items()})
 
 
 def latency(no_cache: Sequence[float], virtual: bool) -> Picture:
@@ -236,34 +187,34 @@ def latency(no_cache: Sequence[float], virtual: bool) -> Picture:
         "no cache": [*zip((8, 32), no_cache, strict=True)],
     }
     units = {"with cache": [(8, 1.0), (32, 1.0)], "no cache": [(8, 8.0), (32, 32.0)]}
-    return latency_picture(lines, units if virtual else None)
+    return viz.latency_picture(lines, units if virtual else None)
 
 
 def projection(layer: int) -> Picture:
     tokenizer = load_tokenizer()
     ids = tokenizer.encode("Once upon a time <Anna> had a red $kite$.").ids
-    return qkv_picture(load_model(), tokenizer, ids, 5, layer=layer)
+    return viz.qkv_picture(load_model(), tokenizer, ids, 5, layer=layer)
 
 
 def ranks(size: int, heads: int, kv_heads: int) -> Picture:
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     sizes |= {"vocab_size": QWEN3_06B.vocab_size, "intermediate_size": 24_576}
-    return ranks_picture(parallel_report(size, **sizes))
+    return viz.ranks_picture(parallel_report(size, **sizes))
 
 
 def gqa(heads: int, kv_heads: int) -> Picture:
     config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
-    return gqa_picture(config)
+    return viz.gqa_picture(config)
 
 
 def induction(name: str) -> Picture:
     tokenizer = load_tokenizer()
     ids = tokenizer.encode(f"Once upon a time {name} had an old coat. One day R").ids
-    return two_steps_picture(load_model(), tokenizer, ids, (1, (3, 5)), (3, 3))
+    return viz.two_steps_picture(load_model(), tokenizer, ids, (1, (3, 5)), (3, 3))
 
 
 def lone_batch(*tokens: Any) -> Picture:
-    return flat_batch(Batch.from_sequences(*tokens))
+    return viz.flat_batch(Batch.from_sequences(*tokens))
 
 
 def explored(name: str) -> Explorer:
@@ -292,54 +243,54 @@ PAGES = [case for case in CASES if case.block_size > 1]
 STATES = ("empty", "freed", "written", "crowded", *"146")
 VIEWS: dict[str, Callable[[], View]] = {
     # runs of the engine
-    "timeline": lambda: timeline(story(*ENDS)),
-    "timeline 60 steps": lambda: timeline(crowd()),
-    "timeline stalls": lambda: timeline(crowd("prefill first")),
-    "timeline one step": lambda: timeline(played(STORY[:1])),
-    "timeline high budget": lambda: timeline(played(STORY, budget=512)),
-    "timeline markup": lambda: timeline(renamed(story(*ENDS), MARKUP)),
-    "timelines": lambda: timelines({name: six(name) for name in POLICIES}),
-    "timelines markup": lambda: timelines({"a": crowd(), NASTY[0]: crowd("prefill first")}),
-    "places": lambda: places({policy: seven(policy) for policy in POLICIES}),
-    "places only": lambda: places({"a": seven("one rule")}, only=["A", "C"]),
-    "places markup": lambda: places({NASTY[0]: renamed(four_places(), MARKUP)}),
-    "state machine": lambda: state_machine(TRANSITIONS),
-    **{f"request {name}": lambda n=name: one_request(story(*ENDS), n) for name in "ABCD"},
-    "request markup": lambda: one_request(renamed(story(), {"D": NASTY[0]}), NASTY[0]),
-    "batch first": lambda: flat_batch(recorded_batches()[0]),
-    "batch mixed": lambda: flat_batch(recorded_batches()[1]),
+    "timeline": lambda: viz.timeline(story(*ENDS)),
+    "timeline 60 steps": lambda: viz.timeline(crowd()),
+    "timeline stalls": lambda: viz.timeline(crowd("prefill first")),
+    "timeline one step": lambda: viz.timeline(played(STORY[:1])),
+    "timeline high budget": lambda: viz.timeline(played(STORY, budget=512)),
+    "timeline markup": lambda: viz.timeline(renamed(story(*ENDS), MARKUP)),
+    "timelines": lambda: viz.timelines({name: six(name) for name in POLICIES}),
+    "timelines markup": lambda: viz.timelines({"a": crowd(), NASTY[0]: crowd("prefill first")}),
+    "places": lambda: viz.places({policy: seven(policy) for policy in POLICIES}),
+    "places only": lambda: viz.places({"a": seven("one rule")}, only=["A", "C"]),
+    "places markup": lambda: viz.places({NASTY[0]: renamed(four_places(), MARKUP)}),
+    "state machine": lambda: viz.state_machine(TRANSITIONS),
+    **{f"request {name}": lambda n=name: viz.one_request(story(*ENDS), n) for name in "ABCD"},
+    "request markup": lambda: viz.one_request(renamed(story(), {"D": NASTY[0]}), NASTY[0]),
+    "batch first": lambda: viz.flat_batch(recorded_batches()[0]),
+    "batch mixed": lambda: viz.flat_batch(recorded_batches()[1]),
     "batch small": lambda: lone_batch([[VOCAB - 1]]),
     "batch large": lambda: lone_batch([list(range(36)), [1] * 27, [7]], [0, 10, 40]),
     "batch decodes": lambda: lone_batch([[i] for i in range(16)], [7] * 16),
-    "batch markup": lambda: flat_batch(
+    "batch markup": lambda: viz.flat_batch(
         Batch.from_sequences([[1, 2], [3, 4]]), NASTY[:2], [*NASTY[2:], "·a", "↵"]
     ),
     **{f"blocks seed {case.seed}": lambda c=case: blocks(c) for case in CASES},
     "blocks wide labels": lambda: blocks(CASES[3], lambda _: "W" * 30),
     "blocks thin labels": lambda: blocks(CASES[6], lambda i: "il"[i % 2]),
-    "blocks 40": lambda: block_view(six_on(40, 4).trace, 2),
-    "blocks 64": lambda: block_view(six_on(64, 1).trace, 2),
+    "blocks 40": lambda: viz.block_view(six_on(40, 4).trace, 2),
+    "blocks 64": lambda: viz.block_view(six_on(64, 1).trace, 2),
     **{f"pages seed {case.seed}": lambda c=case: simple(c) for case in PAGES},
     **{f"cells {what}": lambda w=what: cells(w) for what in STATES},
     # measured, or by hand
-    "latency": lambda: latency_distributions({"fast": FAST, "slow $x$ <s>": SLOW}),
-    "latency of four": lambda: latency_distributions(
+    "latency": lambda: viz.latency_distributions({"fast": FAST, "slow $x$ <s>": SLOW}),
+    "latency of four": lambda: viz.latency_distributions(
         {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
     ),
-    "sweep": lambda: sweep(
+    "sweep": lambda: viz.sweep(
         [1, 2, 4, 8], {"virtual": [1, 2, 3, 4], "here": [10, 15, 20, 19]}, "batch", "tok/s"
     ),
-    "sweep lines": lambda: sweep(
+    "sweep lines": lambda: viz.sweep(
         [5, 10], {"virtual": {"p50": [20, 25], "p95 $x$": [30, None]}}, "rate", "TTFT, ms"
     ),
-    "sweep limits": lambda: sweep(
+    "sweep limits": lambda: viz.sweep(
         [0.1, 0.2, 0.3],
         {"TTFT": {"worst": [5, 6, 9], "mean": [4, 3, 2], "free": [1, 1, 1]}},
         "patience",
         "ms",
         at_most={"worst": 6, "mean": 3},
     ),
-    "throughput": lambda: throughput_latency(
+    "throughput": lambda: viz.throughput_latency(
         {
             "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],
             "static": [(8, 98.0, 304.0)],
@@ -347,72 +298,74 @@ VIEWS: dict[str, Callable[[], View]] = {
         "TTFT p95",
         "users",
     ),
-    "gaps": lambda: itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
-    "waste": lambda: waste_over_time({"rows": dial_point(ROWS), "pages": dial_point(4).trace}),
-    "waste of one": lambda: waste_over_time({"$x$ <s>": dial_point(16)}),
-    "users": lambda: users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
-    "layer factor": lambda: layer_factor(LLAMA, 10 * GIB),
-    "layer factor small": lambda: layer_factor(SMALL, 100_000),
-    "dial": lambda: dial(dial_points()),
-    "dial ends": lambda: dial([dial_point(CELLS), dial_point(ROWS)]),
-    "shift": lambda: shift_picture({"random": EXACT, "trained": APART}, 10),
-    "shift exact": lambda: shift_picture([EXACT]),
+    "gaps": lambda: viz.itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
+    "waste": lambda: viz.waste_over_time({"rows": dial_point(ROWS), "pages": dial_point(4).trace}),
+    "waste of one": lambda: viz.waste_over_time({"$x$ <s>": dial_point(16)}),
+    "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
+    "layer factor": lambda: viz.layer_factor(LLAMA, 10 * GIB),
+    "layer factor small": lambda: viz.layer_factor(SMALL, 100_000),
+    "dial": lambda: viz.dial(dial_points()),
+    "dial ends": lambda: viz.dial([dial_point(CELLS), dial_point(ROWS)]),
+    "shift": lambda: viz.shift_picture({"random": EXACT, "trained": APART}, 10),
+    "shift exact": lambda: viz.shift_picture([EXACT]),
     **{f"pool {at}": lambda at=at: pool_picture(dial_point(at), 6) for at in (1, 4, CELLS, ROWS)},
-    "layouts": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=2),
-    "layouts room": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=1, num_tokens=3),
-    "layouts one": lambda: layouts_picture(
+    "layouts": lambda: viz.layouts_picture(layouts(kv_numbers()), layer=1, token=2),
+    "layouts room": lambda: viz.layouts_picture(
+        layouts(kv_numbers()), layer=1, token=1, num_tokens=3
+    ),
+    "layouts one": lambda: viz.layouts_picture(
         {"by layer": KVLayout("by layer", kv_numbers(6, 5, 1, 3))}, 5, 0
     ),
-    "layouts bf16": lambda: layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
-    "ranks": lambda: ranks_picture(parallel_report()),
+    "layouts bf16": lambda: viz.layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
+    "ranks": lambda: viz.ranks_picture(parallel_report()),
     "ranks 1": lambda: ranks(1, 8, 8),
     "ranks 4": lambda: ranks(4, 16, 8),
     "ranks 8": lambda: ranks(8, 48, 48),
     "bench": lambda: bench_picture(bench_figures()),
     "bench serving": lambda: bench_picture(bench_figures(serving=True)),
     # the model
-    "layer": lambda: block_picture(load_model()),
-    "layer 0.6B": lambda: block_picture(on_meta()),
+    "layer": lambda: viz.block_picture(load_model()),
+    "layer 0.6B": lambda: viz.block_picture(on_meta()),
     "gqa": lambda: gqa(6, 2),
     "gqa one each": lambda: gqa(4, 4),
     "gqa many": lambda: gqa(64, 8),
-    "three tokens": lambda: three_token_picture(Q, K, V),
+    "three tokens": lambda: viz.three_token_picture(Q, K, V),
     "projection": lambda: projection(0),
     "projection 3": lambda: projection(3),
     "induction": lambda: induction("Rado"),
-    "softmax": lambda: running_softmax_picture(recorded_softmax()),
-    "softmax 8": lambda: running_softmax_picture(recorded_softmax(3, 1, 8)),
+    "softmax": lambda: viz.running_softmax_picture(recorded_softmax()),
+    "softmax 8": lambda: viz.running_softmax_picture(recorded_softmax(3, 1, 8)),
     "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
-    "ablation": lambda: ablation_picture({"$hits$": HITS, "stories": RATES}),
-    "ablation one": lambda: ablation_picture({"chance": RATES[:2]}),
+    "ablation": lambda: viz.ablation_picture({"$hits$": HITS, "stories": RATES}),
+    "ablation one": lambda: viz.ablation_picture({"chance": RATES[:2]}),
     "mask": lambda: masks(prefill=(4, 4), chunk=(3, 7)),
     "mask window": lambda: masks(decode=(1, 5), window=(4, 4, 2)),
     "heads": lambda: heads((0, 2)),
     "attention": lambda: attention(2),
-    "clocks": lambda: clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
-    "clocks few": lambda: clocks_picture(inverse_frequencies(16, 100.0), range(4)),
-    "distance": lambda: distance_picture(range(10), distances(0.0)),
-    "distance apart": lambda: distance_picture(range(10), distances(0.5, 4)),
-    "variance": lambda: variance_picture([4, 64, 256], [4.1, 63.6, 254.0], [1.0, 1.0, 0.9]),
-    "training": lambda: training_picture(curve(3, 1.5)),
-    "training late": lambda: training_picture(curve(6, 0.25)),
-    "training shipped": lambda: training_picture(
+    "clocks": lambda: viz.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
+    "clocks few": lambda: viz.clocks_picture(inverse_frequencies(16, 100.0), range(4)),
+    "distance": lambda: viz.distance_picture(range(10), distances(0.0)),
+    "distance apart": lambda: viz.distance_picture(range(10), distances(0.5, 4)),
+    "variance": lambda: viz.variance_picture([4, 64, 256], [4.1, 63.6, 254.0], [1.0, 1.0, 0.9]),
+    "training": lambda: viz.training_picture(curve(3, 1.5)),
+    "training late": lambda: viz.training_picture(curve(6, 0.25)),
+    "training shipped": lambda: viz.training_picture(
         json.loads((TINY.parent / "curve.json").read_text()), vocab_size=100
     ),
-    "cost": lambda: cost_picture([10, 11, 12], prompt_tokens=10),
-    "work": lambda: work_picture([10, 11, 12], [10, 1, 1], [1e7, 2e7, 3e7], [1e7, 1e6, 1e6]),
-    "work one": lambda: work_picture([4], [4], [8e9], [8e9]),
-    "bytes": lambda: bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
-    "positions": lambda: positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
-    "positions equal": lambda: positions_picture(range(4), range(4), WORDS, WORDS),
+    "cost": lambda: viz.cost_picture([10, 11, 12], prompt_tokens=10),
+    "work": lambda: viz.work_picture([10, 11, 12], [10, 1, 1], [1e7, 2e7, 3e7], [1e7, 1e6, 1e6]),
+    "work one": lambda: viz.work_picture([4], [4], [8e9], [8e9]),
+    "bytes": lambda: viz.bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
+    "positions": lambda: viz.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
+    "positions equal": lambda: viz.positions_picture(range(4), range(4), WORDS, WORDS),
     "decode times": lambda: latency([1.0, 4.0], virtual=True),
     "decode times here": lambda: latency([3.0, 4.0], virtual=False),
-    "roofline": lambda: roofline_picture(
+    "roofline": lambda: viz.roofline_picture(
         1e10, 1e11, [("decode", 0.5, 2.5e9), ("$prefill$", 40.0, 8e10)]
     ),
-    "roofline ridge": lambda: roofline_picture(2e12, 3e12, [("at the ridge", 1.5, 3e12)]),
-    "draws": lambda: draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
-    "margins": lambda: margins_picture([0.01, 0.2, 4, 5], {"fp32": 1e-6, "bf16": 0.1}),
+    "roofline ridge": lambda: viz.roofline_picture(2e12, 3e12, [("at the ridge", 1.5, 3e12)]),
+    "draws": lambda: viz.draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
+    "margins": lambda: viz.margins_picture([0.01, 0.2, 4, 5], {"fp32": 1e-6, "bf16": 0.1}),
     # explorers: every step, and the largest of each
     **{f"explorer: {name}": lambda n=name: explored(n) for name in MAKE},
     **{f"largest: {name}": lambda n=name: largest(n) for name in LARGEST},
@@ -583,11 +536,11 @@ def test_what_nobody_can_see_is_written_out(name: str) -> None:
     """Names that turn the line round or hide letters, wherever a view shows a name."""
     trace = renamed(story(), {"D": HIDDEN})
     drawn: dict[str, Callable[[], Picture]] = {
-        "timeline": lambda: timeline(trace),
-        "timelines": lambda: timelines({"a": trace, "b": story()}),
-        "places": lambda: places({"": renamed(four_places(), {"D": HIDDEN})}),
-        "request": lambda: one_request(trace, HIDDEN),
-        "gaps": lambda: itl_over_time({"a": renamed(chunked(8), {"A": HIDDEN})}, HIDDEN),
+        "timeline": lambda: viz.timeline(trace),
+        "timelines": lambda: viz.timelines({"a": trace, "b": story()}),
+        "places": lambda: viz.places({"": renamed(four_places(), {"D": HIDDEN})}),
+        "request": lambda: viz.one_request(trace, HIDDEN),
+        "gaps": lambda: viz.itl_over_time({"a": renamed(chunked(8), {"A": HIDDEN})}, HIDDEN),
         "cells": lambda: cells_picture(take_snapshot(shared_text()[0], {0: HIDDEN})),
     }
     picture = drawn[name]()
@@ -632,74 +585,61 @@ def four_cells() -> CellsSnapshot:
 
 ONES = ((0.0,), 0.0, 1.0, None, (0.0,))
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("no finished step", lambda: timeline(Trace({}, story().events[:2]))),
-    ("at least one trace", lambda: timelines({})),
-    ("at least one trace", lambda: places({})),
-    ("does not say max_num_seqs", lambda: places({"a": played(STORY)})),
+    ("no finished step", lambda: viz.timeline(Trace({}, story().events[:2]))),
+    ("at least one trace", lambda: viz.timelines({})),
+    ("at least one trace", lambda: viz.places({})),
+    ("does not say max_num_seqs", lambda: viz.places({"a": played(STORY)})),
+    ("65 places are too many", lambda: viz.places({"a": four_places(65)})),
     (
-        "65 places are too many",
-        lambda: places({"a": four_places(65)}),
+        "no place for the state 'swapped'",
+        lambda: viz.state_machine({Status.WAITING: {Status.SWAPPED}}),
     ),
-    ("no place for the state 'swapped'", lambda: state_machine({Status.WAITING: {Status.SWAPPED}})),
-    ("its own entry", lambda: state_machine({WAITING: {RUNNING}})),
-    ("its own entry", lambda: state_machine({})),
-    ("'E' never ran", lambda: one_request(Trace({}, (*story().events, LATE)), "E")),
-    ("no request 'Z'", lambda: one_request(story(), "Z")),
-    ("as many names", lambda: flat_batch(TWO, names=["A", "B"])),
-    ("as many names", lambda: flat_batch(TWO, labels=["a"])),
+    ("'E' never ran", lambda: viz.one_request(Trace({}, (*story().events, LATE)), "E")),
+    ("no request 'Z'", lambda: viz.one_request(story(), "Z")),
+    ("as many names", lambda: viz.flat_batch(TWO, names=["A", "B"])),
+    ("as many names", lambda: viz.flat_batch(TWO, labels=["a"])),
     ("65 tokens that see 65 are too many", lambda: lone_batch([[1] * 65])),
-    ("not of an engine on pages", lambda: block_view(story(), 0)),
-    ("no step of this trace ran", lambda: block_view(Paged().trace, 0)),
-    (r"step 5 is outside 0 .. 4", lambda: block_view(paged(), 5)),
+    ("not of an engine on pages", lambda: viz.block_view(story(), 0)),
+    ("no step of this trace ran", lambda: viz.block_view(Paged().trace, 0)),
+    (r"step 5 is outside 0 .. 4", lambda: viz.block_view(paged(), 5)),
     (
         rf"7 requests, 40 blocks of 4 .* {MAX_REQUESTS} requests, 64",
-        lambda: block_view(seven_on_40(), 0),
+        lambda: viz.block_view(seven_on_40(), 0),
     ),
-    (
-        r"40 blocks of 4 .*room for 32 blocks",
-        lambda: block_view(seven_on_40(), 0, simple=True),
-    ),
-    (r"room for .* 64 blocks", lambda: block_view(paged(65), 0)),
-    ("blocks of 16 tokens", lambda: block_view(paged(2, 17), 0)),
-    (r"has 11 entries: with 6 .* up to 8 each", lambda: block_view(tall_tables().trace, 0)),
+    (r"40 blocks of 4 .*room for 32 blocks", lambda: viz.block_view(seven_on_40(), 0, simple=True)),
+    (r"room for .* 64 blocks", lambda: viz.block_view(paged(65), 0)),
+    ("blocks of 16 tokens", lambda: viz.block_view(paged(2, 17), 0)),
+    (r"has 11 entries: with 6 .* up to 8 each", lambda: viz.block_view(tall_tables().trace, 0)),
     ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
+    ("4 cells before, 6 now", lambda: take_snapshot(new_cells(6), {}, four_cells())),
+    ("'a' has no TTFT", lambda: viz.latency_distributions({"a": [RequestMetrics(0.0)]})),
+    ("at least one x", lambda: viz.sweep([], {"a": []}, "x", "y")),
+    ("at least one point", lambda: viz.throughput_latency({})),
+    (r"to each: \['a'\]", lambda: viz.throughput_latency({"a": []})),
+    ("nobody came after", lambda: viz.itl_over_time({"a": chunked(8)}, "L")),
+    ("give 1 to 4 runs", lambda: viz.waste_over_time({})),
+    ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
+    ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
+    ("give 2 to 4 runs", lambda: viz.users_at_once({"a": FOUR().trace})),
+    ("pools of the same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": paged()})),
+    ("Not enough memory for KV cache", lambda: viz.layer_factor(LLAMA, 1)),
+    ("at least two points", lambda: viz.dial([])),
+    ("each position once", lambda: viz.dial([FOUR(), FOUR()])),
+    ("at least one", lambda: viz.shift_picture([])),
+    ("at least one layout", lambda: viz.layouts_picture({}, 0, 0)),
+    (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
     (
-        "4 cells before, 6 now",
-        lambda: take_snapshot(new_cells(6), {}, four_cells()),
+        "0 of 5 in room for 4",
+        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 0, num_tokens=5),
     ),
-    ("at least one policy", lambda: latency_distributions({})),
-    ("'a' has no TTFT", lambda: latency_distributions({"a": [RequestMetrics(0.0)]})),
-    ("at least one x", lambda: sweep([], {"a": []}, "x", "y")),
-    ("one panel", lambda: sweep([1], {}, "x", "y")),
-    ("a: give at least one line", lambda: sweep([1], {"a": {}}, "x", "y")),
-    ("for each of 2 x", lambda: sweep([1, 2], {"a": [1]}, "x", "y")),
-    ("only None", lambda: sweep([1], {"a": [None]}, "x", "y")),
-    ("at least one point", lambda: throughput_latency({})),
-    (r"to each: \['a'\]", lambda: throughput_latency({"a": []})),
-    ("at least one trace", lambda: itl_over_time({}, "A")),
-    ("no request 'Z'", lambda: itl_over_time({"a": chunked(8)}, "Z")),
-    ("nobody came after", lambda: itl_over_time({"a": chunked(8)}, "L")),
-    ("give 1 to 4 runs", lambda: waste_over_time({})),
-    ("give 1 to 4 runs", lambda: waste_over_time(dict.fromkeys("abcde", FOUR()))),
-    ("no rows, blocks or cells", lambda: waste_over_time({"a": Trace({}, ())})),
-    ("give 2 to 4 runs", lambda: users_at_once({"a": FOUR().trace})),
     (
-        "pools of the same size",
-        lambda: users_at_once({"a": FOUR().trace, "b": paged()}),
+        "3 of 3 in room for 4",
+        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 3, num_tokens=3),
     ),
-    ("Not enough memory for KV cache", lambda: layer_factor(LLAMA, 1)),
-    ("at least two points", lambda: dial([])),
-    ("each position once", lambda: dial([FOUR(), FOUR()])),
-    ("at least one", lambda: shift_picture([])),
-    ("at least one layout", lambda: layouts_picture({}, 0, 0)),
-    (r"layers 0 \.\. 2 .* got layer 3", lambda: layouts_picture(layouts(kv_numbers()), 3, 0)),
-    ("got layer 0, token -1", lambda: layouts_picture(layouts(kv_numbers()), 0, -1)),
-    ("0 of 5 in room for 4", lambda: layouts_picture(layouts(kv_numbers()), 0, 0, num_tokens=5)),
-    ("3 of 3 in room for 4", lambda: layouts_picture(layouts(kv_numbers()), 0, 3, num_tokens=3)),
-    ("at most 256, 6 layers", lambda: layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
+    ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
     (
         "the same K and V",
-        lambda: layouts_picture(
+        lambda: viz.layouts_picture(
             layouts(kv_numbers()) | {"b": KVLayout("by layer", kv_numbers(2))}, 0, 0
         ),
     ),
@@ -707,38 +647,37 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("2 ranks and 128 heads are too many", lambda: ranks(2, 128, 2)),
     (
         "token 3 is outside the 3 ids",
-        lambda: qkv_picture(load_model(), load_tokenizer(), [1] * 3, 3),
+        lambda: viz.qkv_picture(load_model(), load_tokenizer(), [1] * 3, 3),
     ),
     ("layer 4 is outside the 4", lambda: projection(4)),
-    (r"v must be \[3, 2\].*got \[2, 2\]", lambda: three_token_picture(Q, K, V[:2])),
-    ("'x': the value must be from 0 to 4, got 5", lambda: ablation_picture({"a": [("x", 5, 4)]})),
-    ("the first row", lambda: ablation_picture({"a": HITS[3:]})),
-    ("the first row", lambda: ablation_picture({})),
+    (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
+    (
+        "'x': the value must be from 0 to 4, got 5",
+        lambda: viz.ablation_picture({"a": [("x", 5, 4)]}),
+    ),
+    ("the first row", lambda: viz.ablation_picture({"a": HITS[3:]})),
     ("do not take the two steps", lambda: induction("Mimo")),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
     (
         "9 blocks of 1 tokens: .* room for 8 blocks of 8",
-        lambda: running_softmax_picture(
+        lambda: viz.running_softmax_picture(
             RecordedSoftmax(0, 0, 1, ("a",) * 9, (SoftmaxStep(0, *ONES),) * 9, (0.0,), (0.0,))
         ),
     ),
-    ("as many", lambda: work_picture([1, 2], [1], [1], [1])),
-    ("one number", lambda: work_picture([], [], [], [])),
-    ("at least one row", lambda: bytes_picture([])),
-    ("as many", lambda: positions_picture([0], [0, 1], ["a"], ["a"])),
-    (
-        "41 tokens are too many",
-        lambda: positions_picture(*2 * [range(41)], *2 * [41 * "a"]),
-    ),
-    ("at least one line", lambda: latency_picture({})),
-    ("'a'.*above 0", lambda: latency_picture({"a": []})),
-    ("'a'.*above 0", lambda: latency_picture({"a": [(1, 0.0)]})),
-    ("at least one point", lambda: roofline_picture(1, 1, [])),
-    ("above 0", lambda: roofline_picture(0, 1, [("a", 1, 1)])),
-    ("above 0", lambda: margins_picture([1, 0], {"a": 1})),
-    ("at least one margin", lambda: margins_picture([], {"a": 1})),
-    ("got 0 and 1", lambda: draws_picture([], ["a"])),
-    ("1 to 32", lambda: draws_picture(["a"] * 33, ["a"])),
+    ("as many", lambda: viz.work_picture([1, 2], [1], [1], [1])),
+    ("one number", lambda: viz.work_picture([], [], [], [])),
+    ("at least one row", lambda: viz.bytes_picture([])),
+    ("as many", lambda: viz.positions_picture([0], [0, 1], ["a"], ["a"])),
+    ("41 tokens are too many", lambda: viz.positions_picture(*2 * [range(41)], *2 * [41 * "a"])),
+    ("at least one line", lambda: viz.latency_picture({})),
+    ("'a'.*above 0", lambda: viz.latency_picture({"a": []})),
+    ("'a'.*above 0", lambda: viz.latency_picture({"a": [(1, 0.0)]})),
+    ("at least one point", lambda: viz.roofline_picture(1, 1, [])),
+    ("above 0", lambda: viz.roofline_picture(0, 1, [("a", 1, 1)])),
+    ("above 0", lambda: viz.margins_picture([1, 0], {"a": 1})),
+    ("at least one margin", lambda: viz.margins_picture([], {"a": 1})),
+    ("got 0 and 1", lambda: viz.draws_picture([], ["a"])),
+    ("1 to 32", lambda: viz.draws_picture(["a"] * 33, ["a"])),
 ]
 
 

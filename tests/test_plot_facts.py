@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import pytest
 import torch
 from checkpoints import QWEN3_06B
 from inputs import (
-    APART,
-    EXACT,
     PROMPTS,
     SECONDS,
     K,
@@ -22,9 +20,7 @@ from inputs import (
     V,
     bench_figures,
     dial_point,
-    dial_points,
     kv_numbers,
-    on_meta,
     parallel_report,
     pool_picture,
     recorded_softmax,
@@ -33,14 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from torch import Tensor
-from traces import (
-    POLICIES,
-    box,
-    chunked,
-    items,
-    plot_words,
-    served,
-)
+from traces import POLICIES, box, chunked, items, plot_words, served
 from transformers import AutoModelForCausalLM
 
 from tutorial_engine.engine.generate import generate
@@ -56,15 +45,8 @@ from tutorial_engine.viz import bench_plots, cache_plots
 from tutorial_engine.viz.bench_plots import bench_picture, main
 from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
-from tutorial_engine.viz.memory_plots import (
-    dial,
-    shift_picture,
-    shown,
-    users_at_once,
-    waste_over_time,
-)
+from tutorial_engine.viz.memory_plots import users_at_once, waste_over_time
 from tutorial_engine.viz.model_plots import (
-    block_picture,
     gqa_picture,
     qkv_picture,
     recorded_projection,
@@ -77,12 +59,9 @@ from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.serving_plots import itl_over_time, latency_distributions
 from tutorial_engine.viz.shapes import ShapeStep, meta_shape_walk, shape_walk
-from tutorial_engine.viz.softmax_view import (
-    running_softmax_picture,
-    softmax_frames,
-)
+from tutorial_engine.viz.softmax_view import running_softmax_picture
 from tutorial_engine.viz.style import PAPER
-from tutorial_engine.viz.tokens import escape, token_labels
+from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.trace_rows import rows
 
 # -- one layer, q, k and v, and attention ----------------------------------------------------------
@@ -93,52 +72,6 @@ PROMPT = "Once upon a time <Anna> had a red $kite$."
 
 def text(picture: Picture, name: str) -> str:
     return items(picture)[name].text or ""
-
-
-SIZES: dict[str, tuple[Callable[[Qwen3ForCausalLM], Qwen3ForCausalLM], tuple[int, ...]]] = {
-    "tiny": (lambda model: model, (192, 6, 2, 32, 192, 512, 512, 4)),
-    "0.6B": (lambda _: on_meta(), (1024, 16, 8, 128, 2048, 3072, 151_936, 28)),
-}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_every_arrow_of_the_layer_has_the_shape_of_what_runs_along_it(
-    model: Qwen3ForCausalLM, name: str
-) -> None:
-    make, (hidden, heads, kv_heads, dim, joined, mlp, vocab, layers) = SIZES[name]
-    picture = block_picture(make(model))
-    stream = f"[T, {hidden}]"
-    expected = {
-        "stream": stream,
-        "attention.in": stream,
-        **{f"attention.to.W_{one}": stream for one in "qkv"},
-        "q.raw": f"q [T, {heads}, {dim}]",
-        "k.raw": f"k [T, {kv_heads}, {dim}]",
-        "v.raw": f"v [T, {kv_heads}, {dim}]",
-        "q.turned": f"[T, {heads}, {dim}]",
-        "k.turned": f"[T, {kv_heads}, {dim}]",
-        "attention.back": f"[T, {heads}, {dim}], heads joined: [T, {joined}]",
-        "attention.out": stream,
-        "attention.plus": stream,
-        "mlp.in": stream,
-        "mlp.to.W_gate": stream,
-        "mlp.to.W_up": stream,
-        "gate.raw": f"gate [T, {mlp}]",
-        "up.raw": f"up [T, {mlp}]",
-        "mlp.back": f"[T, {mlp}]",
-        "mlp.out": stream,
-        "mlp.plus": stream,
-        "norm.out": f"last token [1, {hidden}]",
-        "logits": f"logits [1, {vocab}]",
-    }
-    shapes = [one for one in items(picture) if one.endswith(".shape")]
-    assert {one.removesuffix(".shape"): text(picture, one) for one in shapes} == expected
-    arrows = {one.removesuffix(".line") for one in items(picture) if one.endswith(".line")}
-    assert arrows - {"embed"} == {one for one in expected if not one.endswith("plus")}
-    assert text(picture, "ids") == "token ids [T]"
-    assert f"the next {layers - 1} layers" in text(picture, "more")
-    assert f"{heads} query heads, {kv_heads} K/V heads, {dim} numbers each" in picture.caption
-    assert f"after {layers} such layers come {vocab} logits" in picture.caption
 
 
 @pytest.mark.parametrize(("layer", "token"), [(0, 4), (2, -1)])
@@ -366,21 +299,6 @@ def test_an_answer_that_is_wrong_is_not_called_right() -> None:
     assert "✔" not in running_softmax_picture(bad).caption
 
 
-@where
-def test_the_player_reads_one_block_more_in_each_step(
-    layer: int, head: int, block_size: int
-) -> None:
-    run = recorded_softmax(layer, head, block_size)
-    frames = softmax_frames(run)
-    assert len({frame.caption for frame in frames}) == len(frames) == len(run.steps) + 1
-    for read, frame in enumerate(frames):
-        sums = [name for name in frame.scene.items if re.fullmatch(r"l\.\d+", name)]
-        assert sums == [f"l.{i}" for i in range(read)]
-    assert "✔" in frames[-1].caption and "✔" not in frames[-2].caption
-    last = running_softmax_picture(run).svg
-    assert all(escape(item.text) in last for item in frames[-1].scene.items.values())
-
-
 # -- shapes ----------------------------------------------------------------------------------------
 
 
@@ -527,31 +445,6 @@ def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: s
     assert over("read") == places(layout.kv[layer, :, :n])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_counters_are_those_of_the_layouts(name: str) -> None:
-    kv, layer, token, n = {
-        "all": (kv_numbers(), 1, 2, N),
-        "end": (kv_numbers(), 0, 3, N),
-        "one": (kv_numbers(6, 5, 1, 3), 5, 0, 5),
-        "bf16": (kv_numbers(2, 2, 4, 8).bfloat16(), 1, 1, 2),
-        "room": (kv_numbers(), 1, 1, 3),
-    }[name]
-    found = items(memory_of(name))
-    for order in ["by layer"] if name == "one" else ORDERS:
-        layout = KVLayout(order, kv)
-        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
-        said = [f"{t.runs} piece{'s' * (t.runs != 1)}" for t in (write, read)]
-        assert found[f"{order}.counts"].text == f"writing touches {said[0]}, reading {said[1]}"
-        assert (
-            f"{order}, writing touches {said[0]} and reading {said[1]}" in memory_of(name).caption
-        )
-        assert (
-            f"layers ({write.num_bytes} bytes), and layer {layer} is read"
-            in memory_of(name).caption
-        )
-        assert f"is read ({read.num_bytes} bytes): " in memory_of(name).caption
-
-
 # -- pools -----------------------------------------------------------------------------------------
 
 
@@ -601,24 +494,6 @@ def test_each_slot_looks_like_what_is_in_it_and_thick_frames_are_around_the_new(
     )
 
 
-def test_a_title_counts_its_pool_and_hovering_tells_the_slot_its_block_and_its_tokens() -> None:
-    now, picture = dial_point(4).snapshots[6], pool_picture(dial_point(4), 6)
-    usage, shared = now.usage, sum(len(who) > 1 for who in now.tokens.values())
-    assert shared, "or the words would not be there"
-    assert items(picture)["it.title"].text == (
-        f"it: 32 blocks of 4 slots · {usage.used} used ({shared} shared) · {usage.reserved} "
-        f"reserved without a token · {usage.free} free"
-    )
-    slot, who = next((s, w) for s, w in now.tokens.items() if len(w) > 1)
-    parts = " = ".join(f"token {position} of {name}" for name, position in who.items())
-    assert f"slot {slot} = block {slot // 4}, place {slot % 4}: K and V of {parts}" in picture.svg
-    idle = next(s for s in sorted(now.owners) if s not in now.tokens)
-    assert f"slot {idle} = block {idle // 4}, place {idle % 4}: reserved for" in picture.svg
-    free = next(s for s in range(128) if s not in dial_point(4).snapshots[1].owners)
-    early = pool_picture(dial_point(4), 1).svg
-    assert f"slot {free} = block {free // 4}, place {free % 4}: free" in early
-
-
 @pytest.mark.parametrize("position", [4, CELLS])
 def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until_when(
     position: object,
@@ -655,27 +530,6 @@ def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until
         f"The same 128 slots: rows serve {dial_point(ROWS).most_running} and others serve "
         f"{dial_point(position).most_running} of 8 users at once"
     )
-
-
-def test_the_dial_tells_its_ends_and_its_middle_and_names_every_position() -> None:
-    parts = [
-        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
-        for p in (dial_point(CELLS), dial_point(4), dial_point(ROWS))
-    ]
-    assert dial(dial_points()).caption == (
-        f"128 slots, milliseconds on the engine's clock. {'; '.join(parts)}. At all 5 positions "
-        "the tokens are those of each request alone."
-    )
-    wrong = [replace(dial_point(CELLS), tokens_equal=False), dial_point(ROWS)]
-    assert "At only 1 of 2 positions the tokens are those" in dial(wrong).caption
-    assert {"cells", "1", "4", "16", "rows"} <= set(plot_words(dial(dial_points())))
-
-
-def test_numbers_are_those_that_were_measured_and_what_is_off_is_hatched() -> None:
-    said = plot_words(shift_picture([EXACT, APART]))
-    for number in (EXACT.logits, APART.logits, *APART.keys, *APART.values):
-        assert shown(number) in said
-    assert said.count("K") == said.count("V") == 3
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -757,22 +611,6 @@ def test_gaps_are_those_of_the_trace() -> None:
 # -- plots of the cache ----------------------------------------------------------------------------
 
 
-WORDS = "Once ·upon ·a ·time".split()
-
-
-def test_skipped_and_repeated_positions_are_named_and_only_tokens_that_differ_marked() -> None:
-    def said(wrong: list[int], labels: Sequence[str] = WORDS) -> list[str]:
-        return plot_words(cache_plots.positions_picture([0, 1, 2, 3], wrong, WORDS, labels))
-
-    assert "2 skipped" in said([0, 1, 3, 4]) and "again" not in said([0, 1, 3, 4])
-    assert "2 to 8 skipped" in said([0, 1, 9, 10])
-    assert "again" in said([0, 1, 1, 2])
-    assert not [w for w in said([0, 1, 2, 3]) if "skipped" in w or w in ("again", "≠")]
-    other = said([0, 1, 3, 4], [*WORDS[:3], "else"])
-    assert other.count("≠") == 2, "in both rows"
-    assert other.count("decoded, from here on →") == 1
-
-
 LINE = [(8, 2.0), (16, 2.0), (32, 2.0), (64, 2.0)]
 
 
@@ -796,17 +634,6 @@ def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
     assert found == ([] if where is None else [pytest.approx((where, 2.0))])
     marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "equal at" in w]
     assert [m for m in marks if m.startswith("equal")] == [f"equal at {n:.0f}" for n, _ in found]
-
-
-def test_names_at_the_roof_do_not_cover_each_other() -> None:
-    points = [(f"point {i}", 1.0 + i / 50, 1e9 * (1 + i / 50)) for i in range(4)]
-    svg = cache_plots.roofline_picture(1e10, 1e11, points).svg
-    found = re.findall(r"<!-- (point \d) -->\s*<g [^>]*translate\(([\d.]+) ([\d.]+)\)", svg)
-    boxes = [(float(x), float(y)) for _, x, y in found]
-    assert len(boxes) == 4
-    for i, (x, y) in enumerate(boxes):
-        for other_x, other_y in boxes[:i]:
-            assert abs(x - other_x) > 36 or abs(y - other_y) > 9
 
 
 # -- the benchmark ---------------------------------------------------------------------------------
@@ -858,27 +685,6 @@ def test_whoever_did_not_run_has_no_bar(axes: list[Axes]) -> None:
     caption = bench_picture(fewer).caption
     assert "llama.cpp" not in caption
     assert [len(bars.patches) for bars in axes[0].containers] == [2, 1, 2]
-
-
-def test_servers_have_a_panel_of_their_own(axes: list[Axes]) -> None:
-    made = bench_figures(serving=True)
-    caption = bench_picture(made).caption
-    assert len(axes) == 3
-    speeds = made["serving"]["wanted_per_second"]
-    assert [bars.patches[0].get_height() for bars in axes[2].containers] == list(speeds.values())
-    named = [label.get_text().replace("\n", " ") for label in axes[2].get_xticklabels()]
-    assert named == list(speeds)
-    looks = [bars.patches[0] for bars in axes[2].containers]
-    assert len({bar.get_hatch() for bar in looks}) == len(looks)
-    assert looks[-1].get_hatch() is None, "ours is the solid one"
-    decode = {bars.get_label(): bars.patches[0].get_hatch() for bars in axes[0].containers}
-    assert [decode[name] for name in ("transformers", "llama.cpp", "ours")] == [
-        looks[i].get_hatch() for i in (0, 2, 4)
-    ], "who is in several panels looks the same in all"
-    assert "; 16 ragged requests at once get 60 wanted tokens/s (medians of 3 rounds)" in caption
-    assert "4.00× as many as from transformers, 3.00× as many as from llama.cpp." in caption
-    axes.clear()
-    assert "ragged" not in bench_picture(bench_figures()).caption and len(axes) == 2
 
 
 def test_command_writes_what_the_suffix_says(

@@ -39,8 +39,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 readable = st.text(
     st.characters(
-        exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp"),
-        exclude_characters=f"<{SPACE}↵⇥" + BLANKS,
+        exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp"), exclude_characters=f"<{SPACE}↵⇥" + BLANKS
     ),
     max_size=40,
 )

@@ -4,7 +4,6 @@ import functools
 import random
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -23,17 +22,14 @@ from traces import (
     TWIN,
     Case,
     Paged,
-    box,
     cells_picture,
     check_words,
     crowd,
-    four_places,
     items,
     new_cells,
     run_cells,
     served,
     seven,
-    shared_text,
     story,
 )
 
@@ -44,8 +40,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import TRANSITIONS, Request, RequestOutput, RequestStatus
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
-from tutorial_engine.learn.dry_run import Job, dry_run
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.sampling.params import SamplingParams
@@ -62,12 +57,7 @@ from tutorial_engine.viz import cell_steps
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
 from tutorial_engine.viz.block_plots import BlockView
-from tutorial_engine.viz.cell_steps import (
-    Changes,
-    describe,
-    find_changes,
-    take_snapshot,
-)
+from tutorial_engine.viz.cell_steps import Changes, describe, find_changes, take_snapshot
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
@@ -76,7 +66,7 @@ from tutorial_engine.viz.request_plots import one_request, state_machine
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.simple_blocks import SimpleBlockView
-from tutorial_engine.viz.timeline_plots import TALL, timeline, timelines
+from tutorial_engine.viz.timeline_plots import timeline
 from tutorial_engine.viz.trace_rows import rows
 from tutorial_engine.viz.words import listed, signed
 
@@ -91,21 +81,6 @@ def timeline_of(policy: str) -> Picture:
     return timeline(crowd(policy))
 
 
-def drawn_kinds(trace: Trace, request_id: str) -> str:
-    """What a request did, step by step: p3 d1 w s x r6, in short."""
-    life = rows(trace).life(request_id)
-    short = {"waits": "w", "stalls": "s", "preempted": "x"}
-    parts = [short.get(s.kind) or f"{s.kind[0]}{s.num_tokens}" for s in life.shares.values()]
-    return " ".join(parts)
-
-
-def test_story_is_told_request_by_request() -> None:
-    assert drawn_kinds(story(), "A") == "p6 d1 d1 d1 d1 d1 d1"
-    assert drawn_kinds(story(), "B") == "p2 p7 p4 d1 d1 d1 d1 d1"
-    assert drawn_kinds(story(), "C") == "w p3 p6 d1 d1 d1 d1"
-    assert drawn_kinds(story(), "D") == "w p5 x w r6"
-
-
 @every_policy
 def test_every_share_of_every_step_is_a_box(policy: str) -> None:
     trace = crowd(policy)
@@ -118,16 +93,6 @@ def test_every_share_of_every_step_is_a_box(policy: str) -> None:
     found = items(timeline_of(policy))
     assert {name for name in found if name.startswith("box.") and name.count(".") == 2} == wanted
     assert len(wanted) > 60
-
-
-@every_policy
-def test_budget_bars_are_as_high_as_the_tokens_that_ran(policy: str) -> None:
-    trace, high = crowd(policy), Counter[int]()
-    for name, element in items(timeline_of(policy)).items():
-        if name.startswith("budget.") and name.count(".") == 2 and name[7].isdigit():
-            high[int(name.split(".")[2])] += round(box(element)[3] * 24 / TALL)
-    ran = {e.step: e.num_tokens for e in trace.events if isinstance(e, events.StepEnded)}
-    assert high == ran
 
 
 @every_policy
@@ -160,17 +125,6 @@ def test_metrics_read_from_the_trace_are_the_engines_own(policy: str) -> None:
         }
 
 
-def test_decode_begins_where_the_prompt_ends() -> None:
-    trace, outputs = served("one rule", 6, 0.0, 5)
-    prompts = {one.request_id: len(one.prompt_token_ids) for one in outputs}
-    for life in rows(trace).lives:
-        kinds = {"prefill": 0, "decode": 0}
-        for share in life.ran.values():
-            kinds[share.kind] += share.num_tokens
-        assert kinds["prefill"] == prompts[life.request_id]
-        assert kinds["decode"] == len(life.token_times) - 1
-
-
 def test_a_step_that_was_broken_off_and_begun_again_counts_once() -> None:
     trace = story()
     first = [i for i, e in enumerate(trace.events) if isinstance(e, events.Scheduled)][1]
@@ -180,62 +134,10 @@ def test_a_step_that_was_broken_off_and_begun_again_counts_once() -> None:
     assert timeline(Trace(trace.settings, broken)) == timeline(trace)
 
 
-def test_a_step_that_never_ended_is_not_drawn() -> None:
-    trace = story()
-    last = max(i for i, e in enumerate(trace.events) if isinstance(e, events.StepEnded))
-    run = rows(Trace(trace.settings, trace.events[:last]))
-    assert (
-        len(run.steps) == 7
-        and "7 steps" in timeline(Trace(trace.settings, trace.events[:last])).caption
-    )
-
-
 def test_no_two_requests_look_the_same_without_colour() -> None:
     looks = [look(i) for i in range(36)]
     assert len({(one.colour, one.hatch) for one in looks}) == 36
     assert len({one.hatch for one in looks[:6]}) == 6  # in grey too
-
-
-@functools.cache
-def compared() -> Picture:
-    return timelines({name: served(name, 6)[0] for name in POLICIES})
-
-
-def test_compared_runs_say_who_ends_first_and_by_what_factor() -> None:
-    runs = {name: rows(served(name, 6)[0]) for name in POLICIES}
-    spans = {name: run.end - run.start for name, run in runs.items()}
-    best, worst = min(spans, key=spans.__getitem__), max(spans, key=spans.__getitem__)
-    caption = compared().caption
-    rate = runs[best].num_output_tokens / spans[best]
-    assert caption.startswith(
-        f"“{best}” ends first, after {spans[best] * 1000:.0f} ms ({rate:.0f} tok/s)"
-    )
-    assert (
-        f"“{worst}” takes {spans[worst] * 1000:.0f} ms, {spans[worst] / spans[best]:.2f} times"
-        in caption
-    )
-    assert (best, worst) == ("one rule", "one by one")
-    assert timelines({"a": story(), "b": story()}).caption == (
-        "“a” ends first, after 134 ms (149 tok/s); “b” takes 134 ms, as long."
-    )
-
-
-class Generous(Scheduler):
-    """Gives each request the whole budget."""
-
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        return min(request.num_new_tokens, self.config.max_num_batched_tokens)
-
-
-def test_a_step_above_the_budget_rises_above_its_line_and_into_nothing_else() -> None:
-    jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
-    trace = dry_run(Generous, jobs, SchedulerConfig(max_num_batched_tokens=8))
-    found = items(timeline(trace))
-    bars = [box(e) for name, e in found.items() if re.fullmatch(r"budget\.\d+\.\d+", name)]
-    zero, limit = (float(found[f"budget.{name}"].attrib["y1"]) for name in ("zero", "limit"))
-    top = min(y for _, y, _, _ in bars)
-    assert zero - top == pytest.approx(TALL)
-    assert zero - limit == pytest.approx(TALL * 8 / 9, abs=0.01)
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -304,22 +206,6 @@ def test_the_caption_counts_what_is_wasted_and_what_nobody_needs() -> None:
     assert wasted["one by one"] > wasted["static batching"] > wasted["one rule"]
 
 
-def test_who_gives_way_leaves_its_place_and_takes_one_again() -> None:
-    grid = read_places(four_places()).grid
-    held = {line[s].kind for line in grid for s in (4, 7) if isinstance(line[s], Held)}
-    assert held == {"decode", "prefill", "recompute"}
-    assert [[isinstance(line[s], Held) for line in grid].count(True) for s in (4, 5, 6)] == [
-        4,
-        3,
-        3,
-    ]
-    assert [line[5] for line in grid].count(WASTED) == 1  # D waits again
-    names = {
-        e.text for name, e in items(places({"": four_places()})).items() if name.startswith("who.")
-    }
-    assert names == set("ABCD")
-
-
 # -- a request's life ------------------------------------------------------------------------------
 
 
@@ -363,12 +249,6 @@ def test_an_edge_that_is_not_in_the_table_is_not_drawn(start: RequestStatus) -> 
     assert arrows(state_machine(less)) == table
 
 
-def test_every_pair_of_states_can_be_drawn() -> None:
-    every = {a: frozenset(RequestStatus) - {a} for a in RequestStatus}
-    found = arrows(state_machine(every))
-    assert found == {(a.value, b.value) for a in every for b in every if a is not b}
-
-
 @functools.cache
 def lives() -> list[tuple[RequestOutput, Picture]]:
     """Requests that an engine served, and their pictures."""
@@ -390,21 +270,6 @@ def test_times_are_the_engines_own() -> None:
             assert part in caption
 
 
-def test_brackets_are_as_long_as_what_they_say() -> None:
-    output, picture = lives()[-1]
-    times, found = output.metrics, items(picture)
-    assert times.queue_time and times.ttft and times.total
-    assert times.queue_time > 0
-
-    def length(name: str) -> float:
-        x = [float(n) for n in re.findall(r"M(-?[\d.]+)", found[f"span.{name}"].attrib["d"])]
-        return x[2] - x[0]
-
-    total = length("total")
-    assert length("TTFT") / total == pytest.approx(times.ttft / times.total, rel=0.01)
-    assert length("queue") / total == pytest.approx(times.queue_time / times.total, rel=0.01)
-
-
 def test_every_token_and_every_gap_is_marked() -> None:
     for output, picture in lives():
         times, found = output.metrics, items(picture)
@@ -416,9 +281,6 @@ def test_every_token_and_every_gap_is_marked() -> None:
 
 
 # -- pages -----------------------------------------------------------------------------------------
-
-
-THICK = 2.6
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case.seed}")
@@ -525,21 +387,6 @@ def test_facts_of_a_prefix_that_is_found() -> None:
     assert f"14 tokens of 2 requests {once}" in run.caption(2)
 
 
-def test_a_fork_shares_the_open_block_and_whoever_writes_first_gets_a_copy() -> None:
-    run = Paged().add("A", n=2).finish().run
-    forked, copied = run.steps[0], run.steps[1]
-    assert forked.tables == {"A": (0, 1, 2), "A.1": (0, 1, 2)}
-    assert "A.1 is forked from A: 9 tokens in blocks 0, 1 and 2 are shared" in forked.facts
-    assert "A.1 waits with 9 shared tokens" in run.caption(0) and run.forks == {"A.1": "A"}
-    assert copied.facts == [
-        "A is to write to block 2, which A.1 has too: it copies 2 tokens to block 3"
-    ]
-    assert copied.touched == {3: ["copy of 2"], 2: ["copied to 3"]}
-    assert [(e.source, e.block) for e in copied.copies] == [(2, 3)]
-    assert copied.tables == {"A": (0, 1, 3), "A.1": (0, 1, 2)}
-    assert not run.steps[2].copies
-
-
 def test_who_is_preempted_loses_blocks_and_that_is_said_until_it_runs_again() -> None:
     live = Paged(num_blocks=6).add("A", num_tokens=8).add("B", OTHER * 2, num_tokens=4)
     run = live.finish().run
@@ -555,32 +402,6 @@ def test_who_is_preempted_loses_blocks_and_that_is_said_until_it_runs_again() ->
     for number in range(when, back):
         assert f"B waits since step {when} took blocks" in run.caption(number)
     assert "B waits" not in run.caption(back)
-
-
-def test_an_evicted_block_is_named_by_the_hash_that_is_lost() -> None:
-    run = Paged(num_blocks=4).add("A").finish().add("B", OTHER * 2).finish().run
-    when, step = next(
-        (i, s) for i, s in enumerate(run.steps) if any("evicted" in f for f in s.facts)
-    )
-    before = run.steps[when - 1].hashes
-    gone = {
-        block: name[:4]
-        for block, name in before.items()
-        if f"{name[:4]} evicted" in str(step.touched.get(block, ()))
-    }
-    assert gone
-    (fact,) = [f for f in step.facts if "evicted" in f]
-    for block, name in gone.items():
-        assert name in fact and str(block) in fact and block in step.tables["B"]
-        assert step.hashes.get(block) != before[block]
-
-
-def test_an_abort_between_steps_belongs_to_the_next_one() -> None:
-    live = Paged().add("A").add("B", OTHER).step(2)
-    live.engine.abort("B")
-    run = live.finish().run
-    assert "B" in run.steps[1].tables and "B" not in run.steps[2].tables
-    assert run.steps[2].facts[0] == "B ends (abort) and leaves blocks 4 and 3"
 
 
 def test_a_step_that_was_broken_off_is_no_step_and_nothing_of_it_is_lost() -> None:
@@ -672,24 +493,6 @@ def test_the_picture_shows_the_tables_and_the_pool_of_the_live_engine(case: Case
             assert [fill == HATCHED for fill in fills] == [i >= filled for i in range(size)]
         queue = " ".join(e.text or "" for k, e in seen.items() if k.startswith("free."))
         assert re.findall(r"\d+", queue) == [str(block) for block in pool.free]
-
-
-def test_shared_slots_have_a_band_in_each_holders_colour() -> None:
-    seen = items(sketch(Paged().add("A", n=3).finish(), 2))
-    bands = [seen[f"slot.0.{i}"].attrib for i in range(3)]
-    assert [band["fill"] for band in bands] == [look(i).dark for i in range(3)]
-    assert seen["slot.0"].attrib["fill"] == "none" and "slot.0.3" not in seen
-    assert [seen[f"who.0.{i}"].text for i in range(3)] == ["A,", "A.1,", "A.2"]
-    corners = [tuple(map(float, p.split(","))) for p in bands[1]["points"].split()]
-    assert len(corners) == 6  # the middle one of three, from edge to edge
-
-
-def test_what_this_step_wrote_is_thick_and_nothing_else() -> None:
-    live = Paged().add("A").step(2).add("B", TWIN).finish()
-    seen, run = items(sketch(live, 2)), live.run
-    thick = {k for k, e in seen.items() if e.get("stroke-width") == str(THICK)}
-    slots = {f"slot.{run.slot(2, name, i)}" for name, i in (("A", 11), ("B", 8), ("B", 9))}
-    assert thick == slots | {"token.11.A", "token.8.B", "token.9.B", "key.written in this step"}
 
 
 def simple(live: Paged, step: int, label: Callable[[int], str] = str) -> Picture:
@@ -847,12 +650,6 @@ def test_arrival_and_first_token_are_the_engines_with_a_clock_of_one_second_a_st
         assert name not in run.to_come(run.came(name))
 
 
-def test_an_engine_that_never_ran_has_nothing_to_show() -> None:
-    for live in (Live(), three()):
-        with pytest.raises(ValueError, match="no finished step"):
-            live.run.steps  # noqa: B018
-
-
 def test_a_broken_off_step_is_no_step_of_the_scheduler() -> None:
     live = three().step()
 
@@ -949,21 +746,6 @@ def test_the_reason_is_the_one_that_the_policy_had(
     if why:
         waiting = run.steps[step].planned.waiting
         assert f"{listed(waiting)} wait{'s' * (len(waiting) == 1)}: {why}" in run.caption(step)
-
-
-@pytest.mark.parametrize(
-    ("policy", "budget", "rows", "admitted"),
-    [
-        *((Scheduler, 8, 3, "A"), (Scheduler, 9, 3, "A"), (Scheduler, 11, 3, "AB")),
-        *((Scheduler, 64, 2, "AB"), (Scheduler, 64, 3, "ABC")),
-        *((PrefillFirst, 16, 3, "A"), (PrefillFirst, 17, 3, "AB")),
-    ],
-)
-def test_each_reason_goes_away_with_what_it_blames(
-    policy: type[Scheduler], budget: int, rows: int, admitted: str
-) -> None:
-    run = three(policy, max_num_batched_tokens=budget, max_num_seqs=rows).finish().run
-    assert "".join(run.steps[0].by_request(Admitted)) == admitted
 
 
 class LastOnly(Scheduler):
@@ -1101,21 +883,6 @@ def check_colours(picture: Picture, cells: CellKVCache, scale: Any, left_over: s
                     assert found[f"{name}.{layer}.{cell}.{i}"].attrib["fill"] == want
 
 
-def test_freed_cells_are_pale_and_never_written_ones_empty() -> None:
-    cells, before = shared_text()
-    picture = cells_picture(before)
-    found = items(picture)
-    assert before.rows[3].left_over and before.rows[3].token == "·?"
-    assert "K.2.3.gone" in found and "K.2.4.lines" in found and "K.2.4.0" not in found
-    assert found["row.3.token"].attrib["text-decoration"] == "line-through"
-    tip = {c: tip_of(picture, c) for c in (2, 3, 4)}
-    assert "“·you” at position 2" in tip[2] and "visible to sequence 0 from position 2" in tip[2]
-    assert tip[3].endswith("free; K and V of “·?” are still there, and nobody reads them")
-    assert tip[4] == "cell 4 is slot 4 in all 3 layers: free, never written"
-    check_picture(picture, cells, {3})
-    check_colours(picture, cells, heat_scale([before]), {3})
-
-
 def tip_of(picture: Picture, cell: int) -> str:
     """What hovering over a cell says."""
     text = picture.svg.split(f'id="hot.{cell}"')[1].split("</g>")[0]
@@ -1154,38 +921,6 @@ def test_a_shift_that_forgets_a_layer_is_seen() -> None:
     cells.apply_shifts()
     cells.storage.k[1:] = rest
     assert "in 1 of 3 layers" in describe(take_snapshot(cells, before=start), start)
-
-
-def test_a_value_that_changes_makes_a_cell_a_written_one() -> None:
-    cells = new_cells()
-    run_cells(cells, [5, 6, 7])
-    start = take_snapshot(cells)
-    cells.storage.v[1, 1] += 1
-    assert find_changes(start, take_snapshot(cells)).written == (1,)
-
-
-def test_sharing_and_leaving_change_the_table_alone() -> None:
-    cells = new_cells()
-    run_cells(cells, [5, 6, 7])
-    start = take_snapshot(cells)
-    cells.seq_cp(0, 4, 1)
-    shared = take_snapshot(cells, before=start)
-    assert find_changes(start, shared) == Changes((), (), (1, 2))
-    assert "sequence 4 got cells 1 and 2, and no K or V was copied" in describe(shared, start)
-    cells.seq_rm(0, 2)
-    assert "sequence 0 left cell 2" in describe(take_snapshot(cells, before=shared), shared)
-    assert describe(start, start).endswith("nothing changed.")
-
-
-def test_a_copy_is_written_in_every_layer() -> None:
-    cells = new_cells()
-    run_cells(cells, [5, 6, 7])
-    cells.seq_cp(0, 1)
-    start = take_snapshot(cells)
-    cells.seq_unshare(1, 2)
-    now = take_snapshot(cells, {3: "copy"}, start)
-    assert find_changes(start, now) == Changes((3,), (), (2,))
-    assert torch.equal(now.heat[:, :, 2], now.heat[:, :, 3])
 
 
 @pytest.mark.parametrize("number", range(4))

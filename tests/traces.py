@@ -207,11 +207,7 @@ class Paged:
     """A real engine on pages that is recorded, and the pool that it had after every step."""
 
     def __init__(
-        self,
-        num_blocks: int = 12,
-        block_size: int = 4,
-        prefix_caching: bool = True,
-        **limits: Any,
+        self, num_blocks: int = 12, block_size: int = 4, prefix_caching: bool = True, **limits: Any
     ) -> None:
         self.model = random_model(3)
         self.memory = PagedKVCache.from_config(
