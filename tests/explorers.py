@@ -1,19 +1,110 @@
-"""For the tests of explorers: turning their knobs, and reading what a learner sees."""
+"""For the tests of explorers: one of each, turning their knobs, and reading what a learner sees."""
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any, TypeVar
 
 import ipywidgets as widgets
+from tokenizers import Tokenizer
 
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
+from tutorial_engine.viz.block_explorer import BlockExplorer
+from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.calculator import MemoryCalculator, preset
+from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
+from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.request_look import text_width
-from tutorial_engine.viz.scene import Item, Scene
+from tutorial_engine.viz.recorded import LATE_LONG
+from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.sampling_explorer import SamplingExplorer
+from tutorial_engine.viz.scene import Item
+from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 
 SVG = "{http://www.w3.org/2000/svg}"
 AnyExplorer = TypeVar("AnyExplorer", bound=Explorer)
-Box = tuple[float, float, float, float]  # left, top, right, bottom
+Make = Callable[[Qwen3ForCausalLM, Tokenizer, str], Explorer]
+MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
+
+
+def turn(explorer: AnyExplorer, step: int | None = None, **knobs: Any) -> AnyExplorer:
+    """As `set`, without making the PNG, and as a learner does it: nothing is taken back."""
+    for name, value in knobs.items():
+        explorer.parameters[name].value = value
+    if step is not None:
+        explorer.slider.value = step
+    return explorer
+
+
+def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
+    """A prompt of so many tokens."""
+    return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
+
+
+def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
+    script = [Operation(APPEND, 0, text=prompt), Operation("seq_cp", 0, 1), Operation("seq_rm", 0)]
+    return CellExplorer(model, tokenizer, num_cells=16, script=script)
+
+
+MAKE: dict[str, Make] = {
+    "attention": AttentionExplorer,
+    "rope": lambda *_: RopeExplorer(),
+    "cache": lambda m, t, p: CacheExplorer(m, t, [p, "One day", "Mia"], new_tokens=4),
+    "sampling": SamplingExplorer,
+    "calculator": lambda *_: MemoryCalculator(preset("Qwen3-0.6B")),
+    "scheduler": lambda m, t, p: SchedulerExplorer(
+        m, t, [p, "One day"], new_tokens=3, details=True
+    ),
+    "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
+    "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
+    "cells": cells,
+    "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
+}
+# the largest that each can show -> two of its steps, and the most bytes of SVG
+LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
+    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
+    "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
+    "cache": (lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3), (1, 2), 200_000),
+    "sampling": (
+        lambda m, t, p: turn(SamplingExplorer(m, t, p), top_k=50, top_p=0.9, min_p=0.1),
+        (3, 4),
+        60_000,
+    ),
+    "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
+    "scheduler": (
+        lambda m, t, _: turn(
+            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
+            arrivals=LATE_LONG,
+        ),
+        (7, 8),
+        250_000,
+    ),
+    "blocks": (
+        lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
+        (3, 4),
+        270_000,
+    ),
+    "pages": (
+        lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
+        (3, 4),
+        120_000,
+    ),
+    "cells": (
+        lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
+        (5, 6),
+        250_000,
+    ),
+    "dial": (
+        lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
+        (7, 8),
+        350_000,
+    ),
+}
+
+
+# -- what a learner sees --------------------------------------------------------------------------
 
 
 class Text(HTMLParser):
@@ -30,15 +121,6 @@ class Text(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words += data
-
-
-def turn(explorer: AnyExplorer, step: int | None = None, **knobs: Any) -> AnyExplorer:
-    """As `set`, without making the PNG, and as a learner does it: nothing is taken back."""
-    for name, value in knobs.items():
-        explorer.parameters[name].value = value
-    if step is not None:
-        explorer.slider.value = step
-    return explorer
 
 
 def svg_of(explorer: Explorer) -> str:
@@ -58,11 +140,6 @@ def seen(explorer: Explorer) -> tuple[str, str, int, int, dict[str, Any]]:
     """All that is seen: picture, caption, steps, and where the knobs stand."""
     knobs = {name: knob.value for name, knob in explorer.parameters.items()}
     return svg_of(explorer), caption_of(explorer), explorer.num_steps, explorer.step, knobs
-
-
-def tags(explorer: Explorer) -> set[str]:
-    """The kinds of elements in the picture."""
-    return {element.tag for element in ET.fromstring(svg_of(explorer)).iter()}
 
 
 def tips(explorer: Explorer) -> list[str]:
@@ -87,37 +164,6 @@ def place(explorer: Explorer, name: str) -> tuple[float, float, float, float]:
     found = explorer.shown.items[name].attributes
     x, y, width, height = (float(found[key]) for key in ("x", "y", "width", "height"))
     return x, y, width, height
-
-
-def text_boxes(scene: Scene) -> dict[str, Box]:
-    """Every text of a scene, by the font's own measures."""
-    found = {}
-    for name, item in scene.items.items():
-        if item.tag != "text" or not item.text:
-            continue
-        look = item.attributes
-        x, y, size = (float(look[key]) for key in ("x", "y", "font-size"))
-        wide, tall = text_width(item.text, size, "font-weight" in look), 0.72 * size
-        if "transform" in look:  # turned by 90 degrees: upwards from (x, y)
-            found[name] = (x - tall, y - wide, x, y)
-            continue
-        left = x - {"middle": wide / 2, "end": wide}.get(str(look.get("text-anchor")), 0.0)
-        found[name] = (left, y - tall, left + wide, y)
-    return found
-
-
-def check_places(scene: Scene, least: float = 9) -> None:
-    """AssertionError for words that are too small, cut off, or written over others."""
-    boxes = text_boxes(scene)
-    for name, (left, top, right, bottom) in boxes.items():
-        assert float(scene.items[name].attributes["font-size"]) >= least, name
-        assert left >= 0 and right <= scene.width + 0.5, (name, scene.items[name].text)
-        assert top >= 0 and bottom <= scene.height, (name, scene.items[name].text)
-    placed = list(boxes.items())
-    for i, (name, (left, top, right, bottom)) in enumerate(placed):
-        for other, box in placed[:i]:
-            beside = right <= box[0] or box[2] <= left or bottom <= box[1] or box[3] <= top
-            assert beside, (name, scene.items[name].text, other, scene.items[other].text)
 
 
 def inside(widget: widgets.Widget) -> list[widgets.Widget]:

@@ -1,19 +1,157 @@
-"""Scenes: names are unique, text is text in SVG and PNG, and files are the same every time."""
+"""What every picture is made of: tokens as labels, words, and a scene of named items."""
 
 import base64
+import html
 import io
+import re
+import unicodedata
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
+from tokenizers import Tokenizer, models
+from traces import SVG
 
 from tutorial_engine.viz import scene as scene_module
-from tutorial_engine.viz.picture import Picture, bundle
+from tutorial_engine.viz.picture import bundle
 from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.tokens import (
+    SPACE,
+    cut_label,
+    escape,
+    token_label,
+    token_labels,
+    visible,
+    written,
+)
+from tutorial_engine.viz.words import numbered, percent
 
-NASTY = [
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+BLANKS = "".join(c for c in map(chr, range(0x3001)) if unicodedata.category(c) == "Zs")[1:]
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+readable = st.text(
+    st.characters(
+        exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp"), exclude_characters=f"<{SPACE}↵⇥" + BLANKS
+    ),
+    max_size=40,
+)
+
+
+def bytes_of(label: str) -> bytes:
+    """What a label stands for, if its text does not contain the label's own signs."""
+    parts = BYTE.split(label.replace(SPACE, " "))  # text, hex, text, hex, ..., text
+    return b"".join(
+        bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts)
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=readable)
+@example(text="naïve 😀 日本 e\u0301")
+@example(text="{'a': 0x41} $x$ ]]> &amp;")
+def test_labels_joined_are_the_bytes_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    labels = token_labels(tokenizer, tokenizer.encode(text).ids)
+    assert b"".join(bytes_of(label) for label in labels) == text.encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=40))
+@example(text="<script>alert('<s>')</script>\x00\x1b[31m\r\n\t\x7f\x85")
+def test_every_text_has_labels_that_can_be_seen(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text).ids
+    labels = token_labels(tokenizer, ids)
+    assert len(labels) == len(ids)
+    for label in labels:
+        assert label
+        hidden = {"Cc", "Cf", "Zs", "Zl", "Zp"} & {*map(unicodedata.category, label)}
+        assert not hidden or "\u200d" in label, repr(label)
+
+
+def test_every_id_of_the_vocabulary_has_a_label_of_its_own(tokenizer: Tokenizer) -> None:
+    labels = token_labels(tokenizer, list(range(tokenizer.get_vocab_size())))
+    assert all(labels) and len(set(labels)) == len(labels)
+
+
+def test_bytes_of_an_emoji_are_written_one_by_one(tokenizer: Tokenizer) -> None:
+    labels = token_labels(tokenizer, tokenizer.encode("😀").ids)
+    assert labels == [f"<0x{byte:02X}>" for byte in "😀".encode()]
+
+
+def test_leading_blank_is_seen(tokenizer: Tokenizer) -> None:
+    with_blank, without = (tokenizer.encode(text).ids[0] for text in (" Anna", "Anna"))
+    assert token_label(tokenizer, with_blank).startswith(SPACE)
+    assert not token_label(tokenizer, without).startswith(SPACE)
+
+
+@pytest.mark.parametrize("past", [0, 1, 10**6, 2**32, 2**80])
+def test_id_past_the_vocabulary_is_refused_by_name(tokenizer: Tokenizer, past: int) -> None:
+    bad = tokenizer.get_vocab_size() + past
+    with pytest.raises(ValueError, match=rf"{bad}.*vocabulary.*{tokenizer.get_vocab_size()}"):
+        token_labels(tokenizer, [1, bad])
+
+
+def test_another_kind_of_tokenizer_keeps_its_own_spelling() -> None:
+    words = {"日本": 0, "two words": 1, "▁Anna": 2}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="日本"))
+    assert token_labels(tokenizer, [0, 1, 2]) == ["日本", f"two{SPACE}words", "▁Anna"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b\n\t\x00\x7f", f"a{SPACE}b↵⇥<U+0000><U+007F>"),
+        ("\x1b[31mred", "<U+001B>[31mred"),
+        ("\u202egpj.exe\u2066x\u2069", "<U+202E>gpj.exe<U+2066>x<U+2069>"),
+        ("\ufeffa\u200bb\u200cc\u200dd\u2060", "<U+FEFF>a<U+200B>b<U+200C>c<U+200D>d<U+2060>"),
+        ("a\u00a0b\u3000c\u2028d\u00ade", "a<U+00A0>b<U+3000>c<U+2028>d<U+00AD>e"),
+        ("\U000e0041\U0001d173", "<U+E0041><U+1D173>"),
+        *((same, same) for same in ("naïve e\u0301 日本 ไทย नमस्ते", "😀👍🏽❤\ufe0f")),
+        *((same, same) for same in ("👩\u200d💻", "👩🏽\u200d🚀", "❤\ufe0f\u200d🔥")),
+    ],
+)
+def test_what_nobody_would_see_is_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown.replace(" ", SPACE)
+    assert written(text) == shown.replace(SPACE, " ")
+    assert token_label(Tokenizer(models.WordLevel({text: 0}, unk_token=text)), 0) == visible(text)
+
+
+def test_escaped_markup_is_read_back_as_the_same_text() -> None:
+    for text in ("<script>", "<s>", "<think>", "\"quoted\" 'too'", "&amp;", "😀", "]]>", "$x$"):
+        assert html.unescape(escape(text)) == text
+        assert not set("<>\"'") & set(escape(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(), max_size=30))
+@example(text="\x00\x08\x0b\x1f\x7f\x9f")
+@example(text="\ufffe\uffff")
+@example(text="\ud800")
+def test_escaped_text_is_always_wellformed_xml(text: str) -> None:
+    element = ET.fromstring(f'<a b="{escape(text)}">{escape(text)}</a>')
+    assert len(element) == 0 and element.attrib.keys() == {"b"}
+    shown = element.text or ""
+    for old, new in zip(text, shown, strict=True):
+        assert new == old or (new == "�" and unicodedata.category(old) in ("Cc", "Cs", "Cn"))
+
+
+def test_long_labels_are_cut_and_say_so() -> None:
+    assert cut_label("·kite") == "·kite"
+    assert cut_label("x" * 10) == "x" * 10
+    assert cut_label("x" * 11) == "x" * 9 + "…"
+
+
+# -- scenes ----------------------------------------------------------------------------------------
+
+
+MARKUP = [
     "<script>alert(1)</script>",
     "<s>",
     "<think>hm</think>",
@@ -26,7 +164,6 @@ NASTY = [
     "$x$ and $\\frac{1}{2}$",
     "</text></svg>",
 ]
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(words: str, tip: str = "", hint: str = "") -> Scene:
@@ -49,7 +186,7 @@ def pixels(png: bytes) -> bytes:
     return Image.open(io.BytesIO(png)).convert("RGB").tobytes()
 
 
-@pytest.mark.parametrize("words", NASTY)
+@pytest.mark.parametrize("words", MARKUP)
 def test_text_stays_text_in_svg(words: str) -> None:
     root = parsed(drawn(words, tip=words, hint=words))
     texts = [element.text for element in root.iter(f"{SVG}text")]
@@ -58,15 +195,12 @@ def test_text_stays_text_in_svg(words: str) -> None:
 
 
 def test_what_xml_cannot_carry_becomes_a_sign() -> None:
-    root = parsed(drawn("a\x00b\x1b\x0b\ud800c"))
-    assert root.findall(f".//{SVG}text")[-1].text == "a�b���c"
-
-
-def test_names_and_attribute_values_cannot_break_out() -> None:
-    scene = Scene(10, 10)
-    scene.add('a" onload="alert(1)', "rect", fill='red"><script/>')
-    rect = parsed(scene).findall(f"{SVG}rect")[-1]
-    assert rect.attrib == {"id": 'a" onload="alert(1)', "fill": 'red"><script/>'}
+    scene = drawn("a\x00b\x1b\u202e\ud800c", tip="\u200b")
+    assert [e.text for e in parsed(scene).iter(f"{SVG}text")] == [
+        "<U+200B>",
+        "a<U+0000>b<U+001B><U+202E>�c",
+    ]
+    assert scene.picture("\ufeffa").caption == "<U+FEFF>a"
 
 
 def test_svg_runs_no_script_and_loads_nothing() -> None:
@@ -96,36 +230,12 @@ def test_a_name_is_given_once() -> None:
     assert scene.items["words"].text == "words"
 
 
-def test_items_are_drawn_in_the_order_they_were_added() -> None:
-    scene = Scene(10, 10)
-    for name in ("c", "a", "b"):
-        scene.add(name, "rect")
-    ids = [element.attrib["id"] for element in parsed(scene) if "id" in element.attrib]
-    assert ids == ["c", "a", "b"]
-
-
-def test_python_names_become_svg_attributes() -> None:
-    scene = Scene(10, 10)
-    scene.add("line", "line", class_="thin", stroke_width=1.50, x1=2.0, x2=3)
-    line = parsed(scene).find(f"{SVG}line")
-    assert line is not None
-    assert line.attrib == {"id": "line", "class": "thin", "stroke-width": "1.5"} | {
-        "x1": "2",
-        "x2": "3",
-    }
-
-
 def test_png_is_the_scene_at_its_size_and_never_differs() -> None:
     png = drawn("words").png(zoom=1.0)
     image = Image.open(io.BytesIO(png))
     assert image.format == "PNG" and image.size == (220, 60)
     assert len(set(image.convert("RGB").getdata())) > 2  # not a blank sheet
     assert drawn("words").png(zoom=1.0) == png
-
-
-def test_words_are_in_the_png() -> None:
-    assert pixels(drawn("words").png()) != pixels(drawn("").png())
-    assert pixels(drawn("words").png()) != pixels(drawn("other").png())
 
 
 def test_words_in_the_png_come_from_the_bundled_font(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +251,7 @@ def test_the_hint_is_in_the_png_and_the_tip_is_not() -> None:
     assert pixels(drawn("words", tip="secret").png()) == plain
 
 
-@pytest.mark.parametrize("words", NASTY)
+@pytest.mark.parametrize("words", MARKUP)
 def test_png_of_any_text_can_be_drawn(words: str) -> None:
     assert pixels(drawn(words).png()) != pixels(drawn("").png())
 
@@ -166,9 +276,25 @@ def test_saving_twice_gives_the_same_files(tmp_path: Path) -> None:
     assert ET.fromstring(first["01_name.svg"]).tag == f"{SVG}svg"
 
 
-def test_saved_svg_is_what_was_drawn(tmp_path: Path) -> None:
-    picture = Picture("<svg>naïve</svg>", b"png", "caption")
-    picture.save(tmp_path, "x")
-    picture.save(tmp_path, "x")  # a second time over the first
-    assert (tmp_path / "x.svg").read_text(encoding="utf-8") == picture.svg
-    assert (tmp_path / "x.png").read_bytes() == b"png"
+# -- words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [(0.0, "< 1 %"), (0.0049, "< 1 %"), (0.43, "43 %"), (0.994, "99 %"), (1.0, "> 99 %")],
+)
+def test_per_cents_never_claim_what_is_not_so(p: float, said: str) -> None:
+    assert percent(p) == said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([4], "cell 4"),
+        ([1, 0], "cells 0 and 1"),
+        ([0, 1, 2], "cells 0 to 2"),
+        ([5, 1, 3], "cells 1, 3 and 5"),
+    ],
+)
+def test_numbers_are_told_as_people_do(numbers: list[int], said: str) -> None:
+    assert numbered(numbers, "cell") == said

@@ -1,31 +1,46 @@
-"""Recorded runs for the tests of pictures: by hand, and from small random engines; and a look at
-where a picture has its words.
+"""Recorded runs for the tests of pictures: by hand, and from small random engines; and what is read
+from a picture that is drawn: its items, its words, and whether they can be read.
 """
 
 import html
-import io
 import json
+import random
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from engines import VOCAB, random_model
-from PIL import Image
+import torch
+from engines import VOCAB, poison, random_model
 
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Event, Recorder, Trace
+from tutorial_engine.viz.block_facts import BlockRun
+from tutorial_engine.viz.cell_explorer import append_tokens
+from tutorial_engine.viz.cell_steps import (
+    CellsSnapshot,
+    Changes,
+    describe,
+    find_changes,
+    take_snapshot,
+)
+from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import text_width
+from tutorial_engine.viz.scene import Scene
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = ["<script>alert(1)</script>", "naïve 😀 " + "x" * 80, '$x$ & "y" -- \']]>', "a\nb\x00c"]
@@ -142,12 +157,208 @@ def chunked(budget: int) -> Trace:
     return recorder.trace()
 
 
+def crowd(policy: str = "one rule") -> Trace:
+    """12 requests, more than 60 steps."""
+    return served(policy, 12, 60.0, 3, 4, 24, (4, 24), (4, 22))[0]
+
+
+def four_places(number: int = 4) -> Trace:
+    """The story, with its preemption, in an engine that has four places and says so."""
+    trace = story(("C", "abort"), ("D", "error"))
+    return trace._replace(settings={**trace.settings, "max_num_seqs": number})
+
+
+def seven(policy: str) -> Trace:
+    """Seven requests on four places."""
+    return served(policy, 7, 60.0, 3, 4, 24, (4, 24), (4, 16))[0]
+
+
+def six(policy: str) -> Trace:
+    """Six requests at once on two places."""
+    return served(policy, 6)[0]
+
+
 def renamed(trace: Trace, names: dict[str, str]) -> Trace:
     """The same run with other request ids."""
     text = trace.to_json()
     for old, new in names.items():
         text = text.replace(f'"request_id": "{old}"', f'"request_id": {json.dumps(new)}')
     return Trace.from_json(text)
+
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+TWIN = [5, 6, 7, 8, 9, 10, 11, 12, 23, 24]  # begins with the same two blocks of 4
+OTHER = [31, 32, 33, 34, 35, 36]
+
+
+class Pool(NamedTuple):
+    """What a live engine's memory was between two steps."""
+
+    tables: dict[str, tuple[int, ...]]
+    ref_cnts: dict[int, int]
+    hashes: dict[int, str]
+    free: tuple[int, ...]
+    held: dict[str, int]
+    slots: dict[str, tuple[int, ...]]  # of those that run, by position
+    parents: dict[str, str | None]
+
+
+class Paged:
+    """A real engine on pages that is recorded, and the pool that it had after every step."""
+
+    def __init__(
+        self, num_blocks: int = 12, block_size: int = 4, prefix_caching: bool = True, **limits: Any
+    ) -> None:
+        self.model = random_model(3)
+        self.memory = PagedKVCache.from_config(
+            self.model.config,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            prefix_caching=prefix_caching,
+            trace=Recorder(),
+        )
+        poison(self.memory)
+        self.engine = LLMEngine(
+            self.model,
+            config=EngineConfig(**{"max_model_len": 64} | limits),
+            memory=self.memory,
+            clock=VirtualClock(),
+        )
+        self.pools: list[Pool] = []
+        self.full: dict[str, bytes] = {}  # hash as it is seen -> the whole of it
+
+    def add(
+        self, name: str, prompt: list[int] = PROMPT, num_tokens: int = 5, n: int = 1
+    ) -> "Paged":
+        more: dict[str, Any] = {"n": n, "temperature": 1.0, "seed": 3} if n > 1 else {}
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **more)
+        self.engine.add_request(prompt, params, name)
+        return self
+
+    def step(self, times: int = 1) -> "Paged":
+        for _ in range(times):
+            before = self.engine.num_steps
+            self.engine.step()
+            if self.engine.num_steps > before:  # it had something to run
+                self.pools.append(self.look())
+        return self
+
+    def finish(self) -> "Paged":
+        while self.engine.has_unfinished_requests:
+            assert len(self.pools) < 300, "this goes on for ever"
+            self.step()
+        return self
+
+    def look(self) -> Pool:
+        blocks, parents = self.memory.blocks, dict[str, str | None]()
+        self.full |= {key.hex()[:12]: key for key in blocks.cached}
+        for chain in blocks._chains.values():
+            for before, key in zip([None, *chain], chain, strict=False):
+                parents[key.hex()[:12]] = before and before.hex()[:12]
+        lens = {r.request_id: r.num_computed_tokens for r in self.engine.scheduler.running}
+        forked = self.memory._num_cached  # also of those that run: what they began with
+        return Pool(
+            {name: tuple(table) for name, table in blocks.tables.items()},
+            {i: b.ref_cnt for i, b in enumerate(blocks.blocks) if b.ref_cnt},
+            {i: b.hash.hex()[:12] for i, b in enumerate(blocks.blocks) if b.hash is not None},
+            tuple(blocks.free_queue),
+            {name: lens.get(name, forked[name]) for name in blocks.tables},
+            {name: self.memory.describe(name).slots[:many] for name, many in lens.items()},
+            parents,
+        )
+
+    @property
+    def trace(self) -> Trace:
+        assert self.engine.trace is not None
+        return self.engine.trace.trace()
+
+    @property
+    def run(self) -> BlockRun:
+        return BlockRun(self.trace, {})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random run on pages: `seed` decides who comes when, and who is aborted."""
+
+    seed: int
+    num_blocks: int
+    block_size: int
+    prefix_caching: bool = True
+    n: int = 1
+    budget: int = 64
+
+    @cache  # noqa: B019 -- a few cases, all of them constants
+    def live(self) -> Paged:
+        """The run, once for all tests: they only look at it."""
+        draw = random.Random(self.seed)
+        budget = {"max_num_batched_tokens": self.budget}
+        live = Paged(self.num_blocks, self.block_size, self.prefix_caching, **budget)
+        most = min(self.num_blocks * self.block_size - 2, 20)
+        with torch.inference_mode():
+            for number in range(draw.randint(2, 4)):
+                prompt = draw.choice([PROMPT, TWIN, OTHER, draw.sample(range(VOCAB), 13)])
+                many = draw.choice([1, self.n])
+                live.add(chr(65 + number), prompt[:most], draw.randint(1, 9), many)
+                live.step(draw.randint(0, 3) if live.engine.has_unfinished_requests else 0)
+                if draw.random() < 0.15 and live.engine.requests:
+                    live.engine.abort(draw.choice(sorted(live.engine.requests)))
+            return live.finish()
+
+
+CASES = [
+    Case(1, 12, 4),
+    Case(2, 12, 4, n=2),
+    Case(3, 6, 4),
+    Case(4, 6, 4, n=3),
+    Case(5, 7, 4, prefix_caching=False, n=2),
+    Case(6, 30, 1, n=2),
+    Case(8, 14, 2, n=2, budget=7),
+    Case(9, 4, 8, n=2),
+    Case(10, 3, 16, n=3),
+    Case(11, 6, 4, n=2, budget=3),
+    Case(12, 7, 3, n=3),
+]
+
+
+# -- cells ----------------------------------------------------------------------------------------
+
+CELL_LABELS = {0: "How", 1: "·are", 2: "·you"}
+
+
+def new_cells(num_cells: int = 6, num_layers: int = 3) -> CellKVCache:
+    """Empty cells of a random model, poisoned."""
+    model = small_model(num_layers)
+    return poison(CellKVCache.from_config(model.config, num_cells))
+
+
+def run_cells(cells: CellKVCache, tokens: list[int], seq_id: int = 0) -> None:
+    append_tokens(small_model(cells.storage.spec.num_layers), cells, seq_id, tokens)
+
+
+@cache
+def small_model(num_layers: int) -> Qwen3ForCausalLM:
+    return random_model(num_hidden_layers=num_layers)
+
+
+def shared_text() -> tuple[CellKVCache, CellsSnapshot]:
+    """Three tokens, two of them shared, cell 3 freed; and the moment before."""
+    cells = new_cells()
+    run_cells(cells, [5, 6, 7, 8])
+    cells.seq_cp(0, 1, 0, 2)
+    full = take_snapshot(cells, {**CELL_LABELS, 3: "·?"})
+    cells.seq_rm(0, 3)
+    return cells, take_snapshot(cells, CELL_LABELS, full)
+
+
+def cells_picture(now: CellsSnapshot, before: CellsSnapshot | None = None) -> Picture:
+    """A moment as the explorer shows it, without its slider."""
+    changes = find_changes(before, now) if before is not None else Changes((), (), ())
+    scene = cells_scene(now, changes, "cells", heat_scale([now]))
+    return Picture(scene.svg(), b"", describe(now, before))  # no PNG: it takes longest
+
+
+# -- reading a picture ----------------------------------------------------------------------------
 
 
 class Words(NamedTuple):
@@ -161,64 +372,50 @@ class Words(NamedTuple):
     bottom: float
 
 
-def items(picture: Picture) -> dict[str, ET.Element]:
+def items(shown: Picture | Scene) -> dict[str, ET.Element]:
     """The named items of a scene's SVG."""
-    return {e.attrib["id"]: e for e in ET.fromstring(picture.svg).iter() if "id" in e.attrib}
+    svg = shown.svg if isinstance(shown, Picture) else shown.svg()
+    return {e.attrib["id"]: e for e in ET.fromstring(svg).iter() if "id" in e.attrib}
 
 
-def words(picture: Picture) -> list[Words]:
-    """All texts of a scene's SVG that are seen without a pointer."""
+def box(element: ET.Element) -> tuple[float, float, float, float]:
+    """x, y, width and height of a rectangle."""
+    x, y, width, height = (float(element.attrib[key]) for key in ("x", "y", "width", "height"))
+    return x, y, width, height
+
+
+def words(shown: Picture | Scene) -> list[Words]:
+    """All texts of a scene that are seen without a pointer, by the font's own measures."""
     found = []
-    for e in items(picture).values():
+    for e in items(shown).values():
         if e.tag != f"{SVG}text" or not e.text:
             continue
         x, y, size = (float(e.attrib[key]) for key in ("x", "y", "font-size"))
-        wide = text_width(e.text, size, e.get("font-weight") == "bold")
+        wide = text_width(e.text, size, "font-weight" in e.attrib)
         left = x - {"middle": wide / 2, "end": wide}.get(e.get("text-anchor", ""), 0.0)
-        box = (left, y - 0.74 * size, left + wide, y + 0.1 * size)
+        place = (left, y - 0.72 * size, left + wide, y)
         if "transform" in e.attrib:  # turned by 90 degrees: upwards from (x, y)
-            box = (x - 0.74 * size, y - wide, x + 0.1 * size, y)
-        found.append(Words(e.text, size, *box))
+            place = (x - 0.72 * size, y - wide, x, y)
+        found.append(Words(e.text, size, *place))
     return found
 
 
-def check_words(picture: Picture) -> None:
+def check_words(shown: Picture | Scene, least: float = 9) -> None:
     """AssertionError for words that are too small, cut off, or written over others."""
-    root = ET.fromstring(picture.svg)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    svg = shown.svg if isinstance(shown, Picture) else shown.svg()
+    width, height = (float(ET.fromstring(svg).attrib[key]) for key in ("width", "height"))
     assert width <= 1000
-    seen = words(picture)
-    for one in seen:
-        assert one.size >= 10, one
+    seen = sorted(words(shown), key=lambda one: one.top)
+    for i, one in enumerate(seen):
+        assert one.size >= least, one
         assert one.left >= 0 and one.right <= width + 0.5, (one, width)
         assert one.top >= 0 and one.bottom <= height, (one, height)
-    for i, one in enumerate(seen):
-        for other in seen[:i]:
-            apart = one.left >= other.right or other.left >= one.right
-            assert apart or one.top >= other.bottom or other.top >= one.bottom, (one, other)
+        for other in seen[i + 1 :]:
+            if other.top >= one.bottom:
+                break
+            assert one.left >= other.right or other.left >= one.right, (one, other)
 
 
 def plot_words(picture: Picture) -> list[str]:
     """The words of a matplotlib SVG: drawn as outlines, but kept as comments."""
     return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", picture.svg, re.S)]
-
-
-def check_plot(draw: Callable[[], Picture], pixels: int = 1300, shown: str = "") -> Picture:
-    """Draw it twice: the same sound, light files; no tiny text, no formula.
-
-    Its caption is in it, or what is `shown` in its place.
-    """
-    picture = draw()
-    assert draw() == picture
-    assert ET.fromstring(picture.svg).tag == f"{SVG}svg" and len(picture.png) <= 90_000
-    with Image.open(io.BytesIO(picture.png)) as image:
-        assert image.format == "PNG" and image.width <= pixels
-        assert len(set(image.convert("RGB").getdata())) > 3
-    said = plot_words(picture)
-    caption = (shown or picture.caption).replace("--", "- -")  # what an XML comment makes of it
-    assert " ".join(caption.split()) in " ".join(" ".join(said).split())
-    assert not [word for word in said if "mathdefault" in word or "\\times" in word]
-    # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points
-    scales = [float(s) for s in re.findall(r"scale\(([\d.]+) -", picture.svg)]
-    assert scales and min(scales) * 100 * 100 / 72 >= 9
-    return picture

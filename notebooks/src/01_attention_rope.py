@@ -41,7 +41,7 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
 
-from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz import token_labels
 
 ids = tokenizer.encode(PROMPT).ids
 labels = token_labels(tokenizer, ids)
@@ -93,7 +93,7 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 # token comes next. You need not understand the boxes yet: each has its section.
 
 # %% tags=["figure-block"]
-from tutorial_engine.viz.model_plots import block_picture
+from tutorial_engine.viz import block_picture
 
 block_picture(model)
 
@@ -132,7 +132,7 @@ print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list
 # query heads. Section 6 says why.
 
 # %% tags=["figure-qkv"]
-from tutorial_engine.viz.model_plots import qkv_picture
+from tutorial_engine.viz import qkv_picture
 
 qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 
@@ -206,7 +206,7 @@ predictions.ask(
 # %% tags=["figure-three-tokens"]
 from math import exp, sqrt
 
-from tutorial_engine.viz.model_plots import three_token_picture
+from tutorial_engine.viz import three_token_picture
 
 shares = [exp(score / sqrt(2)) for score in scores[2].tolist()]
 shares = [share / sum(shares) for share in shares]
@@ -273,7 +273,7 @@ show_source(naive_attention)
 # model has to go on.
 
 # %% tags=["figure-attention-explorer"]
-from tutorial_engine.viz.attention_explorer import AttentionExplorer
+from tutorial_engine.viz import AttentionExplorer
 
 STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
@@ -295,7 +295,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-masks"]
-from tutorial_engine.viz.attention_plots import mask_picture
+from tutorial_engine.viz import mask_picture
 
 sizes = {"4 tokens at once": (4, 4), "1 new after 4": (1, 5), "3 new after 4": (3, 7)}
 masks = {title: causal_mask(q_len, kv_len) for title, (q_len, kv_len) in sizes.items()}
@@ -426,7 +426,7 @@ mine.use(kv_head, check_kv_head)
 mine.tell("Once upon a time Ben had a blue ball. Anna had a red kite. One day")
 
 # %% tags=["figure-gqa"]
-from tutorial_engine.viz.model_plots import gqa_picture
+from tutorial_engine.viz import gqa_picture
 
 gqa_picture(c)
 
@@ -472,7 +472,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-variance"]
-from tutorial_engine.viz.attention_plots import variance_picture
+from tutorial_engine.viz import variance_picture
 
 head_dims, raw, scaled = [4, 16, 64, 256], [], []
 for d in head_dims:
@@ -539,7 +539,7 @@ check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 # and key move on together. What changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
-from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz import RopeExplorer
 
 RopeExplorer(D, theta)
 
@@ -549,7 +549,7 @@ RopeExplorer(D, theta)
 # the hands of a clock: one for seconds, one for minutes, one for hours.
 
 # %% tags=["figure-rope-clocks"]
-from tutorial_engine.viz.attention_plots import clocks_picture
+from tutorial_engine.viz import clocks_picture
 
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
@@ -613,7 +613,7 @@ show_source(apply_rope)
 # On the right only the distance is left. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
-from tutorial_engine.viz.attention_plots import distance_picture
+from tutorial_engine.viz import distance_picture
 
 rotary = RotaryEmbedding(D, theta)
 qk = torch.randn(2, D, generator=torch.Generator().manual_seed(7))
@@ -826,7 +826,7 @@ for number, block in enumerate(model.model.layers):
 # layers have the same shapes. `lm_head`, the matrix that gives the logits, is the embedding table.
 
 # %%
-from tutorial_engine.viz.shapes import shape_walk, walk_table
+from tutorial_engine.viz import shape_walk, walk_table
 
 print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
 
@@ -860,7 +860,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.viz.shapes import meta_shape_walk
+from tutorial_engine.viz import meta_shape_walk
 
 walk = meta_shape_walk(qwen3_06b, num_tokens=10)
 held = {step.name: step.num_parameters for step in walk}
@@ -935,7 +935,7 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # `·R` the last layer adds the answer, `a`. Where do its heads look from this last token?
 
 # %%
-from tutorial_engine.viz.attention_explorer import attention_weights
+from tutorial_engine.viz import attention_weights
 
 story_labels = token_labels(tokenizer, story_ids)
 story_shares = attention_weights(model, story_ids)  # [layer, head, query, key]
@@ -955,7 +955,7 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # somewhere. Most rows here rest on `·time` or `·a`.
 
 # %% tags=["figure-induction-head"]
-from tutorial_engine.viz.attention_plots import attention_picture
+from tutorial_engine.viz import attention_picture
 
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
@@ -987,7 +987,7 @@ def chance(text, piece, heads):
 
 
 # %% tags=["figure-no-name"]
-from tutorial_engine.viz.model_plots import ablation_picture
+from tutorial_engine.viz import ablation_picture
 
 MIMO = "Once upon a time Mimo had an old coat. One day R"  # no earlier name with R
 FOLLOWS = "probability of “a” after the last “·R”"
@@ -996,7 +996,7 @@ bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}), 1.0)]
 ablation_picture({FOLLOWS: bars})
 
 # %%
-from tutorial_engine.viz.words import percent
+from tutorial_engine.viz import percent
 
 full, usual = (percent(value) for _, value, _ in bars)
 predictions.ask(
@@ -1091,7 +1091,7 @@ check_induction_score(induction_score)
 # texts. The bright diagonal in the lower half of a map is the pattern.
 
 # %% tags=["figure-heads"]
-from tutorial_engine.viz.attention_plots import heads_picture
+from tutorial_engine.viz import heads_picture
 
 noise_shares = attention_weights(model, noise[0])
 heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
@@ -1121,7 +1121,7 @@ print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left")
 # one single token, the `a`: step 2 does not find it any more.
 
 # %% tags=["figure-two-steps"]
-from tutorial_engine.viz.induction_view import two_steps_picture
+from tutorial_engine.viz import two_steps_picture
 
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
@@ -1219,7 +1219,7 @@ print(
 # %% tags=["figure-training"]
 import json
 
-from tutorial_engine.viz.attention_plots import training_picture
+from tutorial_engine.viz import training_picture
 
 training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
@@ -1255,7 +1255,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-cost"]
-from tutorial_engine.viz.attention_plots import cost_picture
+from tutorial_engine.viz import cost_picture
 
 answered = predictions.reveal("cost", sum(tokens_run))
 cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
@@ -1345,8 +1345,12 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %%
 from tutorial_engine.engine import run_without_cache
-from tutorial_engine.lab.hf import run_transformers
-from tutorial_engine.lab.ledger import ledger, loop_path, table
+from tutorial_engine.lab import (
+    equality_ledger as ledger,
+    ledger_table as table,
+    loop_path,
+    run_transformers,
+)
 
 prompts = [tokenizer.encode(text).ids for text in (PROMPT, TWO, STORY)]
 paths = {

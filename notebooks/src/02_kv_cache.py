@@ -18,7 +18,7 @@ from tutorial_engine.engine import generate
 from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source, yours
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
-from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz import token_labels
 
 torch.set_grad_enabled(False)
 predictions = Predictions()
@@ -71,8 +71,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-work"]
-from tutorial_engine.lab.roofline import forward_flops
-from tutorial_engine.viz.cache_plots import work_picture
+from tutorial_engine.lab import forward_flops
+from tutorial_engine.viz import work_picture
 
 (fast,), with_cache = run_and_count(prompts[:1], greedy, use_cache=True)
 cached = [0, *range(len(prompts[0]), len(prompts[0]) + 23)]  # tokens that were there already
@@ -204,7 +204,7 @@ predictions.ask(
 
 # %% tags=["figure-phases"]
 from tutorial_engine.model import causal_mask
-from tutorial_engine.viz.attention_plots import mask_picture
+from tutorial_engine.viz import mask_picture
 
 row = causal_mask(1, 8)
 answer = f"{row.numel()}, of which {int((~row).sum())}"
@@ -424,7 +424,7 @@ for n, copied in zip(lengths, by_cat, strict=True):
 # with the positions.
 
 # %% tags=["figure-cache-explorer"]
-from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz import CacheExplorer
 
 explorer = CacheExplorer(model, tokenizer, PROMPTS, new_tokens=4)
 explorer.set(step=3)
@@ -569,7 +569,7 @@ is_wrong = (shifted - exact).abs().amax(-1) > 1e-4
 first_wrong = int(is_wrong.nonzero()[0]) if is_wrong.any() else 3
 
 # %% tags=["figure-late"]
-from tutorial_engine.viz.cache_plots import positions_picture
+from tutorial_engine.viz import positions_picture
 
 chosen = predictions.reveal("late", first_wrong)
 if chosen:
@@ -658,7 +658,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 import json
 
 from tutorial_engine.model import ModelConfig
-from tutorial_engine.viz.calculator import MemoryCalculator
+from tutorial_engine.viz import MemoryCalculator
 
 QWEN3_06B = """{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
  "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -680,7 +680,7 @@ MemoryCalculator(QWEN3_06B)
 # query head has its own K/V head. In *grouped-query attention* (GQA) a group of query heads shares one.
 
 # %% tags=["figure-bytes"]
-from tutorial_engine.viz.cache_plots import bytes_picture
+from tutorial_engine.viz import bytes_picture
 
 # name: (layers, query heads, K/V heads, head_dim), from the released config.json files
 models = {
@@ -729,7 +729,7 @@ def both_ways(n):
 
 
 # %% tags=["nbval-ignore-output", "figure-latency"]
-from tutorial_engine.viz.cache_plots import latency_picture
+from tutorial_engine.viz import latency_picture
 
 lengths = [2, 4, 8, 16, 32, 64, 128, 256, 512]
 seconds = {n: both_ways(n) for n in lengths}  # measured here
@@ -855,8 +855,8 @@ predictions.ask(
 from tutorial_engine.lab.one_forward import against_the_roof
 from tutorial_engine.lab.roofline import weight_bytes
 from tutorial_engine.learn.checks_02 import least_seconds as least_time
-from tutorial_engine.model.fast import use_fast_layers
-from tutorial_engine.viz.cache_plots import roofline_picture
+from tutorial_engine.model import use_fast_layers
+from tutorial_engine.viz import roofline_picture
 
 use_fast_layers(large)  # weights in an order that this processor reads faster, where there is one
 num_weights = weight_bytes(four_layers) // 4
@@ -941,7 +941,7 @@ print(predictions.score())
 # the sliders (run the cell to get them):
 
 # %% tags=["figure-sampling-explorer"]
-from tutorial_engine.viz.sampling_explorer import SamplingExplorer
+from tutorial_engine.viz import SamplingExplorer
 
 sampling = SamplingExplorer(model, tokenizer, "One day")
 sampling.set(step=3)  # the stage of top-p
@@ -1024,7 +1024,7 @@ for function in (filter_logits, top_k, top_p, min_p):
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler
-from tutorial_engine.viz.sampling_plots import draws_picture
+from tutorial_engine.viz import draws_picture
 
 ids = tokenizer.encode("Ben had a").ids
 logits = model.compute_logits(model(Batch.from_sequences([ids]))[-1:])[0]
@@ -1224,7 +1224,7 @@ import math
 from itertools import islice
 
 from tutorial_engine.tiny.corpus import stories
-from tutorial_engine.viz.sampling_plots import margins_picture
+from tutorial_engine.viz import margins_picture
 
 margins, largest = [], 0.0
 for text in islice(stories(seed=5), 20):
@@ -1283,8 +1283,15 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab.hf import OurCache, run_transformers
-from tutorial_engine.lab.ledger import layer_paths, ledger, loop_path, our_paths, table
+from tutorial_engine.lab import (
+    OurCache,
+    equality_ledger as ledger,
+    layer_paths,
+    ledger_table as table,
+    loop_path,
+    our_paths,
+    run_transformers,
+)
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -1382,7 +1389,7 @@ if predictions.reveal("sizes", 0 if fits else 2):
 # without experts: each token uses all weights). It is downloaded once, and has its own chat format:
 #
 # ```python
-# from tutorial_engine.engine.chat import load_chat_template
+# from tutorial_engine import load_chat_template
 #
 # name = "Qwen/Qwen3-0.6B"
 # chat_model, chat_tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)

@@ -227,7 +227,7 @@ if predictions.reveal("token", got if " and " in got else f"only {got}"):
 # 16 slots, and the hatched ones are reserved and empty.
 
 # %% tags=["figure-scheduler-explorer"]
-from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
+from tutorial_engine.viz import SchedulerExplorer
 
 explorer = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED)
 explorer.set(step=1)
@@ -314,8 +314,7 @@ predictions.ask(
 
 # %% tags=["figure-flat-batch"]
 from tutorial_engine.model import causal_mask
-from tutorial_engine.viz.batch_plots import flat_batch
-from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz import flat_batch, token_labels
 
 seen = [s.stop - s.start for s in batch.context_slots]
 pairs = sum(int(causal_mask(q, kv).sum()) for q, kv in zip(batch.query_lens, seen, strict=True))
@@ -476,7 +475,7 @@ if predictions.reveal("overtake", first):
 
 # %% tags=["figure-life"]
 from tutorial_engine.engine.request import TRANSITIONS
-from tutorial_engine.viz.request_plots import state_machine
+from tutorial_engine.viz import state_machine
 
 state_machine(TRANSITIONS)
 
@@ -585,7 +584,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 # which has to wait for a place. It is drawn from the trace of the run above.
 
 # %% tags=["figure-one-request"]
-from tutorial_engine.viz.request_plots import one_request
+from tutorial_engine.viz import one_request
 
 waited = [step for step in history(run.trace) if "C" in step.planned.waiting]
 lasted = [round(1000 * (step.ended - step.began)) for step in waited]
@@ -632,7 +631,7 @@ print(predictions.score())
 
 # %%
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.lab.workload import Arrival, serve
+from tutorial_engine.lab import Arrival, serve
 
 lengths = [6, 24, 4, 12, 8, 24, 4, 12]  # new tokens that A to H want
 policies = {
@@ -677,7 +676,7 @@ print("the same tokens under every policy:", all(t == tokens["one rule"] for t i
 
 
 # %% tags=["figure-places"]
-from tutorial_engine.viz.places import places, read_places
+from tutorial_engine.viz import places, read_places
 
 counted = read_places(runs["static batching"])
 part = counted.wasted / counted.total
@@ -701,7 +700,7 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # was over. The next cell reads both times from the same trace.
 
 # %%
-from tutorial_engine.lab.static_batch import static_as_it_was
+from tutorial_engine.lab import static_as_it_was
 
 kind = [1000 * out.metrics.finished for out in results["static batching"]]
 as_it_was = [1000 * end for end in static_as_it_was(runs["static batching"]).values()]
@@ -752,7 +751,7 @@ for name, outs in results.items():
 
 # %% tags=["nbval-ignore-output", "figure-measured"]
 from tutorial_engine.engine import WallClock
-from tutorial_engine.viz.serving_plots import latency_distributions
+from tutorial_engine.viz import latency_distributions
 
 make_engine(clock=WallClock()).generate(prompts, params)  # warm up
 measured = {name: [] for name in policies}  # on this machine's own clock
@@ -797,7 +796,7 @@ def at_once(size, clock, model=model):
 virtual = {size: at_once(size, VirtualClock()) for size in SIZES}
 
 # %% tags=["figure-throughput-latency"]
-from tutorial_engine.viz.serving_plots import throughput_latency
+from tutorial_engine.viz import throughput_latency
 
 growth = virtual[16][1] / virtual[1][1]
 if answered := predictions.reveal("sixteen", sum(growth > limit for limit in (1.5, 4, 12))):
@@ -927,7 +926,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-chunks"]
-from tutorial_engine.viz.serving_plots import itl_over_time
+from tutorial_engine.viz import itl_over_time
 
 chunked, outs_chunked, speed_chunked = with_budget(16)
 chosen = predictions.reveal("gap", round(1000 * max(outs_chunked[0].metrics.itl)))
@@ -978,7 +977,7 @@ texts = [[out.outputs[0].token_ids for out in outs] for _, outs, _ in by_budget.
 print("the same tokens with every budget:", all(one == texts[0] for one in texts))
 
 # %% tags=["figure-budget"]
-from tutorial_engine.viz.serving_plots import sweep
+from tutorial_engine.viz import sweep
 
 ratio = speed_chunked / speed_whole
 if chosen := predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
@@ -1023,7 +1022,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.lab.workload import poisson_times
+from tutorial_engine.lab import poisson_times
 
 RATES = [8, 16, 24, 32, 64]
 wanted = [lengths[i % 8] for i in range(48)]
@@ -1277,7 +1276,7 @@ right = all(out.outputs[0].token_ids == alone[out.request_id] for out in engine.
 print("right tokens:", right)
 
 # %% tags=["figure-overdrawn"]
-from tutorial_engine.viz.timeline import timeline
+from tutorial_engine.viz import timeline
 
 timeline(engine.trace.trace())
 
@@ -1414,8 +1413,14 @@ if predictions.reveal("leaves", has_it[0] if has_it else 0):
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tutorial_engine.lab.hf import run_transformers
-from tutorial_engine.lab.ledger import engine_paths, ledger, loop_path, our_paths, table
+from tutorial_engine.lab import (
+    engine_paths,
+    equality_ledger as ledger,
+    ledger_table as table,
+    loop_path,
+    our_paths,
+    run_transformers,
+)
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -21,7 +21,7 @@ from tutorial_engine.learn import OwnServer, Predictions, show_source
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
-from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz import token_label
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)  # for a model this small a second thread costs more than it brings
@@ -139,7 +139,7 @@ print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% tags=["figure-layer-factor"]
 from tutorial_engine.cache import KVCacheSpec
-from tutorial_engine.viz.memory_plots import layer_factor
+from tutorial_engine.viz import layer_factor
 
 sizes = {"num_layers": 32, "num_kv_heads": 32, "k_head_dim": 128, "v_head_dim": 128}
 wide = KVCacheSpec(**sizes, dtype=torch.bfloat16)  # as Llama-2-7B
@@ -183,7 +183,7 @@ def make_pages(num_blocks=12, block_size=4, **options):
 
 
 # %%
-from tutorial_engine.lab.pool_log import pool_log
+from tutorial_engine.lab import log_of_pool as pool_log
 
 small = make_pages()
 if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
@@ -273,7 +273,7 @@ predictions.ask(
 
 # %% tags=["figure-pages"]
 from tutorial_engine.trace.events import BlockTaken
-from tutorial_engine.viz.block_view import block_view
+from tutorial_engine.viz import block_view
 
 events = on_pages.trace.events
 taken = [e for e in events if isinstance(e, BlockTaken) and e.request_id == "C"]
@@ -291,7 +291,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # watch the tables grow. Then change the block size.
 
 # %% tags=["figure-block-explorer"]
-from tutorial_engine.viz.block_explorer import ALL_AT_ONCE, BlockExplorer
+from tutorial_engine.viz import ALL_AT_ONCE, BlockExplorer
 
 pages_explorer = BlockExplorer(
     model, tokenizer, PROMPTS, num_blocks=12, arrivals=ALL_AT_ONCE, simple=True
@@ -335,7 +335,7 @@ if predictions.reveal("largest", max(size for size, n in taken.items() if n > 1)
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same.
 
 # %% tags=["figure-rows-and-pages"]
-from tutorial_engine.viz.memory_plots import waste_over_time
+from tutorial_engine.viz import waste_over_time
 
 waste_over_time({"rows": rows_trace, "pages": on_pages.trace.trace()})
 
@@ -368,7 +368,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-users"]
-from tutorial_engine.viz.memory_plots import users_at_once
+from tutorial_engine.viz import users_at_once
 
 (tokens_rows, few), (tokens_pages, many) = serve_users(None, 4), serve_users(make_pages(64), 12)
 most = [max(len(s.running) for s in PoolHistory.of(run).snapshots) for run in (few, many)]
@@ -439,7 +439,7 @@ if predictions.reveal("gathered", str(copied)):
 # bar of colours with the one at the bottom:
 
 # %% tags=["figure-running-softmax"]
-from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
+from tutorial_engine.viz import record_softmax, running_softmax_picture
 
 running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=1))
 
@@ -998,7 +998,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # the hit rate is 0 %. Each run has another cause. These are the causes:
 
 # %%
-from tutorial_engine.lab.hit_rate import BEGINS, EVICTED, SALT, SAME_STEP, SHORT, cases
+from tutorial_engine.lab import BEGINS, EVICTED, SALT, SAME_STEP, SHORT, cases
 
 runs = cases(model, tokenizer)
 names = {"SHORT": SHORT, "BEGINS": BEGINS, "SALT": SALT, "EVICTED": EVICTED, "SAME_STEP": SAME_STEP}
@@ -1070,7 +1070,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.lab.when_full import LLAMA_2_7B, when_full
+from tutorial_engine.lab import LLAMA_2_7B, when_memory_full as when_full
 
 lost = when_full(scarce.trace.trace())
 again = [one.num_tokens - one.num_found for one in lost]
@@ -1149,7 +1149,7 @@ print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
 # memory, K and V of every layer, and each piece is a copy that must be started:
 
 # %%
-from tutorial_engine.lab.when_full import Price
+from tutorial_engine.lab import Price
 
 show_source(Price.swap)
 
@@ -1223,7 +1223,7 @@ predictions.ask(
 # %% tags=["figure-thrash"]
 from tutorial_engine.learn.eager_pages import cost, drama, tokens
 from tutorial_engine.trace.events import TokenSampled
-from tutorial_engine.viz.timeline import timelines
+from tutorial_engine.viz import timelines
 
 rules = drama(model, tokenizer)
 patient, eager = rules.values()
@@ -1384,7 +1384,7 @@ for out in run.outputs:
 # operation did to the table.
 
 # %% tags=["figure-cell-explorer"]
-from tutorial_engine.viz.cell_explorer import CellExplorer
+from tutorial_engine.viz import CellExplorer
 
 CellExplorer(model, tokenizer)
 
@@ -1461,8 +1461,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-shift"]
-from tutorial_engine.lab.shift import random_model, shift_gap
-from tutorial_engine.viz.memory_plots import shift_picture
+from tutorial_engine.lab import random_model, shift_gap
+from tutorial_engine.viz import shift_picture
 
 twenty = (ids_a + ids_b)[:20]
 own = context_shift if check_context_shift(context_shift).ok else None  # None: the package's
@@ -1480,7 +1480,7 @@ shift_picture(
 # follows, once with the shift and once from a fresh run.
 
 # %%
-from tutorial_engine.lab.shift import shifted_text
+from tutorial_engine.lab import shifted_text
 
 for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
     told = shifted_text(model, tokenizer, text, discard, shift=own)
@@ -1494,7 +1494,7 @@ for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
 # now get the same words, up to " yellow":
 
 # %%
-from tutorial_engine.lab.shift import next_probabilities
+from tutorial_engine.lab import next_probabilities
 
 ids = tokenizer.encode(PROMPTS[0] + " Ben took the yellow").ids
 (kite,) = tokenizer.encode(" kite").ids
@@ -1523,8 +1523,8 @@ box("kv_unified")
 # for each head.
 
 # %% tags=["figure-layouts"]
-from tutorial_engine.lab.layouts import layouts
-from tutorial_engine.viz.layout_plots import layouts_picture
+from tutorial_engine.lab import kv_layouts as layouts
+from tutorial_engine.viz import layouts_picture
 
 few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
@@ -1559,8 +1559,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-dial"]
-from tutorial_engine.lab.dial import sharing, sweep_block_sizes
-from tutorial_engine.viz.memory_plots import dial
+from tutorial_engine.lab import sharing, sweep_block_sizes
+from tutorial_engine.viz import dial
 
 points = sweep_block_sizes(model, sharing(ids_a[:8], 512), num_slots=256, max_len=64)
 first = min(points, key=lambda point: point.milliseconds).position
@@ -1597,8 +1597,7 @@ for p in points:
 # of its K in one layer through the block table.
 
 # %% tags=["nbval-ignore-output"]
-from tutorial_engine.lab.block_size import block_size_trade
-from tutorial_engine.lab.block_size import table as trade_table
+from tutorial_engine.lab import block_size_trade, trade_table
 
 print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
 
@@ -1629,7 +1628,7 @@ for name, backend in ways.items():  # measured here
 # find nothing here, because they have no prefix cache.)</details>
 
 # %% tags=["figure-dial-explorer"]
-from tutorial_engine.viz.dial_explorer import DialExplorer
+from tutorial_engine.viz import DialExplorer
 
 alike = [f"{PROMPTS[0]} {text}" for text in users]
 dials = DialExplorer(model, tokenizer, alike, 12, num_slots=256, max_len=64)
@@ -1649,10 +1648,16 @@ dials
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab.hf import run_transformers
-from tutorial_engine.lab.ledger import engine_paths, in_place_paths, ledger, memory_paths, our_paths
-from tutorial_engine.lab.ledger import loop_path
-from tutorial_engine.lab.ledger import table as ledger_table
+from tutorial_engine.lab import (
+    engine_paths,
+    equality_ledger as ledger,
+    in_place_paths,
+    ledger_table,
+    loop_path,
+    memory_paths,
+    our_paths,
+    run_transformers,
+)
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -1700,7 +1705,7 @@ print(bring(server, "03_scheduler.ipynb"))
 # comes back with few of them has found the rest in the prefix cache.
 
 # %% tags=["figure-preempted"]
-from tutorial_engine.viz.timeline import timeline
+from tutorial_engine.viz import timeline
 
 run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
 print(sum(isinstance(e, Preempted) for e in run.trace.events), "times a request gave way")

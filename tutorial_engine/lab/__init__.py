@@ -7,5 +7,41 @@ over time, and `static_batch` says when they were answered once; `layouts`, `dia
 (04) compare orders of memory and block sizes, `hit_rate`, `when_full`, `pool_log` and `shift`
 answer what users ask.
 The engine knows none of them.
-Nothing is handed out here: the doctor has to run, and to say so, where torch is not installed.
+What the notebooks import is handed out here, each name when it is asked for: the doctor has to run,
+and to say so, where torch is not installed. A function that is called like its module has another
+name here, or whoever imports the module first would get that instead.
 """
+
+from importlib import import_module
+from typing import Any
+
+HOMES = {
+    "block_size": "block_size_trade, table as trade_table",
+    "dial": "sharing, sweep_block_sizes",
+    "hf": "OurCache, run_transformers",
+    "hit_rate": "BEGINS, EVICTED, SALT, SAME_STEP, SHORT, cases",
+    "layouts": "layouts as kv_layouts",
+    "ledger": (
+        "engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, loop_path, "
+        "memory_paths, our_paths, table as ledger_table"
+    ),
+    "pool_log": "pool_log as log_of_pool",
+    "shift": "next_probabilities, random_model, shift_gap, shifted_text",
+    "static_batch": "static_as_it_was",
+    "when_full": "LLAMA_2_7B, Price, when_full as when_memory_full",
+    "workload": "Arrival, poisson_times, serve",
+}
+
+_WHERE = {  # public name -> its module, and its name there
+    entry.split()[-1]: (module, entry.split()[0])
+    for module, entries in HOMES.items()
+    for entry in entries.split(", ")
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _WHERE[name]
+    return getattr(import_module(f"{__name__}.{module}"), there)

@@ -22,7 +22,6 @@ from tutorial_engine.viz.cell_steps import (
 )
 from tutorial_engine.viz.cell_view import MAX_CELLS, Scale, cells_scene, heat_scale
 from tutorial_engine.viz.explorer import Explorer, button, number, text
-from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import token_names, visible
 
@@ -136,23 +135,6 @@ class CellExplorer(Explorer):
             name: button(name, tip, partial(self._press, name)) for name, tip in tips.items()
         }
         super().__init__(_knobs(" Ella"), buttons)
-
-    def do(self, operation: str, **knobs: Any) -> Picture:
-        """Press a button from code; knobs that are not named are as in Operation.
-
-        ValueError, and cells and history as before, for what cannot be done.
-        """
-        if operation not in self.buttons:
-            raise ValueError(f"no operation {operation!r}; there are {[*self.buttons]}")
-        reads = OPERATIONS[operation][0] if operation in OPERATIONS else ()
-        if unknown := knobs.keys() - {*reads}:
-            raise ValueError(f"{operation} has no {sorted(unknown)}; it reads {[*reads]}")
-        defaults = Operation._field_defaults
-        self.set(**{knob: defaults[knob] for knob in reads} | knobs)
-        self._press(operation)
-        if self.error:
-            raise ValueError(self.error)
-        return self.picture()
 
     def rerun(self) -> int:
         """Do the operation whose button was pressed, if one was; knobs alone change nothing."""

@@ -23,7 +23,7 @@ from tutorial_engine.viz.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RED
-from tutorial_engine.viz.timeline import plain
+from tutorial_engine.viz.timeline_plots import plain
 from tutorial_engine.viz.trace_rows import Life, rows
 from tutorial_engine.viz.words import counted, listed, ms, tokens
 

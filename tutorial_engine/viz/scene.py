@@ -15,7 +15,7 @@ import resvg_py
 
 from tutorial_engine.viz.picture import Picture, small_png
 from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
-from tutorial_engine.viz.tokens import escape
+from tutorial_engine.viz.tokens import escape, written
 
 Value = str | float | int
 
@@ -51,7 +51,7 @@ class Scene:
         if name in self.items:
             raise ValueError(f"the scene already has an item {name!r}")
         clean = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
-        self.items[name] = Item(tag, clean, text, tip)
+        self.items[name] = Item(tag, clean, written(text), written(tip))
 
     def text(
         self, name: str, x: float, y: float, words: str, size: float = 12, **more: Value
@@ -114,6 +114,7 @@ class Scene:
 
         Where the picture has the caption's numbers as words, `shown` is written in its place.
         """
+        caption = written(caption)
         lines = textwrap.wrap(shown or caption, int(self.width / 7.3))
         still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
         still.items = dict(self.items)

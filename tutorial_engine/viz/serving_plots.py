@@ -24,7 +24,7 @@ from tutorial_engine.viz.charts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, SERIES, finish, house_style
-from tutorial_engine.viz.tokens import cut_label
+from tutorial_engine.viz.tokens import cut_label, written
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
 from tutorial_engine.viz.words import listed, ms
 
@@ -286,7 +286,7 @@ def itl_over_time(traces: Mapping[str, Trace], request_id: str) -> Picture:
 
 
 def _name(life: Life) -> str:
-    return cut_label(life.request_id, 16)
+    return cut_label(written(life.request_id), 16)
 
 
 def _newcomer(name: str, run: Rows, life: Life) -> Life:

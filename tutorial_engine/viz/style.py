@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from tutorial_engine.viz.picture import Picture, small_png
+from tutorial_engine.viz.tokens import written
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED = "#56B4E9", "#D55E00"
@@ -70,7 +71,7 @@ def finish(figure: Figure, caption: str, shown: str = "") -> Picture:
 
     Where the picture has the caption's numbers as labels, `shown` is written in its place.
     """
-    width = figure.get_size_inches()[0]
+    width, caption = figure.get_size_inches()[0], written(caption)
     lines = textwrap.fill(shown or caption, int(width * 13.5))
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=9.5, color=INK)
     png, svg = io.BytesIO(), io.BytesIO()

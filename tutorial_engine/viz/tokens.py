@@ -71,10 +71,25 @@ def cut_label(label: str, most: int = 10) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
+def written(text: str) -> str:
+    """Text inside a sentence: what nobody would see is written out, as ↵, ⇥ or <U+202E>.
+
+    That is: control characters, marks that turn the line round, what has no width, and blanks that
+    are not the usual one. Accents stay on their letters, and parts of one emoji stay together.
+    """
+    if text.isprintable():
+        return text
+    text = text.replace("\n", "↵").replace("\t", "⇥")
+    hidden = [unicodedata.category(c) in ("Cc", "Cf", "Zs", "Zl", "Zp") and c != " " for c in text]
+    for i in range(1, len(text) - 1):  # the joiner of two pictures in one: 👩‍💻
+        if text[i] == "\u200d" and unicodedata.category(text[i + 1]) == "So":
+            hidden[i] = unicodedata.category(text[i - 1]) not in ("So", "Sk", "Mn")
+    return "".join(f"<U+{ord(c):04X}>" if h else c for c, h in zip(text, hidden, strict=True))
+
+
 def visible(text: str) -> str:
-    """Blanks, line breaks and control characters as something that can be seen."""
-    text = text.replace(" ", SPACE).replace("\n", "↵").replace("\t", "⇥")
-    return "".join(f"<U+{ord(c):04X}>" if unicodedata.category(c) == "Cc" else c for c in text)
+    """A token or a name by itself: as `written`, and blanks can be seen as well."""
+    return written(text).replace(" ", SPACE)
 
 
 def escape(text: str) -> str:

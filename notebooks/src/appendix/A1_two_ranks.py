@@ -85,7 +85,7 @@ if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
     print(report.summary())
 
 # %% tags=["figure-ranks"]
-from tutorial_engine.viz.parallel_plots import ranks_picture
+from tutorial_engine.viz import ranks_picture
 
 ranks_picture(report)
 
@@ -130,7 +130,7 @@ if predictions.reveal("memory", {0.25: "a quarter", 0.5: "half"}.get(share, "all
 # two ranks are not faster: the processes share the cores, and each sum is sent from one to the other.
 
 # %%
-from tutorial_engine.lab.ledger import ledger, our_paths, table
+from tutorial_engine.lab import equality_ledger as ledger, ledger_table as table, our_paths
 from tutorial_engine.parallel import parallel_paths
 
 prompts = [

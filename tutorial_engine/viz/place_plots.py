@@ -24,7 +24,7 @@ from tutorial_engine.viz.request_look import (
     tint,
 )
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
-from tutorial_engine.viz.timeline import limits
+from tutorial_engine.viz.timeline_plots import limits
 from tutorial_engine.viz.trace_rows import Rows, rows
 from tutorial_engine.viz.words import counted, listed, ms, share
 

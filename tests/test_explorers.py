@@ -1,4 +1,7 @@
-"""All explorers: shown, saved and stepped through, whatever they show; nothing breaks them."""
+"""All explorers: shown, saved and stepped through, whatever they show; nothing breaks them.
+
+That every step can be read and is drawn as it was is in test_pictures, with all other views.
+"""
 
 import base64
 import json
@@ -12,115 +15,39 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from explorers import (
-    Text,
-    caption_of,
-    check_places,
-    inside,
-    message_of,
-    seen,
-    svg_of,
-    tags,
-    tips,
-    turn,
-)
+from explorers import LARGEST, MAKE, Text, caption_of, inside, message_of, seen, svg_of, tips, turn
+from inputs import PROMPTS
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
+from traces import check_words
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz import block_explorer, scheduler_explorer, tokens
+from tutorial_engine.viz import (
+    attention_explorer,
+    block_explorer,
+    cache_steps,
+    scheduler_explorer,
+    tokens,
+)
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
 from tutorial_engine.viz.block_explorer import OFF, BlockExplorer
 from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
-from tutorial_engine.viz.calculator import MemoryCalculator, preset
-from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
+from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.player import Frame, film_of, player, still
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG
-from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Item, Scene, plain
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.style import new_figure
 
 PROMPT = "Anna had a red kite. Ben had a hat. Anna"
-NASTY = [
-    "<script>a</script>",
-    "<s><think>hm",
-    "<img src=x>",
-    "\"d\" 's' &amp; ]]>",
-    "$x$ 😀 naïve",
-    "</svg><b>",
-    "\n\t ",
-]
-Make = Callable[[Qwen3ForCausalLM, Tokenizer, str], Explorer]
-
-
-def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
-    script = [Operation(APPEND, 0, text=prompt), Operation("seq_cp", 0, 1), Operation("seq_rm", 0)]
-    return CellExplorer(model, tokenizer, num_cells=16, script=script)
-
-
-MAKE: dict[str, Make] = {
-    "attention": AttentionExplorer,
-    "rope": lambda *_: RopeExplorer(),
-    "cache": lambda m, t, p: CacheExplorer(m, t, [p, "One day", "Mia"], new_tokens=4),
-    "sampling": SamplingExplorer,
-    "calculator": lambda *_: MemoryCalculator(preset("Qwen3-0.6B")),
-    "scheduler": lambda m, t, p: SchedulerExplorer(
-        m, t, [p, "One day"], new_tokens=3, details=True
-    ),
-    "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
-    "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
-    "cells": cells,
-    "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
-}
-MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
-# the largest that each can show -> two of its steps, and the most bytes of SVG
-LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
-    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
-    "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
-    "cache": (lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3), (1, 2), 200_000),
-    "sampling": (
-        lambda m, t, p: turn(SamplingExplorer(m, t, p), top_k=50, top_p=0.9, min_p=0.1),
-        (3, 4),
-        60_000,
-    ),
-    "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
-    "scheduler": (
-        lambda m, t, _: turn(
-            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
-            arrivals=LATE_LONG,
-        ),
-        (7, 8),
-        250_000,
-    ),
-    "blocks": (
-        lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
-        (3, 4),
-        270_000,
-    ),
-    "pages": (
-        lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
-        (3, 4),
-        120_000,
-    ),
-    "cells": (
-        lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
-        (5, 6),
-        250_000,
-    ),
-    "dial": (
-        lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
-        (7, 8),
-        350_000,
-    ),
-}
+NASTY = ["<script>a</script>", '</svg>&"]]>', "a\x00\u202eb😀", "$x$\n\t "]
 REFUSED: dict[str, list[dict[str, Any]]] = {  # by `set`, with nothing changed
     "attention": [{"layer": 99}, {"prompt": "Ben had a hat.", "step": 999}],
     "rope": [{"m": 1000}, {"pair": -1}],
@@ -142,17 +69,12 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [  # to a learner who turns these 
     ("sampling", {"prompt": ""}, "The prompt is empty"),
     ("calculator", {"config_json": "{"}, "JSON"),
     ("calculator", {"config_json": '{"model_type": "<b>gpt2</b>"}'}, "type is '<b>gpt2</b>'"),
-    (
-        "scheduler",
-        {"policy": "prefill first"},
-        r"A has \d+ tokens and must .* at most 8: raise",
-    ),
+    ("scheduler", {"policy": "prefill first"}, r"A has \d+ tokens and must .* at most 8: raise"),
     ("blocks", {"num_blocks": 2}, r"The engine refuses: .*A has \d+ tokens, but .* limited to 8"),
     ("blocks", {"n": 4}, "2 prompts with 4 samples each are 8 requests, .* has room for 6"),
     ("pages", {"num_blocks": 2}, "limited to 8: shorten it, or give the engine a larger memory"),
 ]
-ONE = "One day"
-STORY = "Once upon a time Anna had a red kite."
+ONE, STORY = "One day", PROMPTS[0]
 FIRST: list[tuple[Callable[..., Explorer], list[Any], dict[str, Any], str]] = [
     (AttentionExplorer, [""], {}, "The prompt is empty"),
     (SamplingExplorer, [""], {}, "The prompt is empty"),
@@ -162,11 +84,9 @@ FIRST: list[tuple[Callable[..., Explorer], list[Any], dict[str, Any], str]] = [
     *((CacheExplorer, [p], {}, "a list of 1 to 3 prompts, got") for p in (ONE, [], ["A"] * 4)),
     (SchedulerExplorer, [[]], {}, "give 1 to 5 prompts, got 0"),
     (SchedulerExplorer, [["a"] * 6], {}, "give 1 to 5 prompts, got 6"),
-    (SchedulerExplorer, [[ONE]], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
     (SchedulerExplorer, [[ONE]], {"new_tokens": [1, 2]}, r"one number, or 1, got \[1, 2\]"),
     (SchedulerExplorer, [[ONE]], {"new_tokens": 62}, "need 65 slots, .* rows of 64"),
     (SchedulerExplorer, [[""]], {}, "The engine refuses: .*empty"),
-    (BlockExplorer, [[]], {}, "give 1 to 6 prompts, got 0"),
     (BlockExplorer, [["a"] * 7], {}, "give 1 to 6 prompts, got 7"),
     (BlockExplorer, [[ONE]], {"new_tokens": 0}, r"new_tokens must be .* got 0"),
     (BlockExplorer, [[ONE]], {"block_size": 17}, "block size must be from 1 to 16, got 17"),
@@ -174,7 +94,6 @@ FIRST: list[tuple[Callable[..., Explorer], list[Any], dict[str, Any], str]] = [
     (BlockExplorer, [[ONE]], {"n": 0}, "n must be from 1 to 4, got 0"),
     (BlockExplorer, [[ONE]], {"arrivals": "never"}, "one of all at once, .* 'never'"),
     (BlockExplorer, [[STORY]], {"num_blocks": 2}, "refuses: the prompt of request A has 10 tokens"),
-    (BlockExplorer, [[""]], {}, "The engine refuses: .*empty"),
     (CellExplorer, [], {"num_cells": 17}, r"1 to 16 cells.*got 17"),
     (CellExplorer, ["a"], {}, "at least 2 tokens, 'a' has 1"),
     (CellExplorer, [], {"num_cells": 3}, "5 tokens need a cell each, 3 of 3 are empty"),
@@ -183,17 +102,9 @@ FIRST: list[tuple[Callable[..., Explorer], list[Any], dict[str, Any], str]] = [
     (DialExplorer, [[ONE], 3], {"num_slots": 1024}, "num_slots up to 512"),
     (DialExplorer, [[ONE], 3], {"num_slots": 100}, "must make whole rows of max_len=32"),
     (DialExplorer, [[ONE], (1, 2)], {}, "1 prompts need as many new_tokens, got 2"),
-    (DialExplorer, [[ONE], 0], {}, "new_tokens must be"),
     (DialExplorer, [[ONE], 65], {}, "new_tokens may be 64 at most, got 65"),
     (DialExplorer, [[ONE], 3], {"block_size": 3}, "block_size must be one of .* got 3"),
-    (DialExplorer, [[""], 3], {}, "empty"),
-    (DialExplorer, [[STORY * 4], 3], {}, "prompt"),
 ]
-
-
-def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
-    """A prompt of so many tokens."""
-    return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
 
 
 @pytest.fixture(scope="module", params=MAKE)
@@ -221,45 +132,37 @@ def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: Explorer) -> Non
     assert png == explorer.picture().png and len(png) < 100_000
 
 
-def test_every_step_has_its_own_picture_and_caption(explorer: Explorer) -> None:
-    pictures, captions, heights = set(), set(), set()
-    steps = range(explorer.num_steps)
-    for step in steps:
-        turn(explorer, step)
-        assert caption_of(explorer) == explorer.shown_caption == explorer.caption(step)
-        assert svg_of(explorer) == explorer.scene(step).svg() == explorer.shown.svg()
-        pictures.add(svg_of(explorer))
-        captions.add(caption_of(explorer))
-        heights.add(explorer.shown.height)
-    assert len(pictures) == len(captions) == len(steps)
-    assert len(heights) == 1, "nothing jumps"
-
-
-def test_no_word_is_tiny_cut_off_or_over_another(
-    explorer: Explorer, shared: tuple[str, Explorer]
+def test_every_step_has_its_own_picture_and_runs_nothing(
+    explorer: Explorer, model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in range(explorer.num_steps):
-        check_places(turn(explorer, step).shown, 11 if shared[0] == "attention" else 9)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a figure was made")
+
+    monkeypatch.setattr(Figure, "__init__", refuse)
+    with pytest.raises(AssertionError, match="a figure was made"):
+        new_figure(1, 1)  # the trap is armed
+    pictures, captions = set(), set()
+    with watched(model) as batches:
+        for step in range(explorer.num_steps):
+            turn(explorer, step)
+            assert caption_of(explorer) == explorer.shown_caption == explorer.caption(step)
+            assert svg_of(explorer) == explorer.scene(step).svg() == explorer.shown.svg()
+            pictures.add(svg_of(explorer))
+            captions.add(caption_of(explorer))
+    assert len(pictures) == len(captions) == explorer.num_steps and not batches
 
 
-def test_buttons_step_and_stop_at_both_ends(explorer: Explorer) -> None:
+def test_buttons_slider_and_play_run_over_the_same_steps_and_stop_at_both_ends(
+    explorer: Explorer,
+) -> None:
     last = explorer.num_steps - 1
-    explorer.back.click()
-    assert explorer.step == 0
-    explorer.forward.click()
-    assert explorer.step == 1 and caption_of(explorer) == explorer.caption(1)
-    explorer.back.click()
-    assert explorer.step == 0 and caption_of(explorer) == explorer.caption(0)
-    turn(explorer, last).forward.click()
-    assert explorer.step == last
-
-
-def test_play_and_slider_run_over_the_same_steps(explorer: Explorer) -> None:
-    last = explorer.num_steps - 1
-    assert explorer.play.min == explorer.slider.min == 0
+    assert explorer.play.min == explorer.slider.min == 0 and explorer.play.repeat is False
     assert explorer.play.max == explorer.slider.max == last
-    assert explorer.play.repeat is False
-    assert turn(explorer, last + 100).step == last
+    for button, step in ((explorer.back, 0), (explorer.forward, 1), (explorer.back, 0)):
+        button.click()
+        assert explorer.step == step and caption_of(explorer) == explorer.caption(step)
+    turn(explorer, last + 100).forward.click()
+    assert explorer.step == last
 
 
 def test_all_controls_are_stock_ones_and_shown(explorer: Explorer) -> None:
@@ -272,20 +175,9 @@ def test_all_controls_are_stock_ones_and_shown(explorer: Explorer) -> None:
     assert all(w in shown and w.tooltip for w in explorer.buttons.values())
 
 
-def test_moving_the_slider_makes_no_matplotlib_figure(
-    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+def test_the_player_shows_every_step_item_by_item_and_a_button_saves_it(
+    explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a figure was made")
-
-    monkeypatch.setattr(Figure, "__init__", refuse)
-    with pytest.raises(AssertionError, match="a figure was made"):
-        new_figure(1, 1)  # the trap is armed
-    for step in range(3):
-        assert caption_of(turn(explorer, step)) == explorer.caption(step)
-
-
-def test_the_player_shows_every_step_item_by_item(explorer: Explorer, tmp_path: Path) -> None:
     frames = [Frame(explorer.scene(s), explorer.caption(s)) for s in range(explorer.num_steps)]
     film = film_of(frames)
     for step, (scene, caption) in enumerate(frames):
@@ -299,40 +191,83 @@ def test_the_player_shows_every_step_item_by_item(explorer: Explorer, tmp_path: 
     assert page.count("://") == page.count("http://www.w3.org/2000/svg"), "nothing is requested"
     with pytest.raises(ValueError, match="no folder"):
         explorer.player(tmp_path / "nowhere" / "page.html")
-
-
-def test_the_button_saves_the_page_beside_the_notebook(
-    explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
-    (save,) = (
-        w
-        for w in inside(explorer.view)
-        if isinstance(w, widgets.Button) and w.description == "save as a page"
-    )
-    save.click()
+    buttons = [w for w in inside(explorer.view) if isinstance(w, widgets.Button)]
+    next(w for w in buttons if w.description == "save as a page").click()
     assert explorer.page in message_of(explorer)
-    assert (tmp_path / explorer.page).read_text() == explorer.player("again.html").read_text()
+    assert (tmp_path / explorer.page).read_text() == page
 
 
-# -- set from code --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", LARGEST)
+def test_no_step_takes_longer_than_a_slider_may(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
+) -> None:
+    make, steps, most = LARGEST[name]
+    explorer, spent = make(model, tokenizer, PROMPT), []
+    for step in (*steps, *steps, *steps):
+        began = time.process_time()  # of our own: the machine may be busy with others
+        turn(explorer, step)
+        spent.append(time.process_time() - began)
+    assert min(spent[1:]) < 0.1 and len(svg_of(explorer).encode()) < most
 
 
-def test_set_returns_the_picture_that_is_shown(explorer: Explorer) -> None:
-    picture = explorer.set(step=2)
-    assert explorer.step == 2 and picture == explorer.picture()
-    assert picture.caption == caption_of(explorer)
+# those that run the model again -> what runs it, and a value for each knob that does so
+AGAIN: dict[str, tuple[ModuleType, str, dict[str, Any]]] = {
+    "blocks": (
+        block_explorer,
+        "LLMEngine",
+        {"block_size": 5, "num_blocks": 24, "prefix_caching": OFF, "n": 2, "budget": 8}
+        | {"arrivals": ALL_AT_ONCE},
+    ),
+    "scheduler": (
+        scheduler_explorer,
+        "LLMEngine",
+        {"budget": 9, "max_num_seqs": 2, "policy": "one by one", "arrivals": LATE_LONG},
+    ),
+    "attention": (attention_explorer, "look_inside", {"prompt": "Mia saw a dog."}),
+    "cache": (cache_steps, "record_steps", {"chunk": 5, "B": "Mia saw a dog."}),
+}
 
 
-def test_a_refused_set_leaves_all_as_it_was(
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_knob_runs_the_engine_once_and_a_step_does_not(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    explorer, made = MAKE[name](model, tokenizer, PROMPT), list[Any]()
+    module, what, changed = AGAIN[name]
+    real = getattr(module, what, LLMEngine)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, what, counted)
+    for step in range(explorer.num_steps):
+        turn(explorer, step=step)
+    assert not made
+    for i, (knob, value) in enumerate(changed.items(), 1):
+        turn(explorer, **{knob: value})
+        assert len(made) == i and not explorer.error
+
+
+# -- set from code, and what cannot be shown ------------------------------------------------------
+
+
+def test_set_returns_the_picture_and_a_refused_one_leaves_all_as_it_was(
     explorer: Explorer, shared: tuple[str, Explorer]
 ) -> None:
-    before = seen(turn(explorer, 1))
+    picture = explorer.set(step=1)
+    assert explorer.step == 1 and picture == explorer.picture()
+    assert picture.caption == caption_of(explorer)
+    before = seen(explorer)
     steps = [{"step": step} for step in (-1, explorer.num_steps, 1000)]
-    for knobs in [*REFUSED[shared[0]], *steps, {"colour": "red"}]:
-        with pytest.raises(Exception, match=r"empty|holds|room|refuses|cannot|outside|knob|valid"):
+    for knobs in [*REFUSED[shared[0]], *steps]:
+        with pytest.raises(Exception, match=r"empty|holds|room|refuses|cannot|outside|valid"):
             explorer.set(**knobs)
         assert seen(explorer) == before and not message_of(explorer)
+    with pytest.raises(ValueError, match=r"no knob.*colour.*this explorer has") as error:
+        explorer.set(colour="red")
+    assert all(name in str(error.value) for name in explorer.parameters)
 
 
 @pytest.mark.parametrize(("name", "knobs", "said"), TOLD)
@@ -365,16 +300,15 @@ def test_impossible_first_arguments_are_refused(
         kind(model, tokenizer, *first, **options)
 
 
-def test_unknown_knob_is_refused_by_name(explorer: Explorer) -> None:
-    with pytest.raises(ValueError, match=r"no knob.*colour.*this explorer has") as error:
-        explorer.set(colour="red")
-    assert all(name in str(error.value) for name in explorer.parameters)
+# -- any text -------------------------------------------------------------------------------------
 
 
-# -- any text, any size ---------------------------------------------------------------------------
+def tags(explorer: Explorer) -> set[str]:
+    """The kinds of elements in the picture."""
+    return {element.tag for element in ET.fromstring(svg_of(explorer)).iter()}
 
 
-@pytest.mark.parametrize("prompt", [*NASTY, "a\x00c"])
+@pytest.mark.parametrize("prompt", NASTY)
 @pytest.mark.parametrize("name", [name for name in MAKE if name not in ("rope", "calculator")])
 def test_markup_in_a_prompt_is_shown_literally(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, prompt: str
@@ -388,16 +322,14 @@ def test_markup_in_a_prompt_is_shown_literally(
                 known |= tags(explorer)
                 continue
             assert tags(explorer) <= known
+            assert not set("\x00\u202e") & set(svg_of(explorer) + caption_of(explorer))
             caption = Text(explorer._caption_html.value)
             assert (caption.words, caption.tags) == (explorer.caption(step), ["div"])
-    check_places(explorer.shown, 11 if name == "attention" else 9)
+    check_words(explorer.shown)
 
 
-TEXTS = ("attention", "cache", "scheduler", "blocks", "pages", "cells")
-
-
-@pytest.mark.parametrize("label", ["W" * 30, "WWWW", "i" * 15, None])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("label", ["W" * 30, "i" * 15, None])
+@pytest.mark.parametrize("name", ["attention", "cache", "scheduler", "blocks", "pages", "cells"])
 def test_any_label_fits_and_no_token_is_without_one(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
@@ -415,37 +347,9 @@ def test_any_label_fits_and_no_token_is_without_one(
     monkeypatch.setattr(tokens, "token_label", named)
     explorer, said = MAKE[name](model, tokenizer, PROMPT), ""
     for step in range(explorer.num_steps):
-        check_places(turn(explorer, step).shown)
+        check_words(turn(explorer, step).shown)
         said += caption_of(explorer) + " ".join(tips(explorer))
     assert re.search(label[:9] if label else r"<id.\d+>", said)
-
-
-def test_a_step_runs_no_model(explorer: Explorer, model: Qwen3ForCausalLM) -> None:
-    with watched(model) as batches:
-        for step in range(explorer.num_steps):
-            turn(explorer, step)
-    assert not batches
-
-
-@pytest.mark.parametrize("name", LARGEST)
-def test_no_step_takes_longer_than_a_slider_may(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
-) -> None:
-    make, steps, most = LARGEST[name]
-    explorer, spent = make(model, tokenizer, PROMPT), []
-    for step in (*steps, *steps, *steps):
-        began = time.process_time()  # of our own: the machine may be busy with others
-        turn(explorer, step)
-        spent.append(time.process_time() - began)
-    assert min(spent[1:]) < 0.1 and len(svg_of(explorer).encode()) < most
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_pictures_are_the_same_every_time(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
-) -> None:
-    one, other = (MAKE[name](model, tokenizer, PROMPT).set(step=2) for _ in range(2))
-    assert one == other
 
 
 # -- the machinery --------------------------------------------------------------------------------
@@ -488,32 +392,25 @@ def test_new_number_of_steps_draws_once(
 
 
 @pytest.mark.parametrize("words", NASTY)
-def test_complaint_is_shown_literally_and_the_picture_stays(words: str) -> None:
-    toy = Toy(words)
-    before = svg_of(toy), caption_of(toy)
-    turn(toy, number=3)
-    message = Text(toy._message_html.value)
-    assert message.words.startswith(words) and message.tags == ["div"]
-    assert (svg_of(toy), caption_of(toy)) == before
-    turn(toy, number=4)
-    assert not message_of(toy) and caption_of(toy) == "4 at 0 of 4."
-
-
-@pytest.mark.parametrize("words", NASTY)
-def test_any_caption_and_title_are_shown_literally(words: str) -> None:
+def test_titles_captions_and_complaints_are_shown_literally(words: str) -> None:
     class Named(Toy):
         title = words
 
         def caption(self, step: int) -> str:
             return words
 
-    toy = Named("odd")
+    toy, sign = Named(words), words.replace("\x00", "�")
+    before = svg_of(toy)
+    turn(toy, number=3)
+    message = Text(toy._message_html.value)
+    assert message.words.startswith(sign) and message.tags == ["div"] and svg_of(toy) == before
     title, caption = Text(toy.view.children[0].value), Text(toy._caption_html.value)
-    assert (title.words, title.tags) == (words, ["b"])
-    assert (caption.words, caption.tags) == (words, ["div"])
+    assert (title.words, title.tags) == (sign, ["b"])
+    assert (caption.words, caption.tags) == (sign, ["div"])
+    assert not message_of(turn(toy, number=4))
 
 
-@pytest.mark.parametrize("words", NASTY)
+@pytest.mark.parametrize("words", NASTY[:2])
 def test_no_text_gets_out_of_a_player(words: str) -> None:
     scene = Scene(100, 30)
     scene.text("n", 4, 20, words)
@@ -554,44 +451,3 @@ def test_other_errors_are_not_swallowed() -> None:
 
     with pytest.raises(RuntimeError, match="a bug in the engine"):
         Broken("")
-
-
-# those that run the engine again -> a value for each knob that does so
-AGAIN: dict[str, tuple[ModuleType, dict[str, Any]]] = {
-    "blocks": (
-        block_explorer,
-        {
-            "block_size": 5,
-            "num_blocks": 24,
-            "prefix_caching": OFF,
-            "n": 2,
-            "budget": 8,
-            "arrivals": ALL_AT_ONCE,
-        },
-    ),
-    "scheduler": (
-        scheduler_explorer,
-        {"budget": 9, "max_num_seqs": 2, "policy": "one by one", "arrivals": LATE_LONG},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", AGAIN)
-def test_a_knob_runs_the_engine_once_and_a_step_does_not(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    explorer, made = MAKE[name](model, tokenizer, PROMPT), list[LLMEngine]()
-    module, changed = AGAIN[name]
-
-    class Counted(LLMEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(module, "LLMEngine", Counted)
-    for step in range(explorer.num_steps):
-        turn(explorer, step=step)
-    assert not made
-    for i, (knob, value) in enumerate(changed.items(), 1):
-        turn(explorer, **{knob: value})
-        assert len(made) == i and not explorer.error

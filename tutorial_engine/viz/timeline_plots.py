@@ -22,7 +22,7 @@ from tutorial_engine.viz.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, look, patch, text_width
 from tutorial_engine.viz.style import INK, PAPER, QUIET
-from tutorial_engine.viz.tokens import SPACE, cut_label, visible
+from tutorial_engine.viz.tokens import cut_label, written
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
 from tutorial_engine.viz.words import POLICIES, counted, ms, tokens
 
@@ -200,7 +200,7 @@ def _caption(run: Rows) -> str:
 
 def plain(request_id: str) -> str:
     """An id inside a sentence: at most 24 letters, line breaks and the like made visible."""
-    return cut_label(visible(request_id).replace(SPACE, " "), 24)
+    return cut_label(written(request_id), 24)
 
 
 def _told(life: Life) -> str:

@@ -1,0 +1,800 @@
+"""What each explorer shows is what the engine wrote, read and chose, step by step."""
+
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from explorers import caption_of, items, message_of, place, svg_of, tips, turn, words
+from inputs import PROMPTS
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.lab.dial import Dial
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler, filter_logits
+from tutorial_engine.trace.events import TokenSampled
+from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
+from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
+from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
+from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.cache_steps import record_steps
+from tutorial_engine.viz.calculator import PRESETS, MemoryCalculator, preset
+from tutorial_engine.viz.cell_explorer import (
+    AGAIN,
+    APPEND,
+    OPERATIONS,
+    RESET,
+    CellExplorer,
+    append_tokens,
+)
+from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
+from tutorial_engine.viz.request_look import look
+from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
+from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
+from tutorial_engine.viz.scheduler_view import COLUMNS
+from tutorial_engine.viz.style import PAPER
+from tutorial_engine.viz.tokens import token_label, token_labels
+from tutorial_engine.viz.words import percent
+
+# -- attention and RoPE ----------------------------------------------------------------------------
+
+
+KITE = "Anna had a red kite. Ben had a hat. Anna"
+
+
+@pytest.fixture
+def attention(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> AttentionExplorer:
+    return AttentionExplorer(model, tokenizer, KITE)
+
+
+def test_weights_are_those_of_transformers(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(KITE).ids
+    reference = AutoModelForCausalLM.from_pretrained(
+        TINY, dtype=torch.float32, attn_implementation="eager"
+    )
+    theirs = reference(torch.tensor([ids]), output_attentions=True).attentions
+    ours = attention_weights(model, ids)
+    assert ours.shape == (4, 6, len(ids), len(ids))
+    assert (ours - torch.cat(theirs)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (3, 5), (2, 1)])
+def test_tips_hold_the_weights_that_the_engine_returned(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    attention: AttentionExplorer,
+    layer: int,
+    head: int,
+) -> None:
+    ids = tokenizer.encode(KITE).ids
+    labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
+    turn(attention, 4, layer=layer, head=head)
+    said = tips(attention)
+    cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: s", t))]
+    assert len(cells) == len(ids) * (len(ids) + 1) // 2
+    for tip, cell in zip([t for t in said if "→" in t], cells, strict=True):
+        query, key = int(cell[1]), int(cell[3])
+        assert (cell[2], cell[4]) == (labels[query], labels[key])
+        assert tip.endswith(f"share {float(weights[query, key]):.3f}")
+    bars = [t for t in said if t.startswith("key ")]
+    assert len(bars) == len(ids)
+    for key, tip in enumerate(bars):
+        weight = f"share {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden"
+        assert tip == f"key {key} “{labels[key]}”: {weight}"
+
+
+def test_caption_says_where_the_most_attention_goes(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, attention: AttentionExplorer
+) -> None:
+    ids = tokenizer.encode(KITE).ids
+    weights, labels = attention_weights(model, ids), token_labels(tokenizer, ids)
+    turn(attention, layer=1, head=2)
+    for step in range(len(ids)):
+        caption = caption_of(turn(attention, step))
+        best = int(weights[1, 2, step].argmax())
+        assert f"query {step} “{labels[step]}” may look at {step + 1} of {len(ids)}" in caption
+        assert f"{float(weights[1, 2, step, best]):.2f} of its attention" in caption
+        assert f"to key {best} “{labels[best]}”" in caption
+
+
+@pytest.mark.parametrize(
+    ("prompt", "layer", "head"),
+    [
+        ("Once upon a time Rado had an old coat. One day R", 3, 3),
+        ("Once upon a time Anna had a red kite. Ben had a blue ball. One day Anna", 3, 3),
+    ],
+)
+def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, layer: int, head: int
+) -> None:
+    ids = tokenizer.encode(prompt).ids
+    reference = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    top = reference(torch.tensor([ids])).logits[0].softmax(-1).topk(3)
+    explorer = AttentionExplorer(model, tokenizer, prompt, layer, head)
+    weights = attention_weights(model, ids)[layer, head]
+    verdicts = set()
+    for step in range(len(ids)):
+        turn(explorer, step)
+        predicted = top.indices[step].tolist()
+        labels, probs = token_labels(tokenizer, predicted), top.values[step].tolist()
+        said = [t for t in tips(explorer) if t.startswith("next token")]
+        for tip, label, p in zip(said, labels, probs, strict=True):
+            assert tip.startswith(f"next token “{label}”: probability ")
+            assert float(tip.rsplit(" ", 1)[1]) == pytest.approx(p, abs=1e-3)
+        same = predicted[0] == ids[int(weights[step].argmax())]
+        words_ = "the token that this head looks at" if same else "not the token that this head"
+        assert f", {words_}" in caption_of(explorer)
+        assert words(explorer, "same") == ["= the token that" if same else "≠ the token that"]
+        assert f"predicts “{labels[0]}” with probability" in caption_of(explorer)
+        verdicts.add(same)
+    assert verdicts == {True, False}
+
+
+def score_of(explorer: RopeExplorer) -> float:
+    found = re.search(r"a score of (-?\d+\.\d\d)", caption_of(explorer))
+    assert found is not None
+    return float(found[1])
+
+
+def test_shifting_both_keeps_the_score() -> None:
+    explorer = RopeExplorer(m=12, n=3)
+    turn(explorer, 0)
+    start, scores = score_of(explorer), []
+    for step in range(1, explorer.num_steps, 7):
+        explorer.slider.value = step
+        scores.append(score_of(explorer))
+        assert f"query at m = {12 + step}, key at n = {3 + step}, distance m − n = 9" in svg_of(
+            explorer
+        )
+        assert f"moving both on by {step} turns all hands" in caption_of(explorer)
+        assert "the angles between the hands and the score stay the same" in caption_of(explorer)
+        assert words(explorer, r"verdict\d") == 2 * ["≠ changes"] + 2 * ["= stays the same"]
+    assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+AS_TYPED = dict(zip("ABC", PROMPTS, strict=True))
+
+
+@pytest.fixture(scope="module")
+def shared_cache(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> CacheExplorer:
+    return CacheExplorer(model, tokenizer, PROMPTS, new_tokens=5)
+
+
+@pytest.fixture
+def cache(shared_cache: CacheExplorer) -> CacheExplorer:
+    """An cache as it is when new, without running the engine for every test."""
+    return turn(shared_cache, step=0, **AS_TYPED, chunk=0)
+
+
+@pytest.fixture(scope="module")
+def lengths(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of the three prompts."""
+    found = [len(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    assert len(set(found)) == 3, "rows of unequal length"
+    return found
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_tokens_are_those_of_generate(cache: CacheExplorer, chunk: int) -> None:
+    turn(cache, chunk=chunk)
+    params = SamplingParams(max_tokens=5)
+    want = generate(cache.model, PROMPTS, params, tokenizer=cache.tokenizer)
+    for row, one in enumerate(want):
+        chosen = [step.best[row][0][0] for step in cache.run.steps if row in step.best]
+        assert tuple(chosen) == one.outputs[0].token_ids
+        ran = [s.parts[row].ids[0] for s in cache.run.steps if s.kind == "decode"]
+        assert tuple(ran) == one.outputs[0].token_ids[:-1]  # the last is never run
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_slot_is_row_times_length_plus_position(cache: CacheExplorer, chunk: int) -> None:
+    turn(cache, chunk=chunk)
+    length = cache.run.row_len
+    for step in cache.run.steps:
+        for row, part in step.parts.items():
+            assert part.slots == tuple(row * length + position for position in part.positions)
+            assert part.reads == (row * length, part.positions[-1] + 1)
+    for slot, stored in cache.run.stored.items():
+        assert stored.position == slot % length
+    assert any(slot != one.position for slot, one in cache.run.stored.items())
+
+
+def test_probabilities_are_those_of_each_sequence_alone(cache: CacheExplorer) -> None:
+    model = cache.model
+    for row in range(3):
+        sequence: list[int] = []
+        for step in cache.run.steps:
+            sequence += step.parts[row].ids
+            hidden = model(Batch.from_sequences([sequence]))
+            p = model.compute_logits(hidden[-1:])[0].softmax(-1)
+            assert len(step.best[row]) == 6
+            assert p.topk(6).values.tolist() == pytest.approx(
+                [q for _, q in step.best[row]], abs=1e-5
+            )
+
+
+def test_the_hook_is_gone_even_after_a_failure(cache: CacheExplorer) -> None:
+    model = cache.model
+    with pytest.raises(ValueError, match="room for 4"):
+        record_steps(model, [[5] * 9], 2, 0, 4)
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_cells_are_free_stored_or_new_as_in_the_cache(
+    cache: CacheExplorer, lengths: list[int], step: int
+) -> None:
+    turn(cache, step=step)
+    used = [n + step - 1 if step else 0 for n in lengths]
+    cells = items(cache, r"slot\d+")
+    assert len(cells) == cache.run.num_slots
+    for slot in range(cache.run.num_slots):
+        row, position = divmod(slot, cache.run.row_len)
+        look = cells[f"slot{slot}"].attributes
+        assert (look["fill"] == HATCHED) is (position >= used[row])
+        new = position < used[row] and (step == 1 or position == used[row] - 1)
+        assert (look.get("stroke-width") == 2.6) is new
+    assert f"{sum(used)} of {cache.run.num_slots} slots are used" in cache.shown_caption or (
+        step == 0
+    )
+
+
+def test_bars_are_the_distribution(cache: CacheExplorer) -> None:
+    turn(cache, step=3)
+    for row in range(3):
+        token, p = cache.run.steps[2].best[row][0]
+        label = cache.run.labels[token]
+        assert words(cache, f"run{row}.next") == [f"{percent(p)} “{label}”"]
+        whole = place(cache, f"run{row}.bar.track")[2]
+        assert place(cache, f"run{row}.bar")[2] == pytest.approx(max(whole * p, 0.5))
+        tip = next(tip for tip in tips(cache) if tip.startswith(f"next: {label} {percent(p)} ·"))
+        assert tip.count("·") >= 5
+
+
+def test_account_counts_tokens_and_bytes(cache: CacheExplorer, lengths: list[int]) -> None:
+    again, kib = 0, cache.run.spec.bytes_per_token / 1024
+    for step in range(cache.num_steps):
+        turn(cache, step=step)
+        used = sum(n + step - 1 for n in lengths) if step else 0
+        again += used  # without a cache every step runs all of it
+        said = [words(cache, f"sum{i}.n")[0] for i in range(4)]
+        reserved = cache.run.num_slots * kib
+        assert said == [f"{used}", f"{again}", f"{used * kib:.0f} KiB", f"{reserved:.0f} KiB"]
+    turn(cache, chunk=4, step=2)  # without a cache there are no chunks: a prompt runs once
+    ran = sum(min(n, 8) for n in lengths)
+    assert [words(cache, f"sum{i}.n")[0] for i in range(2)] == [f"{ran}"] * 2
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+FLAT = "One day"  # any name may follow
+
+
+NO_FILTER = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def shared_sampling() -> SamplingExplorer:
+    return SamplingExplorer(load_model(), load_tokenizer(), FLAT)
+
+
+@pytest.fixture
+def sampling(shared_sampling: SamplingExplorer) -> SamplingExplorer:
+    """The tiny model at a flat place, every filter off, at the last step."""
+    shared_sampling._set_draws(10)
+    return turn(shared_sampling, 4, prompt=FLAT, **NO_FILTER)
+
+
+def kept(sampling: SamplingExplorer) -> list[int]:
+    """Tokens of the lines that are drawn as kept."""
+    return [
+        token
+        for i, token in enumerate(sampling.shown_ids)
+        if "text-decoration" not in sampling.shown.items[f"token{i}"].attributes
+    ]
+
+
+SETTINGS = [
+    {"top_k": 7},
+    {"top_p": 0.5},
+    {"min_p": 0.5},
+    {"temperature": 0.5, "top_k": 30, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 2.0, "top_k": 12, "top_p": 0.3},
+]
+
+
+@pytest.mark.parametrize("knobs", SETTINGS, ids=str)
+def test_last_step_is_what_the_engine_samples_from(sampling: SamplingExplorer, knobs: dict) -> None:
+    turn(sampling, **knobs)
+    params = SamplingParams(**{k: v for k, v in (NO_FILTER | knobs).items()})
+    want = filter_logits(sampling.logits, params)
+    last = sampling.stages[-1]
+    assert torch.equal(last.kept, want.isfinite())
+    assert (last.probs - want.double().softmax(-1)).abs().max() < 1e-9
+    assert kept(sampling) == [i for i in sampling.shown_ids if want[i].isfinite()]
+    left = int(want.isfinite().sum())
+    assert words(sampling, "title") == [f"after min-p, {left} of 512 tokens can be drawn"]
+    warm = (sampling.logits / params.temperature).softmax(-1)
+    lost = float(warm[~want.isfinite()].sum())
+    assert f"{percent(1 - lost)} of the probability is kept" in words(sampling, "mass")[0]
+    assert f"{percent(lost)} is lost" in words(sampling, "mass")[0]
+
+
+def test_the_place_of_top_p_in_the_order_is_told(sampling: SamplingExplorer) -> None:
+    turn(sampling, 3, top_k=30, top_p=0.8)
+    first = sampling.logits.softmax(-1).sort(descending=True).values
+    after = first[:30] / first[:30].sum()
+    count = [int((p.cumsum(-1) - p < 0.8).sum()) for p in (after, first)]
+    assert count[0] < count[1], "top-k made a difference"
+    assert f"Top-p 0.8 keeps {count[0]} of the 30 tokens" in caption_of(sampling)
+    assert f"before top-k it would have kept {count[1]}" in caption_of(sampling)
+    turn(sampling, 4)
+    assert "the reverse order of the filters would keep" in caption_of(sampling)
+    both = min(30, count[1])  # the nucleus of all, then the 30 best of it
+    assert f"would keep {both};" in caption_of(sampling)
+    turn(sampling, 3, top_k=0)
+    assert "before top-k" not in caption_of(sampling)
+
+
+def test_draws_are_those_of_the_engines_sampler(sampling: SamplingExplorer) -> None:
+    turn(sampling, temperature=1.5, top_k=9, seed=7)
+    sampler = Sampler(SamplingParams(temperature=1.5, top_k=9, seed=7))
+    want = [sampler.sample(sampling.logits).token_id for _ in range(20)]
+    sampling.buttons["draw"].click()
+    assert sampling.draws(4) == want
+    assert words(sampling, "head2") == ["20 draws, seed 7"]
+    for i, token in enumerate(sampling.shown_ids):
+        count = want.count(token)
+        assert words(sampling, rf"drawn{i}\.n") == ([str(count)] if count else [])
+    turn(sampling, 0)  # the model's own distribution: no temperature, no filter
+    plain = Sampler(SamplingParams(temperature=1.0, seed=7))
+    assert sampling.draws(0) == [plain.sample(sampling.logits).token_id for _ in range(20)]
+    sampling.buttons["clear"].click()
+    assert sampling.draws(0) == [] and caption_of(sampling).endswith("nothing is drawn.")
+    sampling._set_draws(MOST_DRAWS - 5)
+    sampling.buttons["draw"].click()
+    assert len(sampling.draws(0)) == MOST_DRAWS
+
+
+def test_temperature_zero_is_greedy_and_skips_the_filters(sampling: SamplingExplorer) -> None:
+    turn(sampling, 1, temperature=0.0, top_k=5, min_p=0.5)
+    best = token_label(sampling.tokenizer, int(sampling.logits.argmax()))
+    assert caption_of(sampling).startswith(f"Temperature 0 is greedy: the likeliest token, “{best}")
+    assert [stage.num_kept for stage in sampling.stages] == [512, 1, 1, 1, 1]
+    assert kept(sampling) == [int(sampling.logits.argmax())]
+    turn(sampling, 4)
+    assert "min-p is skipped" in caption_of(sampling)
+    assert caption_of(sampling).endswith(f"10 draws with seed 0 gave only “{best}”.")
+
+
+# -- the calculator --------------------------------------------------------------------------------
+
+
+PARAMETERS = {"Qwen3-0.6B": 596_049_920, "Llama-2-7B": 6_738_415_616, "Llama-3.1-8B": 8_030_261_248}
+
+
+PER_TOKEN = {"Qwen3-0.6B": 112, "Llama-2-7B": 512, "Llama-3.1-8B": 128}  # KiB, 16 bits
+
+
+@pytest.fixture
+def calculator() -> MemoryCalculator:
+    return MemoryCalculator(preset("Qwen3-0.6B"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_released_models(calculator: MemoryCalculator, name: str) -> None:
+    calculator.buttons[name].click()
+    assert calculator.value("config_json") == preset(name)
+    said = " ".join(words(calculator, r"sum\d"))
+    assert f"{PARAMETERS[name]:,} parameters × 2 bytes" in said
+    assert f"= {PER_TOKEN[name] * 1024:,} bytes = {PER_TOKEN[name]} KiB" in said
+
+
+def test_factors_multiply_to_the_bytes(calculator: MemoryCalculator) -> None:
+    said = words(calculator, "sum1")[0]
+    assert said.startswith("2 × 28 layers × 8 K/V heads × head_dim 128 × 2 bytes = 114,688 bytes")
+    assert said.endswith("(224 KiB with 16 K/V heads)")  # 16 query heads
+    turn(calculator, dtype="float32")
+    assert "× 4 bytes = 229,376 bytes" in words(calculator, "sum1")[0]
+
+
+def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
+    left = int(0.9 * 24 * 2**30) - 2 * 596_049_920
+    pages = left // (16 * 114_688)
+    assert words(calculator, "sum5")[0].startswith(f"GPU KV cache size: {16 * pages:,} tokens")
+    times = pages / (4096 / 16)
+    said = f"Maximum concurrency for 4,096 tokens per request: {times:.2f}x"
+    assert words(calculator, "sum6") == [said]
+    assert calculator.num_steps == int(times) + 1  # a step of the slider for each that fits
+
+
+def test_times_are_those_of_the_plan_and_the_longer_one_decides(
+    calculator: MemoryCalculator,
+) -> None:
+    turn(calculator, 8)
+    decode, prefill = calculator.plan.decode(8), calculator.plan.prefill()
+    assert (decode.bound, prefill.bound) == ("memory", "arithmetic")
+    said = f"at least {1000 * decode.least:.3g} ms, limited by memory"
+    assert words(calculator, "case0.least") == [said]
+    assert f"{8 / decode.least:,.0f} tokens a second" in caption_of(calculator)
+    boxes = [place(calculator, f"case0.{name}")[2] for name in ("weights", "K and V", "flops")]
+    assert boxes[0] / boxes[1] == pytest.approx(decode.weights / decode.kv)
+    assert boxes[2] / sum(boxes[:2]) == pytest.approx(decode.arithmetic / decode.memory)
+    computes = place(calculator, "case1.flops")[2]
+    assert computes / sum(boxes[:2]) == pytest.approx(prefill.arithmetic / decode.memory)
+    turn(calculator, bandwidth=100_000.0)
+    assert calculator.plan.decode(8).bound == "arithmetic"
+    assert words(calculator, "case0.least")[0].endswith("limited by arithmetic")
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared_cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> CellExplorer:
+    return CellExplorer(model, tokenizer)
+
+
+@pytest.fixture
+def cells(shared_cells: CellExplorer) -> CellExplorer:
+    """An cells as it is when new."""
+    shared_cells.buttons[AGAIN].click()
+    return turn(shared_cells, shared_cells.num_steps - 1)
+
+
+def press(cells: CellExplorer, name: str, **knobs: Any) -> str:
+    """As a learner does it; the message that is shown then."""
+    turn(cells, **knobs).buttons[name].click()
+    return message_of(cells)
+
+
+def drawn_rows(cells: CellExplorer) -> list[tuple[str, set[int], str]]:
+    """pos, owners and shift of each cell, as they are drawn."""
+    drawn = cells.shown.items
+    return [
+        (
+            drawn[f"row.{cell}.pos"].text,
+            {int(item.text) for name, item in drawn.items() if is_chip(name, cell)},
+            drawn[f"row.{cell}.shift"].text,
+        )
+        for cell in range(cells.num_cells)
+    ]
+
+
+def is_chip(name: str, cell: int) -> bool:
+    return name.startswith(f"owner.{cell}.") and name.endswith(".n")
+
+
+def table_rows(cache: CellKVCache) -> list[tuple[str, set[int], str]]:
+    """The same of the live table."""
+    found = []
+    for cell in range(cache.table.num_cells):
+        pos, owners, shift = cache.table[cell]
+        words = f"{shift:+}".replace("-", "−").replace("+0", "0")
+        found.append(("–", set[int](), "–") if pos is None else (str(pos), set(owners), words))
+    return found
+
+
+def test_what_the_cells_hold_is_what_the_model_writes(cells: CellExplorer) -> None:
+    """Sequence 1 lies scattered; its K and V are those of its text run alone."""
+    ids = [*cells.tokenizer.encode("How are you").ids[:4]]
+    ids += cells.tokenizer.encode(" Anna").ids + cells.tokenizer.encode(" and").ids
+    alone = CellKVCache.from_config(cells.model.config, 8)
+    append_tokens(cells.model, alone, 0, ids)
+    scattered = torch.tensor(cells.cache.table.cells_of(1))
+    for layer in range(4):
+        ours = cells.cache.storage.read(layer, scattered)
+        for x, y in zip(ours, alone.storage.read(layer, slice(0, 6)), strict=True):
+            torch.testing.assert_close(x, y, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_picture_is_the_table_after_any_operations(cells: CellExplorer, number: int) -> None:
+    draw, refused = random.Random(number), 0
+    for _ in range(24):
+        knobs: dict[str, Any] = {
+            "seq": draw.randint(0, 3),
+            "dst": draw.randint(0, 3),
+            "p0": draw.randint(-1, 5),
+            "p1": draw.choice([-1, -1, draw.randint(0, 9)]),
+            "delta": draw.randint(-3, 3),
+            "text": draw.choice([" Ella", " red kite", " a"]),
+        }
+        name = draw.choice([n for n in OPERATIONS if n != RESET] + [APPEND, APPEND])
+        knobs = {knob: knobs[knob] for knob in OPERATIONS[name][0]}
+        steps, live = cells.num_steps, repr(cells.cache.table)
+        if press(cells, name, **knobs):
+            refused += 1
+            assert (cells.num_steps, repr(cells.cache.table)) == (steps, live)
+        else:
+            assert cells.num_steps == steps + 1 == cells.slider.max + 1
+        cells.cache.check_integrity()
+        assert drawn_rows(cells) == table_rows(cells.cache)
+        for seq in cells.cache.table.seq_ids:
+            said = [
+                cells.shown.items[f"text.{seq}.{cell}.token"].text
+                for cell in cells.cache.table.cells_of(seq)
+            ]
+            assert said == [cells.labels[c] for c in cells.cache.table.cells_of(seq)]
+    assert refused < 16
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "says"),
+    [
+        ("seq_add", {"seq": 1, "p0": 2, "delta": -1}, "(1, 2, −1, −1): sequences [0, 1] share"),
+        (APPEND, {"seq": 0, "text": "One day Anna and Ben"}, "cell each, 2 of 8 are empty"),
+        (APPEND, {"seq": 0, "text": ""}, "there is no text"),
+        ("seq_unshare", {"seq": 1}, "sequence 1 shares 4 cells, 2 are empty"),
+        ("seq_add", {"seq": 1, "p0": 4, "delta": 999}, "positions end at 999"),
+    ],
+)
+def test_refused_is_said_and_nothing_is_lost(
+    cells: CellExplorer, name: str, knobs: dict[str, Any], says: str
+) -> None:
+    before = cells.shown.svg(), cells.num_steps, repr(cells.cache.table)
+    message = press(cells, name, **{"p1": -1, "p0": 0} | knobs)
+    assert says in message and message.endswith("The picture below is the one before.")
+    assert (cells.shown.svg(), cells.num_steps, repr(cells.cache.table)) == before
+    cells.slider.value = 3
+    assert cells.shown_caption == cells.caption(3)
+    assert press(cells, "seq_rm", seq=1, p0=5, p1=-1) == "" and cells.num_steps == 8
+
+
+# -- the dial --------------------------------------------------------------------------------------
+
+
+KITE_STORY = "Once upon a time Anna had a red kite."
+
+
+FIVE = [
+    KITE_STORY,
+    "Ben had a blue ball.",
+    f"{KITE_STORY} Ben had a blue ball.",
+    "One day",
+    f"{KITE_STORY} The",
+]
+
+
+WANTED = (10, 6, 8, 12, 5)
+
+
+POSITIONS = [CELLS, 1, 2, 4, 8, 16, ROWS]
+
+
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+def new_dial(model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> DialExplorer:
+    return DialExplorer(model, tokenizer, FIVE, WANTED, **options)
+
+
+@pytest.fixture(scope="module")
+def shared_dial(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> DialExplorer:
+    dial = new_dial(model, tokenizer)
+    for position in POSITIONS:
+        turn(dial, block_size=position)
+    return dial
+
+
+@pytest.fixture
+def dial(shared_dial: DialExplorer) -> DialExplorer:
+    """An dial at rows and step 0 that has been everywhere."""
+    return turn(shared_dial, 0, block_size=ROWS)
+
+
+@every_position
+def test_every_position_gives_the_tokens_of_generate_alone(
+    dial: DialExplorer, position: Any
+) -> None:
+    turn(dial, block_size=position)
+    point = dial.point
+    assert point.position == position and point.tokens_equal and not dial.error
+    for prompt, number, alone in zip(FIVE, WANTED, dial.dial.expected, strict=True):
+        params = SamplingParams(max_tokens=number)
+        (output,) = generate(dial.dial.model, prompt, params, tokenizer=dial.dial.tokenizer)
+        assert output.outputs[0].token_ids == alone
+
+
+def test_the_dial_goes_from_cells_over_powers_of_two_to_rows(dial: DialExplorer) -> None:
+    assert [value for _, value in dial.parameters["block_size"].options] == POSITIONS
+    assert {dial.points[p].pool.num_slots for p in POSITIONS} == {128}
+    waste = [dial.points[p].mean_waste for p in (1, 2, 4, 8, 16, ROWS)]
+    assert waste == sorted(waste) and waste[0] == 0 < waste[-1]
+    assert dial.points[4].tokens_found > 0 == dial.points[ROWS].tokens_found
+
+
+def test_the_engine_runs_once_at_each_position_and_only_on_demand(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    at = Dial.at
+
+    def noted(self: Dial, position: Any) -> Any:
+        asked.append(position)
+        return at(self, position)
+
+    monkeypatch.setattr(Dial, "at", noted)
+    dial = new_dial(model, tokenizer, block_size=8)
+    for position in (4, CELLS, 4, 8, CELLS):
+        turn(dial, 3, block_size=position)
+    assert asked == [8, 4, CELLS] and set(dial.points) == {8, 4, CELLS}
+
+
+@every_position
+@pytest.mark.parametrize("step", [0, 4, 9])
+def test_the_pool_is_that_of_the_trace(dial: DialExplorer, position: Any, step: int) -> None:
+    turn(dial, step, block_size=position)
+    point, shown = dial.point, dial.shown.items
+    moment = list(snapshots(point.trace))[step]
+    for slot in range(128):
+        who = list(moment.tokens.get(slot, ()))
+        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.owners else PAPER
+        assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
+
+
+def test_the_table_has_the_counts_of_every_position(dial: DialExplorer) -> None:
+    shown = dial.shown.items
+    assert [shown[f"head.{i}"].text for i in range(7)] == [str(p) for p in POSITIONS]
+    for i, position in enumerate(POSITIONS):
+        point = dial.points[position]
+        column = [shown[f"fact{line}.{i}"].text for line in range(len(FACTS))]
+        assert column == [
+            f"{point.milliseconds:.0f}", str(point.tokens_run), str(point.tokens_found),
+            f"{point.mean_waste:.1f}", str(point.peak_waste), str(point.total_entries),
+            f"{point.bytes_gathered / 1024:.0f}", str(point.most_running),
+            str(point.preemptions), "✔",
+        ]  # fmt: skip
+    bold = {n for n, item in shown.items() if item.attributes.get("font-weight") == "bold"}
+    assert {name for name in bold if re.match(r"head|fact", name)} == {
+        "head.6", *(f"fact{line}.6" for line in range(len(FACTS)))
+    }  # fmt: skip
+
+
+# -- the scheduler ---------------------------------------------------------------------------------
+
+
+AS_NEW = {"policy": "one rule", "budget": 8, "max_num_seqs": 3, "arrivals": ALL_AT_ONCE}
+AS_NEW |= {"show": DETAILS}
+
+
+@pytest.fixture(scope="module")
+def shared_scheduler(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
+    return SchedulerExplorer(model, tokenizer, PROMPTS)
+
+
+@pytest.fixture
+def scheduler(shared_scheduler: SchedulerExplorer) -> SchedulerExplorer:
+    """An scheduler as it is when new."""
+    return turn(shared_scheduler, step=0, **AS_NEW)
+
+
+@pytest.mark.parametrize("arrivals", [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG])
+@pytest.mark.parametrize("policy", list(CLASSES))
+def test_every_policy_gives_the_tokens_of_generate_alone(
+    scheduler: SchedulerExplorer, policy: str, arrivals: str
+) -> None:
+    turn(scheduler, budget=32, policy=policy, arrivals=arrivals)
+    assert not scheduler.error and scheduler.run.policy == policy
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    for one in coming(PROMPTS, arrivals, scheduler.long_prompt):
+        alone = generate(scheduler.model, one.prompt, params, tokenizer=scheduler.tokenizer)[0]
+        prompt = tuple(scheduler.tokenizer.encode(one.prompt).ids)
+        assert scheduler.run.tokens[one.name] == prompt + alone.outputs[0].token_ids
+
+
+def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> None:
+    came = {}
+    for pattern in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
+        turn(scheduler, arrivals=pattern)
+        came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
+    assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
+
+
+def test_knobs_are_the_engines_settings(scheduler: SchedulerExplorer) -> None:
+    turn(scheduler, policy="static batching", budget=11, max_num_seqs=2)
+    settings = scheduler.trace.settings
+    assert settings["policy"] == "StaticBatching"
+    assert settings["max_num_batched_tokens"] == 11 and settings["max_num_seqs"] == 2
+    assert settings["max_model_len"] == scheduler.run.max_len == 16  # 10 + 6 tokens
+
+
+@pytest.mark.parametrize("policy", list(CLASSES))
+def test_the_table_has_the_numbers_that_the_rule_goes_by(
+    scheduler: SchedulerExplorer, policy: str
+) -> None:
+    turn(scheduler, arrivals=LATE_LONG, max_num_seqs=2, budget=32, policy=policy, show=STEPS)
+    for step in range(scheduler.num_steps):
+        run, now = turn(scheduler, step=step).run, scheduler.run.steps[step]
+        spent = 0
+        for name in [*now.scheduled, *now.planned.waiting]:
+            said = {w: words(scheduler, f"asked.{name}.{w}")[0] for w in (*COLUMNS, "state")}
+            request, event = now.planned.requests[name], now.scheduled.get(name)
+            known, computed = len(request.token_ids), request.num_computed_tokens
+            assert [said[w] for w in ("known", "computed", "to run")] == [
+                str(n) for n in (known, computed, known - computed)
+            ]
+            assert said["budget left"] == str(32 - spent)
+            assert said["runs"] == (str(len(event.slots)) if event else "–")
+            spent += len(event.slots) if event else 0
+            assert ("running" in said["state"]) == (name in now.planned.running)
+            outcome = words(scheduler, f"asked.{name}.outcome")[0]
+            assert outcome.startswith("new token “") == (name in now.by_request(TokenSampled))
+            assert outcome.startswith("waits: ") == (name in now.planned.waiting)
+        gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
+        assert set(gone) == {*run.over(step), *run.to_come(step)}
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+ALIKE = [
+    "Once upon a time Anna had a red kite.",
+    "Once upon a time Anna had a red ball.",
+    "One day Ben went to the park.",
+]
+
+
+NEW_BLOCKS: dict[str, Any] = {
+    "block_size": 4,
+    "num_blocks": 16,
+    "prefix_caching": ON,
+    "n": 1,
+    "budget": 64,
+    "arrivals": ONE_BY_ONE,
+}
+
+
+@pytest.fixture(scope="module")
+def shared_blocks(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> BlockExplorer:
+    return BlockExplorer(model, tokenizer, ALIKE)
+
+
+@pytest.fixture
+def paged(shared_blocks: BlockExplorer) -> BlockExplorer:
+    """An paged as it is when new."""
+    return turn(shared_blocks, step=0, **NEW_BLOCKS)
+
+
+def block_captions(paged: BlockExplorer) -> list[str]:
+    return [paged.caption(step) for step in range(paged.num_steps)]
+
+
+@pytest.mark.parametrize("caching", [ON, OFF])
+@pytest.mark.parametrize(("size", "blocks"), [(1, 60), (4, 16), (4, 5), (3, 8), (16, 3)])
+def test_every_pool_gives_the_tokens_of_generate_alone(
+    paged: BlockExplorer, size: int, blocks: int, caching: str
+) -> None:
+    turn(paged, num_blocks=64, arrivals=ALL_AT_ONCE)
+    turn(paged, block_size=size, prefix_caching=caching)
+    turn(paged, num_blocks=blocks)
+    assert not paged.error and paged.run.num_blocks == blocks
+    last = paged.run.steps[-1].state.requests
+    for name, prompt in zip("ABC", ALIKE, strict=True):
+        params = SamplingParams(max_tokens=6)
+        alone = generate(paged.model, prompt, params, tokenizer=paged.tokenizer)[0]
+        ids = tuple(paged.tokenizer.encode(prompt).ids)
+        assert last[name].token_ids == ids + alone.outputs[0].token_ids
+
+
+def test_prefixes_are_shared_only_with_prefix_caching(paged: BlockExplorer) -> None:
+    assert any("B finds 8 tokens in blocks 0 and 1" in said for said in block_captions(paged))
+    assert any("stored once for A and B" in said for said in block_captions(paged))
+    turn(paged, prefix_caching=OFF)
+    assert not any(re.search("finds|once|findable", said) for said in block_captions(paged))
+    assert "prefix caching off" in words(paged, "title.note")[0]
+    assert not words(paged, "chain")

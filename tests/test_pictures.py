@@ -1,0 +1,689 @@
+"""One table of views: each is drawn again as it was, can be read, and refuses what has no picture.
+
+`picture_hashes.json` holds, for each view, a short hash of what is drawn and its caption. Where the
+drawing changes on purpose, LOOK AT THE NEW PICTURE FIRST (the failed test says where it lies), then
+
+    RENEW_PICTURES=1 python -m pytest tests/test_pictures.py -k drawn_as_it_was
+
+and read the captions in the difference. Plots are hashed by their words. Of views that show numbers
+of a model all digits and colours are left out: the last bit differs from machine to machine.
+"""
+
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from checkpoints import QWEN3_06B
+from engines import VOCAB
+from explorers import LARGEST, MAKE
+from inputs import (
+    APART,
+    EXACT,
+    FAST,
+    LLAMA,
+    SLOW,
+    SMALL,
+    K,
+    Q,
+    V,
+    bench_figures,
+    causal,
+    curve,
+    dial_point,
+    dial_points,
+    distances,
+    draw,
+    kv_numbers,
+    on_meta,
+    parallel_report,
+    pool_picture,
+    recorded_batches,
+    recorded_softmax,
+)
+from matplotlib.mathtext import MathTextParser
+from PIL import Image
+from traces import (
+    CASES,
+    CELL_LABELS,
+    NASTY,
+    OTHER,
+    POLICIES,
+    PROMPT,
+    STORY,
+    SVG,
+    TWIN,
+    Case,
+    Paged,
+    cells_picture,
+    check_words,
+    chunked,
+    crowd,
+    four_places,
+    items,
+    new_cells,
+    played,
+    plot_words,
+    renamed,
+    run_cells,
+    served,
+    seven,
+    shared_text,
+    six,
+    story,
+)
+
+from tutorial_engine import viz
+from tutorial_engine.engine.metrics import RequestMetrics
+from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
+from tutorial_engine.lab.layouts import KVLayout, layouts
+from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.rope import inverse_frequencies
+from tutorial_engine.trace import events
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.pool import CELLS, ROWS
+from tutorial_engine.viz.bench_plots import bench_picture
+from tutorial_engine.viz.block_facts import BlockRun, without_hashes
+from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView
+from tutorial_engine.viz.cell_steps import CellsSnapshot, take_snapshot
+from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.model_plots import CONTROL
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.simple_blocks import SimpleBlockView
+from tutorial_engine.viz.softmax_view import RecordedSoftmax, SoftmaxStep, softmax_frames
+from tutorial_engine.viz.style import house_style, new_figure
+
+HASHES = Path(__file__).with_name("picture_hashes.json")
+GIB = 1 << 30
+LABELS = ["<script>", "$x$", "&amp;", "]]>", "😀", "<s>", "$\\frac{1}{2}$", '"--"']
+WORDS = "Once ·upon ·a ·time".split()
+View = Picture | Explorer | Sequence[Frame]
+
+
+# -- the views ------------------------------------------------------------------------------------
+
+
+def blocks(case: Case, label: Callable[[int], str] = str) -> list[Frame]:
+    """Every third step of a run on pages."""
+    run = BlockRun(case.live().trace, {i: label(i) for i in range(VOCAB)})
+    steps = range(0, len(run.steps), 3)
+    return [Frame(BlockView(run, [i]).scene(i), run.caption(i)) for i in steps]
+
+
+def simple(case: Case) -> list[Frame]:
+    run = BlockRun(without_hashes(case.live().trace), {})
+    steps = range(0, len(run.steps), 3)
+    return [Frame(SimpleBlockView(run, [i]).scene(i), run.caption(i)) for i in steps]
+
+
+def six_on(num_blocks: int, block_size: int) -> Paged:
+    """Six requests on pages: as many as can be drawn."""
+    live = Paged(num_blocks, block_size)
+    prompts = (PROMPT[:7], TWIN, OTHER, [40, 41, 42], [50] * 5, [60, 61])
+    for name, prompt in zip("ABCDEF", prompts, strict=True):
+        live.add(name, prompt)
+    return live.finish()
+
+
+def cells(what: str) -> Picture:
+    """Cells in different states."""
+    if what == "empty":
+        return cells_picture(take_snapshot(new_cells(4)))
+    if what in ("freed", "written"):
+        live, before = shared_text()
+        if what == "freed":
+            return cells_picture(before)
+        run_cells(live, [9], 1)
+        return cells_picture(take_snapshot(live, {3: "·we"}, before), before)
+    if what == "crowded":
+        live = new_cells(16)
+        run_cells(live, list(range(12)))
+        for seq in range(1, 9):
+            live.seq_cp(0, seq, 0, 13 - seq)
+        for seq in (3, 5, 7):
+            run_cells(live, [seq], seq)
+        live.seq_add(3, 10, -1, 600)
+        return cells_picture(take_snapshot(live, dict.fromkeys(range(16), "W" * 20)))
+    live = new_cells(4, int(what))  # so many layers
+    run_cells(live, [1, 2, 3])
+    live.seq_cp(0, 1)
+    return cells_picture(take_snapshot(live, CELL_LABELS))
+
+
+def attention(best: int) -> Picture:
+    weights = causal(8, 8)
+    weights[-1] = 0.05
+    weights[-1, best] = 0.65
+    return viz.attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
+
+
+def heads(best: tuple[int, int]) -> Picture:
+    scores = 0.3 * draw(2, 3)
+    scores[best] = 0.87
+    return viz.heads_picture(causal(2, 3, 5, 5), scores, LABELS[:5])
+
+
+def masks(**pairs: Sequence[int]) -> Picture:
+    return viz.mask_picture({name: causal_mask(*pair) for name, pair in pairs.items()})
+
+
+def latency(no_cache: Sequence[float], virtual: bool) -> Picture:
+    lines = {
+        "with cache": [(8, 2.0), (32, 2.0)],
+        "no cache": [*zip((8, 32), no_cache, strict=True)],
+    }
+    units = {"with cache": [(8, 1.0), (32, 1.0)], "no cache": [(8, 8.0), (32, 32.0)]}
+    return viz.latency_picture(lines, units if virtual else None)
+
+
+def projection(layer: int) -> Picture:
+    tokenizer = load_tokenizer()
+    ids = tokenizer.encode("Once upon a time <Anna> had a red $kite$.").ids
+    return viz.qkv_picture(load_model(), tokenizer, ids, 5, layer=layer)
+
+
+def ranks(size: int, heads: int, kv_heads: int) -> Picture:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    sizes |= {"vocab_size": QWEN3_06B.vocab_size, "intermediate_size": 24_576}
+    return viz.ranks_picture(parallel_report(size, **sizes))
+
+
+def gqa(heads: int, kv_heads: int) -> Picture:
+    config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    return viz.gqa_picture(config)
+
+
+def induction(name: str) -> Picture:
+    tokenizer = load_tokenizer()
+    ids = tokenizer.encode(f"Once upon a time {name} had an old coat. One day R").ids
+    return viz.two_steps_picture(load_model(), tokenizer, ids, (1, (3, 5)), (3, 3))
+
+
+def lone_batch(*tokens: Any) -> Picture:
+    return viz.flat_batch(Batch.from_sequences(*tokens))
+
+
+def explored(name: str) -> Explorer:
+    return MAKE[name](load_model(), load_tokenizer(), "Anna had a red kite. Ben had a hat. Anna")
+
+
+def largest(name: str) -> list[Frame]:
+    make, steps, _ = LARGEST[name]
+    explorer = make(load_model(), load_tokenizer(), "Anna had a red kite.")
+    return [Frame(explorer.scene(step), explorer.caption(step)) for step in steps]
+
+
+ENDS = (("C", "abort"), ("D", "error"))
+MARKUP = dict(zip("ABCD", NASTY, strict=True))
+HITS = [
+    ("nothing silenced", 310, 320),
+    ("L3 <b>H3</b>", 2, 320),
+    ("$L1$", 318, 320),
+    (f"{CONTROL}L3 H0–2", 309, 320),
+    (f"{CONTROL}L0 H3–5", 1, 320),
+]
+RATES = [
+    (name, part, 1) for (name, *_), part in zip(HITS, (0.99, 0.1, 0.9, 0.8, 0.99), strict=True)
+]
+PAGES = [case for case in CASES if case.block_size > 1]
+STATES = ("empty", "freed", "written", "crowded", *"146")
+VIEWS: dict[str, Callable[[], View]] = {
+    # runs of the engine
+    "timeline": lambda: viz.timeline(story(*ENDS)),
+    "timeline 60 steps": lambda: viz.timeline(crowd()),
+    "timeline stalls": lambda: viz.timeline(crowd("prefill first")),
+    "timeline one step": lambda: viz.timeline(played(STORY[:1])),
+    "timeline high budget": lambda: viz.timeline(played(STORY, budget=512)),
+    "timeline markup": lambda: viz.timeline(renamed(story(*ENDS), MARKUP)),
+    "timelines": lambda: viz.timelines({name: six(name) for name in POLICIES}),
+    "timelines markup": lambda: viz.timelines({"a": crowd(), NASTY[0]: crowd("prefill first")}),
+    "places": lambda: viz.places({policy: seven(policy) for policy in POLICIES}),
+    "places only": lambda: viz.places({"a": seven("one rule")}, only=["A", "C"]),
+    "places markup": lambda: viz.places({NASTY[0]: renamed(four_places(), MARKUP)}),
+    "state machine": lambda: viz.state_machine(TRANSITIONS),
+    **{f"request {name}": lambda n=name: viz.one_request(story(*ENDS), n) for name in "ABCD"},
+    "request markup": lambda: viz.one_request(renamed(story(), {"D": NASTY[0]}), NASTY[0]),
+    "batch first": lambda: viz.flat_batch(recorded_batches()[0]),
+    "batch mixed": lambda: viz.flat_batch(recorded_batches()[1]),
+    "batch small": lambda: lone_batch([[VOCAB - 1]]),
+    "batch large": lambda: lone_batch([list(range(36)), [1] * 27, [7]], [0, 10, 40]),
+    "batch decodes": lambda: lone_batch([[i] for i in range(16)], [7] * 16),
+    "batch markup": lambda: viz.flat_batch(
+        Batch.from_sequences([[1, 2], [3, 4]]), NASTY[:2], [*NASTY[2:], "·a", "↵"]
+    ),
+    **{f"blocks seed {case.seed}": lambda c=case: blocks(c) for case in CASES},
+    "blocks wide labels": lambda: blocks(CASES[3], lambda _: "W" * 30),
+    "blocks thin labels": lambda: blocks(CASES[6], lambda i: "il"[i % 2]),
+    "blocks 40": lambda: viz.block_view(six_on(40, 4).trace, 2),
+    "blocks 64": lambda: viz.block_view(six_on(64, 1).trace, 2),
+    **{f"pages seed {case.seed}": lambda c=case: simple(c) for case in PAGES},
+    **{f"cells {what}": lambda w=what: cells(w) for what in STATES},
+    # measured, or by hand
+    "latency": lambda: viz.latency_distributions({"fast": FAST, "slow $x$ <s>": SLOW}),
+    "latency of four": lambda: viz.latency_distributions(
+        {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
+    ),
+    "sweep": lambda: viz.sweep(
+        [1, 2, 4, 8], {"virtual": [1, 2, 3, 4], "here": [10, 15, 20, 19]}, "batch", "tok/s"
+    ),
+    "sweep lines": lambda: viz.sweep(
+        [5, 10], {"virtual": {"p50": [20, 25], "p95 $x$": [30, None]}}, "rate", "TTFT, ms"
+    ),
+    "sweep limits": lambda: viz.sweep(
+        [0.1, 0.2, 0.3],
+        {"TTFT": {"worst": [5, 6, 9], "mean": [4, 3, 2], "free": [1, 1, 1]}},
+        "patience",
+        "ms",
+        at_most={"worst": 6, "mean": 3},
+    ),
+    "throughput": lambda: viz.throughput_latency(
+        {
+            "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],
+            "static": [(8, 98.0, 304.0)],
+        },
+        "TTFT p95",
+        "users",
+    ),
+    "gaps": lambda: viz.itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
+    "waste": lambda: viz.waste_over_time({"rows": dial_point(ROWS), "pages": dial_point(4).trace}),
+    "waste of one": lambda: viz.waste_over_time({"$x$ <s>": dial_point(16)}),
+    "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
+    "layer factor": lambda: viz.layer_factor(LLAMA, 10 * GIB),
+    "layer factor small": lambda: viz.layer_factor(SMALL, 100_000),
+    "dial": lambda: viz.dial(dial_points()),
+    "dial ends": lambda: viz.dial([dial_point(CELLS), dial_point(ROWS)]),
+    "shift": lambda: viz.shift_picture({"random": EXACT, "trained": APART}, 10),
+    "shift exact": lambda: viz.shift_picture([EXACT]),
+    **{f"pool {at}": lambda at=at: pool_picture(dial_point(at), 6) for at in (1, 4, CELLS, ROWS)},
+    "layouts": lambda: viz.layouts_picture(layouts(kv_numbers()), layer=1, token=2),
+    "layouts room": lambda: viz.layouts_picture(
+        layouts(kv_numbers()), layer=1, token=1, num_tokens=3
+    ),
+    "layouts one": lambda: viz.layouts_picture(
+        {"by layer": KVLayout("by layer", kv_numbers(6, 5, 1, 3))}, 5, 0
+    ),
+    "layouts bf16": lambda: viz.layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
+    "ranks": lambda: viz.ranks_picture(parallel_report()),
+    "ranks 1": lambda: ranks(1, 8, 8),
+    "ranks 4": lambda: ranks(4, 16, 8),
+    "ranks 8": lambda: ranks(8, 48, 48),
+    "bench": lambda: bench_picture(bench_figures()),
+    "bench serving": lambda: bench_picture(bench_figures(serving=True)),
+    # the model
+    "layer": lambda: viz.block_picture(load_model()),
+    "layer 0.6B": lambda: viz.block_picture(on_meta()),
+    "gqa": lambda: gqa(6, 2),
+    "gqa one each": lambda: gqa(4, 4),
+    "gqa many": lambda: gqa(64, 8),
+    "three tokens": lambda: viz.three_token_picture(Q, K, V),
+    "projection": lambda: projection(0),
+    "projection 3": lambda: projection(3),
+    "induction": lambda: induction("Rado"),
+    "softmax": lambda: viz.running_softmax_picture(recorded_softmax()),
+    "softmax 8": lambda: viz.running_softmax_picture(recorded_softmax(3, 1, 8)),
+    "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
+    "ablation": lambda: viz.ablation_picture({"$hits$": HITS, "stories": RATES}),
+    "ablation one": lambda: viz.ablation_picture({"chance": RATES[:2]}),
+    "mask": lambda: masks(prefill=(4, 4), chunk=(3, 7)),
+    "mask window": lambda: masks(decode=(1, 5), window=(4, 4, 2)),
+    "heads": lambda: heads((0, 2)),
+    "attention": lambda: attention(2),
+    "clocks": lambda: viz.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
+    "clocks few": lambda: viz.clocks_picture(inverse_frequencies(16, 100.0), range(4)),
+    "distance": lambda: viz.distance_picture(range(10), distances(0.0)),
+    "distance apart": lambda: viz.distance_picture(range(10), distances(0.5, 4)),
+    "variance": lambda: viz.variance_picture([4, 64, 256], [4.1, 63.6, 254.0], [1.0, 1.0, 0.9]),
+    "training": lambda: viz.training_picture(curve(3, 1.5)),
+    "training late": lambda: viz.training_picture(curve(6, 0.25)),
+    "training shipped": lambda: viz.training_picture(
+        json.loads((TINY.parent / "curve.json").read_text()), vocab_size=100
+    ),
+    "cost": lambda: viz.cost_picture([10, 11, 12], prompt_tokens=10),
+    "work": lambda: viz.work_picture([10, 11, 12], [10, 1, 1], [1e7, 2e7, 3e7], [1e7, 1e6, 1e6]),
+    "work one": lambda: viz.work_picture([4], [4], [8e9], [8e9]),
+    "bytes": lambda: viz.bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
+    "positions": lambda: viz.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
+    "positions equal": lambda: viz.positions_picture(range(4), range(4), WORDS, WORDS),
+    "decode times": lambda: latency([1.0, 4.0], virtual=True),
+    "decode times here": lambda: latency([3.0, 4.0], virtual=False),
+    "roofline": lambda: viz.roofline_picture(
+        1e10, 1e11, [("decode", 0.5, 2.5e9), ("$prefill$", 40.0, 8e10)]
+    ),
+    "roofline ridge": lambda: viz.roofline_picture(2e12, 3e12, [("at the ridge", 1.5, 3e12)]),
+    "draws": lambda: viz.draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
+    "margins": lambda: viz.margins_picture([0.01, 0.2, 4, 5], {"fp32": 1e-6, "bf16": 0.1}),
+    # explorers: every step, and the largest of each
+    **{f"explorer: {name}": lambda n=name: explored(n) for name in MAKE},
+    **{f"largest: {name}": lambda n=name: largest(n) for name in LARGEST},
+}
+# These write numbers of a model: its last bits, and so a colour or a place, differ by the machine.
+OF_A_MODEL = re.compile(
+    r"cells|projection|induction|softmax|three|.*: (attention|rope|cache|sampling|cells|scheduler)"
+)
+
+
+@functools.cache
+def frames(name: str) -> list[tuple[Scene | Picture, str]]:
+    """What a view draws, step by step, with its captions."""
+    view = VIEWS[name]()
+    if isinstance(view, Picture):
+        return [(view, view.caption)]
+    if isinstance(view, Explorer):
+        return [(view.scene(step), view.caption(step)) for step in range(view.num_steps)]
+    return list(view)
+
+
+def svg_of(shown: Scene | Picture) -> str:
+    return shown.svg if isinstance(shown, Picture) else shown.svg()
+
+
+def fingerprint(name: str) -> str:
+    """A short hash of all that a view draws, the same on every machine."""
+    parts = []
+    for shown, caption in frames(name):
+        svg = svg_of(shown)
+        if "te-scene" not in svg:
+            assert isinstance(shown, Picture)
+            svg = "\n".join(plot_words(shown))
+        elif OF_A_MODEL.match(name):
+            svg = re.sub(r' d="[^"]*"|#[0-9a-f]{6}|-?\d+(\.\d+)?', "", svg)
+        parts += [svg, caption]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_it_is_drawn_as_it_was(name: str, tmp_path: Path) -> None:
+    stored = json.loads(HASHES.read_text()) if HASHES.is_file() else {}
+    found = [fingerprint(name), frames(name)[-1][1]]
+    if os.environ.get("RENEW_PICTURES"):
+        kept = {key: stored[key] for key in VIEWS if key in stored} | {name: found}
+        HASHES.write_text(json.dumps(kept, indent=0, ensure_ascii=False, sort_keys=True) + "\n")
+    elif stored[name] != found:
+        (tmp_path / "now.svg").write_text(svg_of(frames(name)[-1][0]), encoding="utf-8")
+        assert found[1] == stored[name][1]
+        pytest.fail(f"{name} is drawn otherwise: look at {tmp_path / 'now.svg'}")
+
+
+def test_every_view_has_a_hash_and_every_hash_a_view() -> None:
+    assert json.loads(HASHES.read_text()).keys() == VIEWS.keys()
+
+
+# -- what holds for all of them -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_it_can_be_read(name: str) -> None:
+    """No word is tiny, cut off or over another, nothing jumps, files are light, tags are ours."""
+    shown = [one for one, _ in frames(name)]
+    if "te-scene" not in svg_of(shown[0]):
+        return check_plot(shown[0])
+    for one in shown:
+        check_words(one)
+        root = ET.fromstring(svg_of(one))
+        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= TAGS
+        assert not isinstance(one, Picture) or len(one.png) <= 100_000
+    heights = {one.height for one in shown if isinstance(one, Scene)}
+    assert len(heights) <= 1 or name.startswith(("blocks", "pages")), "nothing jumps"
+
+
+TAGS = {"svg", "style", "defs", "pattern", "rect", "g", "use", "text", "line", "path", "circle"}
+TAGS |= {"polygon", "polyline"}
+
+
+def check_plot(picture: Scene | Picture) -> None:
+    """A light file whose words are large enough, no formulas, and say the caption."""
+    assert isinstance(picture, Picture)
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert image.format == "PNG" and image.width <= 1300 and len(picture.png) <= 90_000
+        assert len(set(image.convert("RGB").getdata())) > 3
+    said = plot_words(picture)
+    strips = "A mark is a request, the line is p50, the diamond is p95."
+    joined = " ".join(" ".join(said).split())
+    assert strips in joined or picture.caption.replace("--", "- -") in joined
+    assert not [word for word in said if "mathdefault" in word or "\\times" in word]
+    # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points
+    scales = [float(s) for s in re.findall(r"scale\(([\d.]+) -", picture.svg)]
+    assert scales and min(scales) * 100 * 100 / 72 >= 9
+
+
+def test_the_checks_see_what_they_are_for() -> None:
+    """Words that are too small, cut off or over others, and a formula: each is found."""
+    for x, y, size in ((60, 20, 8), (90, 20, 12), (-1, 20, 12), (60, 61, 12), (15, 20, 12)):
+        scene = Scene(100, 60)
+        scene.text("there", 10, 22, "words")
+        scene.text("new", x, y, "words", size)
+        with pytest.raises(AssertionError):
+            check_words(scene)
+    with house_style():
+        figure = new_figure(3, 3)
+        figure.subplots().plot([1, 2], [1, 1000])
+        figure.axes[0].set_yscale("log")
+        out = io.StringIO()
+        figure.savefig(out, format="svg")
+    assert any("mathdefault" in word for word in plot_words(Picture(out.getvalue(), b"", "")))
+
+
+@pytest.mark.parametrize("name", ["timelines", "mask", "bench", "cells crowded"])
+def test_drawn_twice_it_is_the_same_file(name: str) -> None:
+    one, other = VIEWS[name](), VIEWS[name]()
+    assert isinstance(one, Picture) and one == other
+
+
+def test_a_plot_does_not_depend_on_the_readers_settings() -> None:
+    with matplotlib.rc_context({"font.size": 22, "axes.facecolor": "black", "lines.linewidth": 9}):
+        theirs = VIEWS["mask"]()
+        assert matplotlib.rcParams["font.size"] == 22  # and leaves them alone
+    assert theirs == frames("mask")[0][0]
+
+
+# -- text is text ---------------------------------------------------------------------------------
+
+
+def test_tokens_and_names_are_written_literally_in_plots() -> None:
+    def said(name: str) -> list[str]:
+        (picture, _), *_ = frames(name)
+        assert isinstance(picture, Picture)
+        return plot_words(picture)
+
+    for token in LABELS[:7]:
+        assert said("attention").count(token) == 2, token  # on both axes
+    assert "layer $0$, head <b>1</b>" in said("attention")
+    assert {"$big$", "tiny"} <= set(said("bytes"))
+    assert said("roofline").count("$prefill$") == 1 and said("draws").count("<s>") == 3
+    assert "slow $x$ <s>" in said("latency") and "$x$ <s>" in " ".join(said("waste of one"))
+
+
+def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("parsed as a formula")
+
+    monkeypatch.setattr(MathTextParser, "parse", refuse)
+    assert attention(2) == frames("attention")[0][0]
+    with house_style(), matplotlib.rc_context({"text.parse_math": True}):
+        figure = new_figure(3, 3)
+        figure.text(0, 0, "$x$")
+        with pytest.raises(AssertionError, match="parsed as a formula"):  # the trap is armed
+            figure.savefig(io.BytesIO(), format="png")
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if "markup" in name])
+def test_ids_are_written_literally_in_scenes(name: str) -> None:
+    ((picture, _),) = frames(name)
+    texts = [e.text or "" for e in items(picture).values()]
+    assert any(text.startswith(("<script>", "One request: <script>")) for text in texts)
+
+
+HIDDEN = "\u202eab\u200b\ufeff\x1b[31m"
+SHOWN = "<U+202E>ab<U+200B>"
+
+
+@pytest.mark.parametrize("name", ["timeline", "timelines", "places", "request", "cells", "gaps"])
+def test_what_nobody_can_see_is_written_out(name: str) -> None:
+    """Names that turn the line round or hide letters, wherever a view shows a name."""
+    trace = renamed(story(), {"D": HIDDEN})
+    drawn: dict[str, Callable[[], Picture]] = {
+        "timeline": lambda: viz.timeline(trace),
+        "timelines": lambda: viz.timelines({"a": trace, "b": story()}),
+        "places": lambda: viz.places({"": renamed(four_places(), {"D": HIDDEN})}),
+        "request": lambda: viz.one_request(trace, HIDDEN),
+        "gaps": lambda: viz.itl_over_time({"a": renamed(chunked(8), {"A": HIDDEN})}, HIDDEN),
+        "cells": lambda: cells_picture(take_snapshot(shared_text()[0], {0: HIDDEN})),
+    }
+    picture = drawn[name]()
+    assert not set("\u202e\u200b\ufeff\x1b") & set(picture.svg + picture.caption)
+
+
+# -- what cannot be drawn -------------------------------------------------------------------------
+
+
+def paged(*sizes: int) -> Trace:
+    return Paged(*sizes).add("A").finish().trace
+
+
+def seven_on_40() -> Trace:
+    live = Paged(40)
+    for number in range(7):
+        live.add(f"r{number}", OTHER[: number + 1])
+    return live.finish().trace
+
+
+def tall_tables() -> Paged:
+    live = Paged(64, 4)
+    for name in "ABCDEF":
+        live.add(name, [ord(name)] + [1] * 40, num_tokens=2)
+    return live.finish()
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    SWAPPED = "swapped"
+
+
+WAITING, RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
+LATE = events.Added(8, 1.0, "E", (1, 2), 3, 1.0)
+TWO = Batch.from_sequences([[1, 2]])
+FOUR = functools.partial(dial_point, 4)
+
+
+def four_cells() -> CellsSnapshot:
+    return take_snapshot(new_cells(4))
+
+
+ONES = ((0.0,), 0.0, 1.0, None, (0.0,))
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("no finished step", lambda: viz.timeline(Trace({}, story().events[:2]))),
+    ("at least one trace", lambda: viz.timelines({})),
+    ("at least one trace", lambda: viz.places({})),
+    ("does not say max_num_seqs", lambda: viz.places({"a": played(STORY)})),
+    ("65 places are too many", lambda: viz.places({"a": four_places(65)})),
+    (
+        "no place for the state 'swapped'",
+        lambda: viz.state_machine({Status.WAITING: {Status.SWAPPED}}),
+    ),
+    ("'E' never ran", lambda: viz.one_request(Trace({}, (*story().events, LATE)), "E")),
+    ("no request 'Z'", lambda: viz.one_request(story(), "Z")),
+    ("as many names", lambda: viz.flat_batch(TWO, names=["A", "B"])),
+    ("as many names", lambda: viz.flat_batch(TWO, labels=["a"])),
+    ("65 tokens that see 65 are too many", lambda: lone_batch([[1] * 65])),
+    ("not of an engine on pages", lambda: viz.block_view(story(), 0)),
+    ("no step of this trace ran", lambda: viz.block_view(Paged().trace, 0)),
+    (r"step 5 is outside 0 .. 4", lambda: viz.block_view(paged(), 5)),
+    (
+        rf"7 requests, 40 blocks of 4 .* {MAX_REQUESTS} requests, 64",
+        lambda: viz.block_view(seven_on_40(), 0),
+    ),
+    (r"40 blocks of 4 .*room for 32 blocks", lambda: viz.block_view(seven_on_40(), 0, simple=True)),
+    (r"room for .* 64 blocks", lambda: viz.block_view(paged(65), 0)),
+    ("blocks of 16 tokens", lambda: viz.block_view(paged(2, 17), 0)),
+    (r"has 11 entries: with 6 .* up to 8 each", lambda: viz.block_view(tall_tables().trace, 0)),
+    ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
+    ("4 cells before, 6 now", lambda: take_snapshot(new_cells(6), {}, four_cells())),
+    ("'a' has no TTFT", lambda: viz.latency_distributions({"a": [RequestMetrics(0.0)]})),
+    ("at least one x", lambda: viz.sweep([], {"a": []}, "x", "y")),
+    ("at least one point", lambda: viz.throughput_latency({})),
+    (r"to each: \['a'\]", lambda: viz.throughput_latency({"a": []})),
+    ("nobody came after", lambda: viz.itl_over_time({"a": chunked(8)}, "L")),
+    ("give 1 to 4 runs", lambda: viz.waste_over_time({})),
+    ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
+    ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
+    ("give 2 to 4 runs", lambda: viz.users_at_once({"a": FOUR().trace})),
+    ("pools of the same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": paged()})),
+    ("Not enough memory for KV cache", lambda: viz.layer_factor(LLAMA, 1)),
+    ("at least two points", lambda: viz.dial([])),
+    ("each position once", lambda: viz.dial([FOUR(), FOUR()])),
+    ("at least one", lambda: viz.shift_picture([])),
+    ("at least one layout", lambda: viz.layouts_picture({}, 0, 0)),
+    (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
+    (
+        "0 of 5 in room for 4",
+        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 0, num_tokens=5),
+    ),
+    (
+        "3 of 3 in room for 4",
+        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 3, num_tokens=3),
+    ),
+    ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
+    (
+        "the same K and V",
+        lambda: viz.layouts_picture(
+            layouts(kv_numbers()) | {"b": KVLayout("by layer", kv_numbers(2))}, 0, 0
+        ),
+    ),
+    ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
+    ("2 ranks and 128 heads are too many", lambda: ranks(2, 128, 2)),
+    (
+        "token 3 is outside the 3 ids",
+        lambda: viz.qkv_picture(load_model(), load_tokenizer(), [1] * 3, 3),
+    ),
+    ("layer 4 is outside the 4", lambda: projection(4)),
+    (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
+    (
+        "'x': the value must be from 0 to 4, got 5",
+        lambda: viz.ablation_picture({"a": [("x", 5, 4)]}),
+    ),
+    ("the first row", lambda: viz.ablation_picture({"a": HITS[3:]})),
+    ("do not take the two steps", lambda: induction("Mimo")),
+    (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
+    (
+        "9 blocks of 1 tokens: .* room for 8 blocks of 8",
+        lambda: viz.running_softmax_picture(
+            RecordedSoftmax(0, 0, 1, ("a",) * 9, (SoftmaxStep(0, *ONES),) * 9, (0.0,), (0.0,))
+        ),
+    ),
+    ("as many", lambda: viz.work_picture([1, 2], [1], [1], [1])),
+    ("one number", lambda: viz.work_picture([], [], [], [])),
+    ("at least one row", lambda: viz.bytes_picture([])),
+    ("as many", lambda: viz.positions_picture([0], [0, 1], ["a"], ["a"])),
+    ("41 tokens are too many", lambda: viz.positions_picture(*2 * [range(41)], *2 * [41 * "a"])),
+    ("at least one line", lambda: viz.latency_picture({})),
+    ("'a'.*above 0", lambda: viz.latency_picture({"a": []})),
+    ("'a'.*above 0", lambda: viz.latency_picture({"a": [(1, 0.0)]})),
+    ("at least one point", lambda: viz.roofline_picture(1, 1, [])),
+    ("above 0", lambda: viz.roofline_picture(0, 1, [("a", 1, 1)])),
+    ("above 0", lambda: viz.margins_picture([1, 0], {"a": 1})),
+    ("at least one margin", lambda: viz.margins_picture([], {"a": 1})),
+    ("got 0 and 1", lambda: viz.draws_picture([], ["a"])),
+    ("1 to 32", lambda: viz.draws_picture(["a"] * 33, ["a"])),
+]
+
+
+@pytest.mark.parametrize(("message", "draw_it"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_what_cannot_be_drawn_is_refused_in_words(
+    message: str, draw_it: Callable[[], object]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_it()

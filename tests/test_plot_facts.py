@@ -1,0 +1,713 @@
+"""What plots and pictures of the model tell is what was measured, and what the model does."""
+
+import copy
+import functools
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import QWEN3_06B
+from inputs import (
+    PROMPTS,
+    SECONDS,
+    K,
+    Q,
+    V,
+    bench_figures,
+    dial_point,
+    kv_numbers,
+    parallel_report,
+    pool_picture,
+    recorded_softmax,
+)
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+from torch import Tensor
+from traces import POLICIES, box, chunked, items, plot_words, served
+from transformers import AutoModelForCausalLM
+
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.metrics import RequestMetrics, percentile
+from tutorial_engine.lab.layouts import ORDERS, KVLayout, layouts
+from tutorial_engine.model.attention import NaiveAttention, naive_attention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
+from tutorial_engine.viz import bench_plots, cache_plots
+from tutorial_engine.viz.bench_plots import bench_picture, main
+from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
+from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
+from tutorial_engine.viz.memory_plots import users_at_once, waste_over_time
+from tutorial_engine.viz.model_plots import (
+    gqa_picture,
+    qkv_picture,
+    recorded_projection,
+    three_token_picture,
+)
+from tutorial_engine.viz.parallel_plots import ranks_picture
+from tutorial_engine.viz.parts import part_of, shade
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.request_look import look
+from tutorial_engine.viz.scene import HATCHED
+from tutorial_engine.viz.serving_plots import itl_over_time, latency_distributions
+from tutorial_engine.viz.shapes import ShapeStep, meta_shape_walk, shape_walk
+from tutorial_engine.viz.softmax_view import running_softmax_picture
+from tutorial_engine.viz.style import PAPER
+from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz.trace_rows import rows
+
+# -- one layer, q, k and v, and attention ----------------------------------------------------------
+
+
+PROMPT = "Once upon a time <Anna> had a red $kite$."
+
+
+def text(picture: Picture, name: str) -> str:
+    return items(picture)[name].text or ""
+
+
+@pytest.mark.parametrize(("layer", "token"), [(0, 4), (2, -1)])
+def test_recorded_q_k_and_v_are_those_of_transformers(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int, token: int
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    token %= len(ids)
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).model
+    block = theirs.layers[layer]
+    hidden = theirs(torch.tensor([ids]), output_hidden_states=True).hidden_states[layer][0, token]
+    x = block.input_layernorm(hidden)
+    found = recorded_projection(model, ids, token, layer)
+    torch.testing.assert_close(found.x, x, atol=1e-4, rtol=1e-4)
+    linears = (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj)
+    for linear, w, y in zip(linears, found.weights, found.results, strict=True):
+        torch.testing.assert_close(w, linear.weight)
+        torch.testing.assert_close(y, linear(x), atol=1e-4, rtol=1e-4)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    place = token_labels(tokenizer, ids).index("$")
+    picture = qkv_picture(model, tokenizer, ids, place, layer=layer)
+    run = recorded_projection(model, ids, place, layer)
+
+    def cells(name: str) -> list[float]:
+        shown = (text(picture, f"{name}{i}.value") for i in (0, 1, 7, 9))
+        return [float(word.replace("−", "-")) for word in shown]
+
+    for x, w, product, i in zip(*map(cells, ("x", "w", "products")), (0, 1, 7, -1), strict=True):
+        assert [x, w] == pytest.approx([run.x[i].item(), run.weights[0][36, i].item()], abs=0.006)
+        assert product == pytest.approx(float(run.x[i] * run.weights[0][36, i]), abs=0.006)
+    number = f"{float(run.results[0][36]):.2f}".replace("-", "−")
+    assert text(picture, "sum.value") == number
+    assert f"give {number}, number 4 of head 1 of q" in picture.caption
+    assert "192 (6 × 32) for q, 64 (2 × 32) for k and 64 (2 × 32) for v" in picture.caption
+    found, far = items(picture), float(torch.cat(run.results).abs().max())
+    for name, values in zip("qkv", run.results, strict=True):
+        fills = [found[f"{name}{i}"].attrib["fill"] for i in range(len(values))]
+        assert fills == [shade(part_of(value, (-far, far))) for value in values.tolist()]
+    frame, cell = (found[one].attrib for one in ("framed", "q36"))
+    assert [float(frame[a]) for a in "xy"] == pytest.approx([float(cell[a]) - 1 for a in "xy"])
+    assert f"token {place} “$”" in text(picture, "title")
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (16, 8), (4, 4), (8, 1), (32, 8), (64, 8)])
+def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_heads: int) -> None:
+    config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    picture = gqa_picture(config)
+    # one value for each K/V head: what a query head returns says which one it read
+    k, v = torch.zeros(1, kv_heads, 2), torch.arange(kv_heads).float().view(1, kv_heads, 1)
+    read = naive_attention(torch.zeros(1, heads, 2), k, v).out.flatten().int().tolist()
+    found = items(picture)
+    for h, g in enumerate(read):
+        box, line = found[f"kv{g}"].attrib, found[f"line{h}"].attrib
+        assert float(line["x2"]) == pytest.approx(
+            float(box["x"]) + float(box["width"]) / 2, abs=0.02
+        )
+    wrong = [h for h in range(heads) if h % kv_heads != read[h]]
+    named = [h for h in range(heads) if f"q{h}.name" in found]
+    assert len(named) == (heads if heads < 40 else heads / 2)
+    assert all(text(picture, f"q{h}.name") == str(h) for h in named)
+    shown = [h for h in range(heads) if f"modulo{h}" in found]
+    assert shown == (named if wrong else [])
+    assert [h for h in shown if "✗" in text(picture, f"modulo{h}")] == [
+        h for h in shown if h in wrong
+    ]
+    assert (f"{len(wrong)} of {heads} query heads would read" in picture.caption) == bool(wrong)
+    assert f"so there are {kv_heads} head" in picture.caption
+
+
+@pytest.mark.parametrize("values", [V, torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]])])
+def test_numbers_of_the_three_tokens_are_those_of_attention(values: torch.Tensor) -> None:
+    picture = three_token_picture(Q, K, values)
+    found = naive_attention(Q[:, None], K[:, None], values[:, None])
+    for i in range(3):
+        for j in range(3):
+            assert float(text(picture, f"score{i}{j}.value")) == float(Q[i] @ K[j])
+        share = float(found.weights[0, -1, i])
+        assert text(picture, f"percent{i}") == f"{100 * share:.0f} %"
+        assert text(picture, f"mix{i}").startswith(f"{share:.3f} · (")
+    x, y = found.out[-1, 0].tolist()
+    assert text(picture, "out") == f"output = ({x:.2f}, {y:.2f})"
+    assert picture.caption.endswith(f"give the output ({x:.2f}, {y:.2f}).")
+
+
+# -- an induction head -----------------------------------------------------------------------------
+
+
+COAT = "Once upon a time {} had an old coat. One day R"
+
+
+FIRST, SECOND = (1, (3, 5)), (3, 3)
+
+
+class NoValues(NaiveAttention):
+    """At one token the heads of step 1 read values of zero; keeps what step 2 looks at."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(lambda layer, _, weights: self.seen.update({layer: weights}))
+        self.seen: dict[int, torch.Tensor] = {}
+        self.token = token
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        out = super().attend(layer, q, k, v, batch)
+        if layer == FIRST[0]:
+            for head in FIRST[1]:
+                out[self.token, head] = super().attend(layer, q, k, 0 * v, batch)[self.token, head]
+        return out
+
+
+@pytest.mark.parametrize(("name", "piece"), [("Rado", "a"), ("Reno", "en")])
+def test_numbers_of_the_two_steps_are_those_of_the_model(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, piece: str
+) -> None:
+    ids = tokenizer.encode(COAT.format(name)).ids
+    run = recorded_two_steps(model, ids, FIRST, SECOND)
+    assert (ids[run.before], ids[run.found]) == (ids[-1], tokenizer.token_to_id(piece))
+    seen: dict[int, torch.Tensor] = {}
+    naive = NaiveAttention(lambda layer, _, weights: seen.update({layer: weights}))
+    probs = model.compute_logits(model(Batch.from_sequences([ids]), naive))[-1].softmax(-1)
+    without = NoValues(run.found)
+    changed = model.compute_logits(model(Batch.from_sequences([ids]), without))[-1].softmax(-1)
+    firsts = [float(seen[1][head, run.found, run.before]) for head in FIRST[1]]
+    assert run.first == pytest.approx(sum(firsts) / 2, abs=1e-4)
+    numbers = {
+        run.second: seen[3][3, -1, run.found],
+        run.chance: probs[ids[run.found]],
+        run.second_without: without.seen[3][3, -1, run.found],
+        run.chance_without: changed[ids[run.found]],
+    }
+    assert [*numbers] == pytest.approx([float(one) for one in numbers.values()], abs=1e-4)
+    assert run.second_without < run.second / 2 and run.chance_without < run.chance / 2
+    picture = two_steps_picture(model, tokenizer, ids, FIRST, SECOND)
+    said = {item.text for item in items(picture).values()}
+    shown = {f"{one:.2f}" for one in numbers}
+    assert shown <= said and all(one in picture.caption for one in shown)
+    assert (
+        f"“{piece}” after “·R”" in said
+        and f"the last “·R” finds it, share {run.second:.2f}" in said
+    )
+
+
+# -- the running softmax ---------------------------------------------------------------------------
+
+
+where = pytest.mark.parametrize(
+    ("layer", "head", "block_size"), [(0, 0, 4), (0, 4, 4), (2, 5, 3), (3, 1, 8), (1, 2, 2)]
+)
+
+
+@where
+def test_each_step_has_the_sums_of_all_scores_so_far(
+    layer: int, head: int, block_size: int
+) -> None:
+    run, scores = recorded_softmax(layer, head, block_size), list[float]()
+    old = -math.inf
+    for step in run.steps:
+        scores += step.scores
+        assert step.m == max(scores)
+        total = sum(math.exp(score - step.m) for score in scores)
+        assert step.total == pytest.approx(total, rel=1e-5)
+        if step.correction is not None:
+            assert step.correction == pytest.approx(math.exp(old - step.m))
+        old = step.m
+    assert len(scores) == len(run.labels) and run.steps[0].correction is None
+
+
+@where
+def test_the_last_answer_is_what_the_model_computed(layer: int, head: int, block_size: int) -> None:
+    run = recorded_softmax(layer, head, block_size)
+    for other in (run.whole, run.steps[-1].answer):
+        torch.testing.assert_close(torch.tensor(run.returned), torch.tensor(other))
+    assert run.distance(0) > 0.1 > 1e-4 > run.distance(-1)
+
+
+def test_the_query_is_the_last_token_that_the_engine_ran() -> None:
+    tokenizer, ids = load_tokenizer(), load_tokenizer().encode(PROMPTS[0]).ids
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    (alone,) = generate(load_model(), PROMPTS[0], params, tokenizer=tokenizer)
+    said = [*ids, *alone.outputs[0].token_ids]
+    assert list(recorded_softmax().labels) == token_labels(tokenizer, said[:-1])
+    blocks = [step.block for step in recorded_softmax().steps]
+    assert blocks != list(range(blocks[0], blocks[0] + len(blocks))), "or nothing shows the table"
+
+
+@where
+def test_the_picture_writes_the_numbers_of_each_block(
+    layer: int, head: int, block_size: int
+) -> None:
+    run = recorded_softmax(layer, head, block_size)
+    picture = running_softmax_picture(run)
+    seen = items(picture)
+    for i, step in enumerate(run.steps):
+        assert seen[f"block.{i}.pool"].text == f"in block {step.block}"
+        assert seen[f"m.{i}"].text == f"{step.m:.2f}".replace("-", "−")
+        assert seen[f"l.{i}"].text == f"{step.total:.2f}"
+        for offset, score in enumerate(step.scores):
+            at = i * block_size + offset
+            assert seen[f"score.{at}"].text == f"{score:.2f}".replace("-", "−")
+            part = float(seen[f"bar.{at}"].attrib["width"])
+            whole = float(seen[f"bar.{at}.track"].attrib["width"])
+            assert part == pytest.approx(max(whole * math.exp(score - step.m), 0.5), abs=0.01)
+    risen = [s for s in run.steps if s.correction is not None and s.correction < 1]
+    for step in risen:
+        assert f"multiplied by {step.correction:.3g}" in picture.caption
+    assert ("nothing is corrected" in picture.caption) == (not risen)
+    assert seen["distance.0"].text == f"{run.distance(0):.2g}"
+    assert seen[f"distance.{len(run.steps) - 1}"].text == "< 0.0001 ✔"
+
+
+def test_an_answer_that_is_wrong_is_not_called_right() -> None:
+    run = recorded_softmax()
+    bad = run._replace(returned=tuple(number + 1 for number in run.returned))
+    assert "differs by 1" in (items(running_softmax_picture(bad))["whole.below"].text or "")
+    uncorrected = run.steps[-1]._replace(acc=tuple(2 * number for number in run.steps[-1].acc))
+    bad = run._replace(steps=(*run.steps[:-1], uncorrected))
+    assert "✔" not in running_softmax_picture(bad).caption
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def by_hand(
+    tokens: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+) -> list[ShapeStep]:
+    """The stops of any dense Qwen3, written down from the architecture; a layer is indented."""
+    flat, out = f"[{tokens}, {hidden}]", heads * head_dim
+    q, kv = f"[{tokens}, {heads}, {head_dim}]", f"[{tokens}, {kv_heads}, {head_dim}]"
+    qk = f"[{tokens}, {heads + kv_heads}, {head_dim}]"
+    qkv = out + 2 * kv_heads * head_dim
+    both, half = f"[{tokens}, {2 * mlp}]", f"[{tokens}, {mlp}]"
+    return [
+        ShapeStep("embed_tokens", f"[{tokens}]", flat, vocab * hidden),
+        ShapeStep("  input_layernorm", flat, flat, hidden),
+        ShapeStep("  qkv_proj", flat, f"[{tokens}, {qkv}]", hidden * qkv),
+        ShapeStep("  qk_norm", qk, qk, 2 * head_dim),
+        ShapeStep("  attention: q", q, q, 0),
+        ShapeStep("  attention: k and v", kv, "", 0),
+        ShapeStep("  o_proj", f"[{tokens}, {out}]", flat, out * hidden),
+        ShapeStep("  post_attention_layernorm", flat, flat, hidden),
+        ShapeStep("  gate_up_proj", flat, both, 2 * hidden * mlp),
+        ShapeStep("  act_fn", both, half, 0),
+        ShapeStep("  down_proj", half, flat, mlp * hidden),
+        ShapeStep("norm", flat, flat, hidden),
+        ShapeStep("lm_head, last rows (= embed)", f"[1, {hidden}]", f"[1, {vocab}]", 0),
+    ]
+
+
+def total(steps: list[ShapeStep], layers: int) -> int:
+    """Weights of the whole model, the first layer counted once for each."""
+    return sum(s.num_parameters * (layers if s.name.startswith(" ") else 1) for s in steps)
+
+
+def hooks(model: Qwen3ForCausalLM) -> int:
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+def test_walk_of_the_tiny_model_is_as_by_hand(model: Qwen3ForCausalLM) -> None:
+    steps = shape_walk(model, Batch.from_sequences([list(range(1, 11))]))
+    assert steps == by_hand(10, hidden=192, mlp=512, heads=6, kv_heads=2, head_dim=32, vocab=512)
+    assert total(steps, layers=4) == model.num_parameters()
+
+
+def test_walk_of_two_sequences_ends_with_two_rows(model: Qwen3ForCausalLM) -> None:
+    last = shape_walk(model, Batch.from_sequences([[1, 2, 3], [4, 5]]))[-1]
+    assert (last.inputs, last.output) == ("[2, 192]", "[2, 512]")
+
+
+def test_walk_of_qwen3_06b_needs_only_its_config() -> None:
+    steps = meta_shape_walk(QWEN3_06B, num_tokens=10)
+    assert steps == by_hand(
+        10, hidden=1024, mlp=3072, heads=16, kv_heads=8, head_dim=128, vocab=151_936
+    )
+    assert total(steps, layers=28) == 596_049_920
+
+
+def test_walk_leaves_no_hook_behind_when_the_model_raises(model: Qwen3ForCausalLM) -> None:
+    seen = []
+
+    class Broken:
+        def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+            seen.append(hooks(model))
+            raise RuntimeError("broken attention")
+
+    right, model.default_attention = model.default_attention, Broken()
+    try:
+        with pytest.raises(RuntimeError, match="broken attention"):
+            shape_walk(model, Batch.from_sequences([[1, 2]]))
+    finally:
+        model.default_attention = right
+    assert seen[0] > 0 and hooks(model) == 0
+
+
+def test_walk_does_not_change_the_logits(model: Qwen3ForCausalLM) -> None:
+    batch = Batch.from_sequences([[1, 2, 3]])
+    before = model.compute_logits(model(batch))
+    shape_walk(model, batch)
+    assert torch.equal(model.compute_logits(model(batch)), before)
+
+
+# -- the cache in memory ---------------------------------------------------------------------------
+
+
+L, N, H, D = 3, 4, 2, 2
+
+
+LAYOUTS: dict[str, Callable[[], Picture]] = {
+    "all": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=2),
+    "end": lambda: layouts_picture(layouts(kv_numbers()), layer=0, token=3),
+    "one": lambda: layouts_picture(
+        {"by layer": KVLayout("by layer", kv_numbers(6, 5, 1, 3))}, 5, 0
+    ),
+    "bf16": lambda: layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
+    "room": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=1, num_tokens=3),
+}
+
+
+@functools.cache
+def memory_of(name: str) -> Picture:
+    return LAYOUTS[name]()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
+    """The memory itself, byte after byte, against colour, label and tip of each box."""
+    kv = kv_numbers()
+    layout, found = KVLayout(order, kv), items(memory_of("all"))
+    memory = torch.frombuffer(bytearray(layout.kv.untyped_storage().tolist()), dtype=torch.float32)
+    for i, value in enumerate(memory.tolist()):
+        layer, which, token, head, dim = (int(x) for x in (kv == value).nonzero()[0])
+        fill = LAYERS[layer].light if which else LAYERS[layer].dark
+        assert found[f"{order}.{i}"].attrib["fill"] == fill
+        tip = f"byte {4 * i}: layer {layer}, {'KV'[which]} of token {token}, head {head}, number"
+        assert f"{tip} {dim}" in memory_of("all").svg
+    boxes = [box(found[f"{order}.{i}"]) for i in range(len(memory))]
+    assert boxes == sorted(boxes, key=lambda b: (b[1], b[0])) and len(set(boxes)) == len(boxes)
+
+
+@pytest.mark.parametrize("name", ["all", "end", "room"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: str) -> None:
+    layer, token, n = {"all": (1, 2, N), "end": (0, 3, N), "room": (1, 1, 3)}[name]
+    layout, found = KVLayout(order, kv_numbers()), items(memory_of(name))
+
+    def over(kind: str) -> set[int]:
+        """The elements that frames or bars of this kind cover, from left to right."""
+        marks = [box(e) for key, e in found.items() if re.fullmatch(rf"{order}\.{kind}\d+", key)]
+        covered = set()
+        for i in range(layout.kv.numel()):
+            x, y, wide, _ = box(found[f"{order}.{i}"])
+            middle = x + wide / 2
+            covered |= {i for a, b, c, _ in marks if a < middle < a + c and abs(b - y) <= 6.1}
+        return covered
+
+    def places(part: Tensor) -> set[int]:
+        start = layout.kv.data_ptr()
+        return {
+            (part[tuple(index)].data_ptr() - start) // 4
+            for index in torch.cartesian_prod(*map(torch.arange, part.shape))
+        }
+
+    assert over("write") == places(layout.kv[:, :, token])
+    assert over("read") == places(layout.kv[layer, :, :n])
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+def test_caption_has_the_mean_and_the_peak_of_each_run() -> None:
+    parts = []
+    for name, position in (("rows", ROWS), ("pages", 4), ("cells", CELLS)):
+        idle = [snapshot.usage.reserved for snapshot in snapshots(dial_point(position).trace)]
+        mean = sum(idle) / len(idle)
+        most = max(snapshot.usage.used for snapshot in snapshots(dial_point(position).trace))
+        parts.append(
+            f"{name} {mean:.1f} of 128 on average, {max(idle)} at most (tokens fill {most} at most)"
+        )
+        assert f"{name}: {mean:.1f} wasted on average" in plot_words(waste())
+    assert "pool: 128 slots" in plot_words(waste())
+    told = f"Slots reserved without a token in a step: {'; '.join(parts)}."
+    assert waste().caption == told
+
+
+@pytest.mark.parametrize("step", [0, 6, 11])
+@pytest.mark.parametrize("position", [CELLS, 1, 4, 16, ROWS])
+def test_each_slot_looks_like_what_is_in_it_and_thick_frames_are_around_the_new(
+    position: object, step: int
+) -> None:
+    point = dial_point(position)
+    now, picture = point.snapshots[step], pool_picture(point, step)
+    found = items(picture)
+
+    def box(name: str) -> list[float]:
+        return [float(found[name].attrib[k]) for k in ("x", "y", "width", "height")]
+
+    frames = [box(name) for name in found if name.startswith("it.new")]
+    for slot in range(128):
+        who = list(now.tokens.get(slot, ()))
+        looks = [look(point.names.index(name)) for name in who]
+        want = PAPER if slot not in now.owners else looks[0].dark if who else HATCHED
+        assert found[f"it.slot{slot}"].attrib["fill"] == want
+        shared = [e.attrib["fill"] for n, e in found.items() if n.startswith(f"it.slot{slot}.sh")]
+        assert set(shared) - {"none"} == {one.dark for one in looks[:2] if len(who) > 1}
+        x, y, wide, high = box(f"it.slot{slot}")
+        middle = (x + wide / 2, y + high / 2)
+        framed = any(a < middle[0] < a + c and b < middle[1] < b + d for a, b, c, d in frames)
+        assert framed == (slot in now.new)
+    named = {e.text for name, e in found.items() if name.startswith("it.who")}
+    above = {e.text for name, e in found.items() if re.fullmatch(r"name\.\w", name)}
+    assert (
+        above == set(now.entries) <= {one for words in named if words for one in words.split("+")}
+    )
+
+
+@pytest.mark.parametrize("position", [4, CELLS])
+def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until_when(
+    position: object,
+) -> None:
+    runs = {"rows": dial_point(ROWS).trace, "others": dial_point(position).trace}
+    picture = users_at_once(runs)
+    found, told = items(picture), []
+    for name, point in (("rows", dial_point(ROWS)), ("others", dial_point(position))):
+        most = max(len(s.running) for s in point.snapshots)
+        now = next(s for s in point.snapshots if s is point.fullest)
+        assert len(now.running) == most
+        for slot in range(128):
+            who = list(now.tokens.get(slot, ()))
+            fill = PAPER if slot not in now.owners else HATCHED
+            fill = look(point.names.index(who[0])).dark if who else fill
+            assert found[f"{name}.slot{slot}"].attrib["fill"] == fill
+        names = f"{len(now.waiting)} wait: {' '.join(now.waiting)}"
+        queue = names if now.waiting else "nobody waits"
+        assert found[f"{name}.queue"].text == f"step {now.step}: {most} run, {queue}"
+        told.append(f"in {name} {most} requests with {now.usage.used} tokens run in step")
+        assert f"all are answered after {point.milliseconds:.0f} ms" in picture.caption
+        line = [
+            tuple(map(float, pair.split()))
+            for pair in found[f"run.{name}"].attrib["d"][1:].split("L")
+        ]
+        steps = line[1:-1:2]  # where each step's level begins
+        assert len(steps) == point.num_steps and len({y for _, y in steps}) == len(
+            {len(s.running) for s in point.snapshots}
+        )
+    assert all(part in picture.caption for part in told)
+    prices = "10 ms for each forward and 1 ms for each token"
+    assert found["chart.ms"].text == f"ms on a virtual clock: {prices}"
+    assert found["title"].text == (
+        f"The same 128 slots: rows serve {dial_point(ROWS).most_running} and others serve "
+        f"{dial_point(position).most_running} of 8 users at once"
+    )
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def own(picture: Picture, kind: str, rank: int) -> list[int]:
+    """The parts of a row that are filled as this rank's own."""
+    found = items(picture)
+    names = [name for name in found if name.startswith(f"{kind}.{rank}.") and name.count(".") == 2]
+    return [int(name.split(".")[2]) for name in names if f"{name}.hatch" in found]
+
+
+def test_every_head_is_on_one_rank_with_the_group_that_reads_it() -> None:
+    assert [own(ranks_picture(parallel_report()), "q", rank) for rank in range(2)] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    assert [own(ranks_picture(parallel_report()), "k, v", rank) for rank in range(2)] == [[0], [1]]
+    assert [own(ranks_picture(parallel_report()), "mlp", rank) for rank in range(2)] == [[0], [1]]
+    four = ranks_picture(parallel_report(4, num_attention_heads=16, num_key_value_heads=8))
+    assert [own(four, "k, v", rank) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+# -- latency ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def waste() -> Picture:
+    runs = {"rows": dial_point(ROWS), "pages": dial_point(4).trace, "cells": dial_point(CELLS)}
+    return waste_over_time(runs)
+
+
+@functools.cache
+def four_policies() -> Picture:
+    return latency_distributions(policies())
+
+
+def gaps() -> Picture:
+    return itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A")
+
+
+def policies() -> dict[str, list[RequestMetrics]]:
+    return {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
+
+
+def test_what_never_happened_is_left_out() -> None:
+    both = [RequestMetrics(0.0), RequestMetrics(1.0, 2.0, (4.0, 5.0, 8.0), 9.0)]
+    assert latency_distributions({"x": both}).caption.split(": ")[1] == (
+        "TTFT x 3000 / 3000 ms; TPOT x 2000 / 2000 ms."
+    )
+
+
+def test_marks_stand_where_the_percentiles_are() -> None:
+    """The strips of real runs: the caption's numbers, recomputed from the engine's outputs."""
+    for name, metrics in policies().items():
+        ttft = [m.ttft for m in metrics if m.ttft is not None]
+        p50, p95 = (1000 * percentile(ttft, p) for p in (50, 95))
+        text = [f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (p50, p95)]
+        said = four_policies().caption.split("; ")[0]
+        assert f"{name} {text[0]} / {text[1]} ms" in said
+
+
+def test_gaps_are_those_of_the_trace() -> None:
+    whole, parts = (rows(chunked(budget)).life("A").metrics for budget in (64, 8))
+    late = rows(chunked(64)).life("L").metrics, rows(chunked(8)).life("L").metrics
+    assert late[0].ttft and late[1].ttft
+    caption = gaps().caption
+    assert "L comes with a prompt of 40 tokens while A decodes" in caption
+    p50 = [1000 * percentile(m.itl, 50) for m in (whole, parts)]
+    longest = [1000 * max(m.itl) for m in (whole, parts)]
+    assert f"“whole prompt” {longest[0]:.3g} ms (p50 {p50[0]:.3g} ms), L has its" in caption
+    assert f"“chunked” {longest[1]:.3g} ms (p50 {p50[1]:.3g} ms), L has" in caption
+    for one in late:
+        assert f"L has its first token after {1000 * (one.ttft or 0):.3g} ms" in caption
+    assert longest[0] > 2 * longest[1]  # chunked prefill protects who decodes
+    assert "L comes, prompt of 40" in plot_words(gaps())
+
+
+# -- plots of the cache ----------------------------------------------------------------------------
+
+
+LINE = [(8, 2.0), (16, 2.0), (32, 2.0), (64, 2.0)]
+
+
+CROSSINGS = {  # the other line -> where it crosses LINE for the last time
+    "between": ([(8, 1.0), (32, 4.0)], 16),
+    "never": ([(8, 3.0), (32, 4.0)], None),
+    "equal all along": ([(8, 2.0), (32, 2.0)], None),
+    "in the noise": ([(8, 1.95), (16, 2.05), (32, 9.0)], None),
+    "after the noise": ([(8, 1.0), (16, 2.05), (32, 4.0)], 16),
+    "twice": ([(8, 1.0), (16, 3.0), (32, 1.0), (64, 4.0)], 32 * 2**0.5),
+    "where it was measured equal": ([(8, 1.0), (16, 2.0), (32, 9.0)], 16),
+    "no length in common": ([(128, 3.0), (256, 0.5)], None),
+}
+
+
+@pytest.mark.parametrize("what", CROSSINGS)
+def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
+    line, where = CROSSINGS[what]
+    lines = {"a": LINE, "b": line}
+    found = [(length, time) for *_, length, time in cache_plots.crossings(lines)]
+    assert found == ([] if where is None else [pytest.approx((where, 2.0))])
+    marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "equal at" in w]
+    assert [m for m in marks if m.startswith("equal")] == [f"equal at {n:.0f}" for n, _ in found]
+
+
+# -- the benchmark ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def axes(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The panels, caught before they become bytes."""
+    caught: list[Axes] = []
+    real = bench_plots.finish
+
+    def catch(figure: Figure, caption: str) -> Picture:
+        caught.extend(figure.axes)
+        return real(figure, caption)
+
+    monkeypatch.setattr(bench_plots, "finish", catch)
+    return caught
+
+
+def test_bars_are_as_high_as_the_figures(axes: list[Axes]) -> None:
+    bench_picture(bench_figures())
+    for ax, phase in zip(axes, ("decode", "prefill"), strict=True):
+        drawn = {bars.get_label(): [bar.get_height() for bar in bars] for bars in ax.containers}
+        for name, heights in drawn.items():
+            took = [SECONDS[phase, context][name] for context in (128, 512)]
+            want = [1000 * s for s in took]
+            if phase == "prefill":
+                want = [128 / took[0], 512 / took[1]]
+            assert heights == pytest.approx(want)
+        assert list(drawn) == ["transformers", "llama.cpp", "ours"]
+        said = [text.get_text() for text in ax.texts]
+        assert ("140" in said and "40" in said) if phase == "decode" else "400" in said
+
+
+def test_floor_is_a_line_across_each_group(axes: list[Axes]) -> None:
+    bench_picture(bench_figures())
+    heights = [[line.get_ydata()[0] for line in ax.get_lines()] for ax in axes]
+    assert heights[0] == pytest.approx([32.0, 32.0])  # ms
+    assert heights[1] == pytest.approx([512.0, 512.0])  # tokens per second
+    axes.clear()
+    bench_picture(bench_figures(floors=False))
+    assert not [line for ax in axes for line in ax.get_lines()]
+
+
+def test_whoever_did_not_run_has_no_bar(axes: list[Axes]) -> None:
+    fewer = copy.deepcopy(bench_figures())
+    for row in fewer["rows"][:2]:
+        del row["seconds"]["llama.cpp"]
+    caption = bench_picture(fewer).caption
+    assert "llama.cpp" not in caption
+    assert [len(bars.patches) for bars in axes[0].containers] == [2, 1, 2]
+
+
+def test_command_writes_what_the_suffix_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "bench.json"
+    source.write_text(json.dumps(bench_figures()))
+    picture = bench_picture(bench_figures())
+    assert main([str(source), str(tmp_path / "a.png")]) == 0
+    assert main([str(source), str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.png").read_bytes() == picture.png
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == picture.svg
+    assert picture.caption in capsys.readouterr().out
+
+
+def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "bench.json"
+    with pytest.raises(SystemExit):
+        main([str(source), "bench.jpg"])
+    assert "must end in .png or .svg, got 'bench.jpg'" in capsys.readouterr().err
+    assert main([str(source), str(tmp_path / "a.png")]) == 1
+    assert "bench.json" in capsys.readouterr().err
+    source.write_text(json.dumps({**bench_figures(), "rows": []}))
+    assert main([str(source), str(tmp_path / "a.png")]) == 1
+    assert "no rows" in capsys.readouterr().err
+    assert not (tmp_path / "a.png").exists()
