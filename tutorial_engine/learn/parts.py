@@ -13,13 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 Result = TypeVar("Result")
-
-
-class CannotBe(Exception):
-    """An answer of a part that cannot be right; the message says why."""
 
 
 class PartFailed(Exception):
