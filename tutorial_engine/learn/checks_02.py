@@ -168,7 +168,7 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 
     One sequence; what `update` gives are views of memory that was allocated once.
     """
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     config = replace(tiny_model().config, num_hidden_layers=2, **sizes)
 
     def moved() -> str:
@@ -299,14 +299,11 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
 
     def explain(error: Exception) -> str:
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
-        nested = not any(word in str(error) for word in words)
+        if not any(word in str(error) for word in words):
+            return ""
         return (
-            ""
-            if nested
-            else (
-                "Batch.from_sequences takes a list of sequences and a list of positions: put the one "
-                "list of ids into a list, and the one position, too"
-            )
+            "Batch.from_sequences takes a list of sequences and a list of positions: put the one "
+            "list of ids into a list, and the one position, too"
         )
 
     return judge(
@@ -330,6 +327,7 @@ def _slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
     return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
 
 
+SLOT_CASES = (([0], [4], 8), ([4], [1], 8), ([0, 0], [2, 2], 8), ([5, 0, 2], [1, 3, 2], 16))
 SLOT_SLIPS: Slips = {
     "the cached tokens are overwritten": lambda cached, new, m: _slots([0] * len(new), new, m),
     "only the new tokens are written, not the cached": lambda cached, new, m: _slots(
@@ -367,9 +365,8 @@ def check_slots_to_write(function: Callable[[list[int], list[int], int], Iterabl
         return [x for x in known if x is not None]
 
     return judge(
-        *("slots_to_write", function, _slots),
-        *([([0], [4], 8), ([4], [1], 8), ([0, 0], [2, 2], 8), ([5, 0, 2], [1, 3, 2], 16)],),
-        *(SLOT_SLIPS, "slots_to_write: prefill, decode, two prefills and a mixed batch"),
+        *("slots_to_write", function, _slots, SLOT_CASES, SLOT_SLIPS),
+        "slots_to_write: prefill, decode, two prefills and a mixed batch",
         read=read,
         where=lambda got, cached, new, max_len: (
             f"cached={cached}, new={new}, max_len={max_len}: got {got}"

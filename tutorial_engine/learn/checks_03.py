@@ -286,7 +286,7 @@ def _check_policy(
     policy: Any,
     right: type[Scheduler],
     cases: Sequence[tuple[Sequence[Job], float]],
-    slips: Mapping[str, type[Scheduler]],
+    slips: Mapping[str, Any],
     done: str,
     otherwise: Callable[..., str] | None = None,
 ) -> Verdict:
@@ -322,7 +322,7 @@ class _LongestFirst(Scheduler):
         return max(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
-SHORTEST_SLIPS: Mapping[str, type[Scheduler]] = {
+SHORTEST_SLIPS: Mapping[str, Any] = {
     "that is first come, first served": Scheduler,
     "that begins with the longest": _LongestFirst,
 }
@@ -338,7 +338,7 @@ def check_shortest(policy: type[Scheduler]) -> Verdict:
     )
 
 
-FAIR_SLIPS: Mapping[str, type[Scheduler]] = {
+FAIR_SLIPS: Mapping[str, Any] = {
     "L still starves: whoever has waited for self.patience seconds goes first": ShortestFirst,
     "that is first come, first served: while nobody has waited for self.patience seconds, the "
     "shortest prompt is next": Scheduler,

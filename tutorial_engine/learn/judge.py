@@ -53,7 +53,7 @@ def slips_of(right: Any, changes: Mapping[str, Sequence[Change] | Change]) -> di
     found = {}
     for words, change in changes.items():
         several = [change] if isinstance(change[0], str) else change
-        found[words] = rewritten(right, *several)  # type: ignore[arg-type]
+        found[words] = rewritten(right, *several)
     return found
 
 
