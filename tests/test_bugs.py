@@ -28,7 +28,7 @@ from tutorial_engine.learn.bugs_04 import (
     scenes,
     serve,
     stress,
-    table,
+    stress_table,
 )
 from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
@@ -250,7 +250,7 @@ def test_bugs_are_gone_again_and_the_table_is_the_same_each_time(
 
 
 def test_table_is_one_line_for_each_row(rows: Sequence[Seen]) -> None:
-    lines = table(rows).splitlines()
+    lines = stress_table(rows).splitlines()
     assert len(lines) == 1 + len(rows) and max(map(len, lines)) <= 120
     assert lines[0].split()[:3] == ["bug", "alone", "together"]
     for line, row in zip(lines[1:], rows, strict=True):

@@ -16,6 +16,7 @@ import torch
 from checkpoints import QWEN3_06B
 from torch import Tensor
 
+from tutorial_engine import learn
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
@@ -1066,7 +1067,7 @@ EXERCISES |= {
         ],
     ),
     "free": Exercise(
-        c4.check_free,
+        learn.check_free,
         [RIGHT["free"], free_by_emptying],
         FREE_SLIPS,
         [
@@ -1075,7 +1076,7 @@ EXERCISES |= {
         ],
     ),
     "take": Exercise(
-        c4.check_take,
+        learn.check_take,
         [RIGHT["take"], take_by_popping, but("take", np.int64)],
         TAKE_SLIPS,
         [
@@ -1085,7 +1086,7 @@ EXERCISES |= {
         ],
     ),
     "find": Exercise(
-        c4.check_find,
+        learn.check_find,
         [RIGHT["find"], find_all_names_first, find_by_removing, find_recursively],
         FIND_SLIPS,
         [
@@ -1101,7 +1102,7 @@ EXERCISES |= {
         ],
     ),
     "stale": Exercise(
-        c4.check_stale,
+        learn.check_stale,
         [stale, lambda log: tuple(stale(log))],
         STALE_SLIPS,
         [
@@ -1111,7 +1112,7 @@ EXERCISES |= {
         ],
     ),
     "block_attention": Exercise(
-        c4.check_block_attention,
+        learn.check_block_attention,
         RIGHT_ATTENTION,
         BLOCK_SLIPS,
         [
@@ -1295,13 +1296,13 @@ def test_a_right_number_for_a_wrong_reason_is_refused() -> None:
 
 @pytest.mark.parametrize("function", RIGHT_ATTENTION)
 def test_right_attention_that_is_no_running_softmax_is_told_so(function: Function) -> None:
-    said = c4.check_block_attention(function).message.partition("none gathered")[2]
+    said = learn.check_block_attention(function).message.partition("none gathered")[2]
     words = {two_rounds: ". But it keeps the scores of all", two_passes: ". But it reads keys more"}
     assert said.startswith(words.get(function, "")) and bool(said) == (function in words)
 
 
 def test_find_is_told_by_names_that_can_be_read() -> None:
-    message = c4.check_find(next(FIND_SLIPS[w] for w in FIND_SLIPS if "are names" in w)).message
+    message = learn.check_find(next(FIND_SLIPS[w] for w in FIND_SLIPS if "are names" in w)).message
     assert len(message) < 250 and "b'" not in message
 
 

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases, hit_rate
-from tutorial_engine.learn.checks_04 import check_causes
+from tutorial_engine.learn import check_causes
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.trace.events import Admitted, BlockTaken
 

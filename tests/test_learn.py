@@ -24,8 +24,9 @@ from tutorial_engine.learn.elsewhere import (
     box,
     find,
     in_vllm,
-    table,
+    names_elsewhere,
 )
+from tutorial_engine.learn.parts import yours
 from tutorial_engine.learn.predict import UNDECIDED, Predictions
 from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import (
@@ -38,7 +39,6 @@ from tutorial_engine.learn.verdict import (
     not_done,
     wrong_shape,
 )
-from tutorial_engine.learn.yours import yours
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -396,7 +396,7 @@ def test_a_name_that_moved_is_noticed() -> None:
 
 
 def test_the_table_has_a_line_for_each_and_columns() -> None:
-    head, *lines = table().splitlines()
+    head, *lines = names_elsewhere().splitlines()
     assert len(lines) == len(PIECES) == len({piece.ours for piece in PIECES})
     for name in ("vLLM", "SGLang", "llama.cpp"):
         column = head.index(name)

@@ -10,11 +10,12 @@ import torch
 from learners import Spy, greedy, named, passes, raises_at
 from tokenizers import Tokenizer
 
+from tutorial_engine import learn
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import ledger, our_paths
-from tutorial_engine.learn import OwnServer, checks_03, checks_04
+from tutorial_engine.learn import OwnServer, checks_03
 from tutorial_engine.learn.dry_run import steps
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.own import PARTS
@@ -47,13 +48,13 @@ DONE = "✔ 3 of 3 requests have the tokens that they have alone.\n"
 
 CHECKS: dict[str, Any] = {
     **EARLIER["03"],
-    "num_blocks": checks_04.check_num_blocks,
-    "slots": checks_04.check_slots,
-    "free": checks_04.check_free,
-    "take": checks_04.check_take,
-    "find": checks_04.check_find,
-    "block_attention": checks_04.check_block_attention,
-    "visible": checks_04.check_visible,
+    "num_blocks": learn.check_num_blocks,
+    "slots": learn.check_slots,
+    "free": learn.check_free,
+    "take": learn.check_take,
+    "find": learn.check_find,
+    "block_attention": learn.check_block_attention,
+    "visible": learn.check_visible,
 }
 RIGHT: dict[str, Any] = {**PARTS_03, **PARTS_04}
 MEMORY = {

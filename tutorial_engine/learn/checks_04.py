@@ -8,10 +8,6 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.lab.shift import Shift, random_model, shift_gap
 from tutorial_engine.lab.shift import context_shift as right_shift
-from tutorial_engine.learn.block_attention_check import check_block_attention
-from tutorial_engine.learn.block_checks import check_free, check_stale, check_take
-from tutorial_engine.learn.cause_check import check_causes
-from tutorial_engine.learn.find_check import check_find
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import Cells
 from tutorial_engine.learn.own_memory import num_blocks as right_num_blocks
@@ -20,19 +16,6 @@ from tutorial_engine.learn.own_memory import visible as right_visible
 from tutorial_engine.learn.parts import listed, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.rope import RotaryEmbedding
-
-__all__ = [
-    "check_block_attention",
-    "check_causes",
-    "check_context_shift",
-    "check_find",
-    "check_free",
-    "check_num_blocks",
-    "check_slots",
-    "check_stale",
-    "check_take",
-    "check_visible",
-]
 
 GIB = 2**30
 

@@ -47,7 +47,7 @@ def find(name: str) -> object:
     return thing
 
 
-def table() -> str:
+def names_elsewhere() -> str:
     """All pieces, a line each."""
     head = Piece("here", "vLLM", "SGLang", "llama.cpp")
     lines = [head, *PIECES]
