@@ -489,33 +489,46 @@ def why_numpy(new_ids: list[int], text: str, eos: Any, stop: Any, limit: int) ->
     return None if np.int64(len(new_ids)) < limit else np.str_("length")
 
 
-_EOS, _STOP, _LIMIT = "new_ids[-1] in eos_ids", "any(one in text for one in stop)", ">= max_tokens"
-# each hint of an ending → a function that it helps
-WHY_SLIPS = slips_of(
+WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
     RIGHT["why_finished"],
-    {
-        "the last one counts": (_LIMIT, "> max_tokens"),
-        "one token is still allowed": (_LIMIT, ">= max_tokens - 1"),
-        "reached at the first token": (_LIMIT, ">= 8"),
-        "look at new_ids[-1] as well": (_EOS, "any(i in eos_ids for i in new_ids[:-1])"),
-        "the first one is checked too": (_EOS, f"len(new_ids) > 1 and {_EOS}"),
-        "eos_ids may hold several": (_EOS, "new_ids[-1] == eos_ids[0]"),
-        "look at new_ids[-1] alone": (_EOS, "any(i in eos_ids for i in new_ids)"),
-        "search the whole text": (_STOP, "text.endswith(tuple(stop))"),
-        "text.find gives 0 there": (_STOP, "any(text.find(one) > 0 for one in stop)"),
-        "strip() takes such characters away": (_STOP, "any(one in text.strip() for one in stop)"),
-        "stop is a tuple of strings": (_STOP, "stop in text"),
-        "look for each of them": (_STOP, "stop and stop[0] in text"),
-        "not every text is stopped": (_STOP, "stop"),
-        "look for it in text": (_STOP, "False"),
-        "stop wins over length": ("if new_ids", "if len(new_ids) < max_tokens and new_ids"),
-        "stop wins over length, for stop strings as well": (
-            _STOP,
-            f"len(new_ids) < max_tokens and {_STOP}",
-        ),
-        "it goes on: return None": ("else None", 'else "length"'),
-        'answer "stop", "length" or None': ("else None", "else False"),
-    },
+    """
+    >= max_tokens → > max_tokens
+        the last one counts
+    >= max_tokens → >= max_tokens - 1
+        one token is still allowed
+    >= max_tokens → >= 8
+        reached at the first token
+    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
+        look at new_ids[-1] as well
+    new_ids[-1] in eos_ids → len(new_ids) > 1 and new_ids[-1] in eos_ids
+        the first one is checked too
+    new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
+        eos_ids may hold several
+    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
+        look at new_ids[-1] alone
+    any(one in text for one in stop) → text.endswith(tuple(stop))
+        search the whole text
+    one in text for → text.find(one) > 0 for
+        text.find gives 0 there
+    one in text for → one in text.strip() for
+        strip() takes such characters away
+    any(one in text for one in stop) → stop in text
+        stop is a tuple of strings
+    any(one in text for one in stop) → stop and stop[0] in text
+        look for each of them
+    any(one in text for one in stop) → stop
+        not every text is stopped
+    any(one in text for one in stop) → False
+        look for it in text
+    if new_ids → if len(new_ids) < max_tokens and new_ids
+        stop wins over length
+    any(one → len(new_ids) < max_tokens and any(one
+        stop wins over length, for stop strings as well
+    else None → else "length"
+        it goes on: return None
+    else None → else False
+        answer "stop", "length" or None
+    """,
 )
 
 EXERCISES |= {

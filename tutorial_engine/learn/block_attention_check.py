@@ -69,44 +69,34 @@ def _each_block(q: Tensor, k: Tensor, v: Tensor, table: Sequence[int], kv_len: i
     return torch.stack(alone)
 
 
-_TOTAL, _OUT = "total * correction +", "out * correction +"
-_STOP = "range(0, kv_len, block_size)"
 BLOCK_SLIPS: Slips = {
     **slips_of(
         right,
-        {
-            "a score is divided by √D: math.sqrt(len(q))": (" / math.sqrt(len(q))", ""),
-            "when a larger score comes, what was summed up before must be corrected: both sums are "
-            "multiplied by exp(old largest − new largest)": (
-                (_TOTAL, "total +"),
-                (_OUT, "out +"),
-            ),
-            "the sum of the weights must be corrected too, by exp(old largest − new largest)": (
-                _TOTAL,
-                "total +",
-            ),
-            "the sum of weight · value must be corrected too, by exp(old largest − new largest)": (
-                _OUT,
-                "out +",
-            ),
-            "at the end divide by the sum of the weights": ("return out / total", "return out"),
-            "the table may have blocks for tokens that run later: there kv_len - i * block_size is "
-            "below 0, and [:n] then reads slots from the front of the block; stop after "
-            "math.ceil(kv_len / block_size) blocks": (
-                _STOP,
-                "range(0, len(block_table) * block_size, block_size)",
-            ),
-            "block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the "
-            "pool": ("strict=False):", "strict=False):\n        block = start // block_size"),
-            "these are keys; the weights belong to the values, v_pool": (
-                "@ v_pool[block",
-                "@ k_pool[block",
-            ),
-            "only the last block is left; add to what the blocks before gave": (
-                ("total * correction + weights.sum()", "weights.sum()"),
-                ("out * correction + weights", "weights"),
-            ),
-        },
+        """
+    / math.sqrt(len(q)) →
+        a score is divided by √D: math.sqrt(len(q))
+    total * correction + → total +
+    out * correction + → out +
+        when a larger score comes, what was summed up before must be corrected: both sums are
+        multiplied by exp(old largest − new largest)
+    total * correction + → total +
+        the sum of the weights must be corrected too, by exp(old largest − new largest)
+    out * correction + → out +
+        the sum of weight · value must be corrected too, by exp(old largest − new largest)
+    return out / total → return out
+        at the end divide by the sum of the weights
+    range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
+        the table may have blocks for tokens that run later: there kv_len - i * block_size is below
+        0, and [:n] then reads slots from the front of the block; stop after math.ceil(kv_len /
+        block_size) blocks
+    block_table, strict → range(len(block_table)), strict
+        block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool
+    @ v_pool[block → @ k_pool[block
+        these are keys; the weights belong to the values, v_pool
+    total * correction + weights.sum() → weights.sum()
+    out * correction + weights → weights
+        only the last block is left; add to what the blocks before gave
+    """,
     ),
     "the last block is open: only its first tokens, up to kv_len, count": lambda q, k, v, t, n: (
         right(q, k, v, t, -(-n // BLOCK_SIZE) * BLOCK_SIZE)

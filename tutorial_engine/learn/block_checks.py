@@ -26,34 +26,29 @@ FREE_CASES = (  # a table, ref_cnt, the free queue
 )
 FREE_SLIPS: Slips = slips_of(
     right_free,
-    {
-        "head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds "
-        "nothing, though 1, 2 and 3 are still there; last block first": (
-            "reversed(table)",
-            "table",
-        ),
-        "put them at the end: 7 and 8 have been free for longer": (
-            ("reversed(table)", "table"),
-            ("append(block)", "insert(0, block)"),
-        ),
-        "put them at the end, the last block first": ("append(block)", "insert(0, block)"),
-        "four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + "
-        "...` makes a new list that nobody else sees: change it in place, "
-        "free_queue.append(block)": ("free_queue.append(block)", "pass"),
-        "neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, "
-        "and append to free_queue": ("reversed(table)", "()"),
-        "a block that is in another's table still (ref_cnt 2) is not free": (
-            "if ref_cnt[block] == 0",
-            "if True",
-        ),
-        "nobody holds a block that is free: count down in ref_cnt to 0": (
-            ("ref_cnt[block] -= 1", ""),
-            ("== 0", "== 1"),
-        ),
-        "who gives a block back that another holds counts down, too": (
-            ("ref_cnt[block] -= 1", "ref_cnt[block] -= ref_cnt[block] == 1"),
-        ),
-    },
+    """
+    reversed(table) → table
+        head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
+        nothing, though 1, 2 and 3 are still there; last block first
+    reversed(table) → table
+    append(block) → insert(0, block)
+        put them at the end: 7 and 8 have been free for longer
+    append(block) → insert(0, block)
+        put them at the end, the last block first
+    free_queue.append(block) → pass
+        four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + ...`
+        makes a new list that nobody else sees: change it in place, free_queue.append(block)
+    reversed(table) → ()
+        neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
+        append to free_queue
+    if ref_cnt[block] == 0 → if True
+        a block that is in another's table still (ref_cnt 2) is not free
+    ref_cnt[block] -= 1 →
+    == 0 → == 1
+        nobody holds a block that is free: count down in ref_cnt to 0
+    ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
+        who gives a block back that another holds counts down, too
+    """,
 )
 
 
@@ -89,24 +84,21 @@ def check_free(free: Part) -> Verdict:
 TAKE_CASES = (([3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}),)
 TAKE_SLIPS: Slips = slips_of(
     right_take,
-    {
-        "the first one is next: 3": ("pop(0)", "pop()"),
-        "3 is taken, expected the queue [5] (in place: free_queue.pop(0))": (
-            "free_queue.pop(0)",
-            "free_queue[0]",
-        ),
-        "block 3 is taken, and its old name still leads to it: whoever looks for that prefix will "
-        "read another request's tokens (the freed-block bug)": ("del cached[names[block]]", "pass"),
-        "only block 3 is taken, or nothing is ever found": (
-            "del cached[names[block]]",
-            "cached.clear()",
-        ),
-        "names[3] still has the old name; block 3 is empty: None": ("names[block] = None", ""),
-        "names[1] has changed; only block 3 is taken": (
-            "names[block] = None",
-            "names.update(dict.fromkeys(names))",
-        ),
-    },
+    """
+    pop(0) → pop()
+        the first one is next: 3
+    free_queue.pop(0) → free_queue[0]
+        3 is taken, expected the queue [5] (in place: free_queue.pop(0))
+    del cached[names[block]] → pass
+        block 3 is taken, and its old name still leads to it: whoever looks for that prefix will
+        read another request's tokens (the freed-block bug)
+    del cached[names[block]] → cached.clear()
+        only block 3 is taken, or nothing is ever found
+    names[block] = None →
+        names[3] still has the old name; block 3 is empty: None
+    names[block] = None → names.update(dict.fromkeys(names))
+        names[1] has changed; only block 3 is taken
+    """,
 )
 
 
@@ -282,34 +274,27 @@ def right_stale(log: Sequence[Line]) -> list[Line]:
     return found
 
 
-_NOT_IT = "name_of.get(line.block) != line.name"
 STALE_SLIPS: Slips = slips_of(
     right_stale,
-    {
-        "a block that is taken has no name until it is full again: look at the lines that take": (
-            'elif line.what != "finds"',
-            'elif line.what == "names"',
-        ),
-        "a block that was taken again may be found under its new name": (
-            (_NOT_IT, "name_of[line.block] > 1"),
-            ('elif line.what != "finds"', 'elif line.what == "takes"'),
-            ("= line.name", "= name_of.get(line.block, 0) + 1"),
-        ),
-        "a block has its newest name, not its first": (
-            ('elif line.what != "finds"', 'elif line.what == "names"'),
-            ("name_of[line.block] = line.name", "name_of.setdefault(line.block, line.name)"),
-        ),
-        "the log has more than one of them: return all": ("return found", "return found[:1]"),
-        "these are the lines that are right; return the others": (
-            _NOT_IT,
-            _NOT_IT.replace("!=", "=="),
-        ),
-        "these are all the lines that find a block": (f" and {_NOT_IT}", ""),
-        "a stale read is not there in every log: this is always empty": (
-            "return found",
-            "return []",
-        ),
-    },
+    """
+    elif line.what != "finds" → elif line.what == "names"
+        a block that is taken has no name until it is full again: look at the lines that take
+    name_of.get(line.block) != line.name → name_of[line.block] > 1
+    elif line.what != "finds" → elif line.what == "takes"
+    = line.name → = name_of.get(line.block, 0) + 1
+        a block that was taken again may be found under its new name
+    elif line.what != "finds" → elif line.what == "names"
+    name_of[line.block] = line.name → name_of.setdefault(line.block, line.name)
+        a block has its newest name, not its first
+    return found → return found[:1]
+        the log has more than one of them: return all
+    name_of.get(line.block) != line.name → name_of.get(line.block) == line.name
+        these are the lines that are right; return the others
+    and name_of.get(line.block) != line.name →
+        these are all the lines that find a block
+    return found → return []
+        a stale read is not there in every log: this is always empty
+    """,
 )
 
 

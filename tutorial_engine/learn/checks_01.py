@@ -52,44 +52,39 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 ATTENTION_SLIPS: Slips = slips_of(
     _attention,
-    {
-        "it returned the shares [q, kv]; multiply them by the values: shares @ v": (" @ v", ""),
-        "the mask is inverted; True means that a query MAY attend to the key": ("~mask", "mask"),
-        "this is the causal mask, whatever `mask` says; use the argument": (
-            "~mask",
-            "~causal_mask(len(q), len(k))",
-        ),
-        "the mask has no effect; queries see the future": (".masked_fill(~mask, -INF)", ""),
-        "the shares do not add up to 1; divide exp(score) by the sum over the keys: softmax": (
-            ".softmax(dim=-1)",
-            ".exp()",
-        ),
-        "the scores are not divided by √D": (" / k.shape[-1] ** 0.5", ""),
-        "the scores are divided by D; divide by √D": (" ** 0.5", ""),
-        "the scores are multiplied by √D; divide by it": ("T / k", "T * k"),
-        "the scores are divided by the root of the number of keys; D is k.shape[-1]": (
-            "k.shape[-1]",
-            "len(k)",
-        ),
-        "the scores are divided by the root of the number of queries; D is k.shape[-1]": (
-            "k.shape[-1]",
-            "len(q)",
-        ),
-        "right for D = 8, wrong for D = 4; take D from the shape of k": ("k.shape[-1]", "8"),
-        "masked after the softmax; shares no longer add up to 1": (
-            "masked_fill(~mask, -INF).softmax(dim=-1)",
-            "softmax(dim=-1) * mask",
-        ),
-        "forbidden scores become 0, and exp(0) = 1 is still a share; make them −inf": (
-            "-INF",
-            "0.0",
-        ),
-        "the softmax runs over the queries; take the last axis": ("dim=-1", "dim=0"),
-        "keys and values are swapped: scores come from k, the output from v": (
-            ("q @ k.T", "q @ v.T"),
-            ("shares @ v", "shares @ k"),
-        ),
-    },
+    """
+    @ v →
+        it returned the shares [q, kv]; multiply them by the values: shares @ v
+    ~mask → mask
+        the mask is inverted; True means that a query MAY attend to the key
+    ~mask → ~causal_mask(len(q), len(k))
+        this is the causal mask, whatever `mask` says; use the argument
+    .masked_fill(~mask, -INF) →
+        the mask has no effect; queries see the future
+    .softmax(dim=-1) → .exp()
+        the shares do not add up to 1; divide exp(score) by the sum over the keys: softmax
+    / k.shape[-1] ** 0.5 →
+        the scores are not divided by √D
+    ** 0.5 →
+        the scores are divided by D; divide by √D
+    T / k → T * k
+        the scores are multiplied by √D; divide by it
+    k.shape[-1] → len(k)
+        the scores are divided by the root of the number of keys; D is k.shape[-1]
+    k.shape[-1] → len(q)
+        the scores are divided by the root of the number of queries; D is k.shape[-1]
+    k.shape[-1] → 8
+        right for D = 8, wrong for D = 4; take D from the shape of k
+    masked_fill(~mask, -INF).softmax(dim=-1) → softmax(dim=-1) * mask
+        masked after the softmax; shares no longer add up to 1
+    -INF → 0.0
+        forbidden scores become 0, and exp(0) = 1 is still a share; make them −inf
+    dim=-1 → dim=0
+        the softmax runs over the queries; take the last axis
+    q @ k.T → q @ v.T
+    shares @ v → shares @ k
+        keys and values are swapped: scores come from k, the output from v
+    """,
 )
 
 
@@ -227,30 +222,31 @@ def _rope(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((a, b), dim=-1)
 
 
-_NEIGHBOURS = ("x.chunk(2, dim=-1)", "(x[..., 0::2], x[..., 1::2])")
 ROPE_SLIPS: Slips = slips_of(
     _rope,
-    {
-        "turned the wrong way round; look at the sign of sin": ("angles.sin()", "-angles.sin()"),
-        "neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2": (
-            _NEIGHBOURS,
-            ("cat((a, b), dim=-1)", "stack((a, b), dim=-1).flatten(-2)"),
-        ),
-        "0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2: "
-        "x.chunk(2, dim=-1)": _NEIGHBOURS,
-        "cos and sin are swapped: it is a cos φ − b sin φ": (
-            "a * cos - b * sin, b * cos + a * sin",
-            "a * sin - b * cos, b * sin + a * cos",
-        ),
-        "nothing was turned": ("return torch.cat((a, b), dim=-1)", "return x"),
-        "the angles are radians already": ("a, b = x", "angles = angles.deg2rad(); a, b = x"),
-        "a was overwritten before b was turned; keep the old a (a.clone())": (
-            ("a, b = a * cos - b * sin, b", "a = a * cos - b * sin; b = b"),
-        ),
-        "the two halves are joined in the other order": ("(a, b)", "(b, a)"),
-        "the sign in the first half: it is a cos φ MINUS b sin φ": ("- b * sin", "+ b * sin"),
-        "the sign in the second half: it is b cos φ PLUS a sin φ": ("+ a * sin", "- a * sin"),
-    },
+    """
+    angles.sin() → -angles.sin()
+        turned the wrong way round; look at the sign of sin
+    x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
+    cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
+        neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2
+    x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
+        0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2: x.chunk(2, dim=-1)
+    a * cos - b * sin, b * cos + a * sin → a * sin - b * cos, b * sin + a * cos
+        cos and sin are swapped: it is a cos φ − b sin φ
+    return torch.cat((a, b), dim=-1) → return x
+        nothing was turned
+    a, b = x → angles = angles.deg2rad(); a, b = x
+        the angles are radians already
+    a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
+        a was overwritten before b was turned; keep the old a (a.clone())
+    (a, b) → (b, a)
+        the two halves are joined in the other order
+    - b * sin → + b * sin
+        the sign in the first half: it is a cos φ MINUS b sin φ
+    + a * sin → - a * sin
+        the sign in the second half: it is b cos φ PLUS a sin φ
+    """,
 )
 
 
@@ -384,94 +380,96 @@ def _layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Attend) -> Tensor
     return y + out
 
 
-_NORM_1, _NORM_2 = "h = rms_norm(x, w.input_norm)", "h = rms_norm(y, w.mlp_norm)"
-_QK_NORM = "q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm)"
-_ROPE_QK = "q, k = own.rope(q, angles), own.rope(k, angles)"
-_NO_RESIDUAL_1, _NO_RESIDUAL_2 = ("y = x + mixed", "y = mixed"), ("return y + out", "return out")
 LAYER_SLIPS: Slips = slips_of(
     _layer,
-    {
-        "the result of attention is not added to x (the first residual)": _NO_RESIDUAL_1,
-        "the result of the MLP is not added to the stream (the second residual)": _NO_RESIDUAL_2,
-        "nothing is added to the stream: both residuals are missing": (
-            _NO_RESIDUAL_1,
-            _NO_RESIDUAL_2,
-        ),
-        "the second residual adds to x; it must add to x + attention": ("y + out", "x + out"),
-        "the MLP reads the norm of x; it must read the norm of x + attention": ("(y,", "(x,"),
-        "attention is added to the normed x; add it to x itself": (_NORM_1, "x = " + _NORM_1),
-        "the MLP is added to the normed sum; add it to the sum itself": (_NORM_2, "y = " + _NORM_2),
-        "both residuals add to normed vectors; add to the stream itself": (
-            (_NORM_1, "x = " + _NORM_1),
-            (_NORM_2, "y = " + _NORM_2),
-        ),
-        "the norms come after attention and MLP; they come before (pre-norm)": (
-            (_NORM_1, "h = x"),
-            ("x + mixed", "x + rms_norm(mixed, w.input_norm)"),
-            (_NORM_2, "h = y"),
-            ("y + out", "y + rms_norm(out, w.mlp_norm)"),
-        ),
-        "the norms come after each sum (as in 2017); Qwen3 norms before": (
-            (_NORM_1, "h = x"),
-            ("x + mixed", "rms_norm(x + mixed, w.input_norm)"),
-            (_NORM_2, "h = y"),
-            ("y + out", "rms_norm(y + out, w.mlp_norm)"),
-        ),
-        "attention reads x itself; it must read rms_norm(x, w.input_norm)": (_NORM_1, "h = x"),
-        "the MLP reads the stream itself; it must read its norm, w.mlp_norm": (_NORM_2, "h = y"),
-        "the MLP reads the first norm again; it must read the norm of x + attention": (
-            _NORM_2,
-            "",
-        ),
-        "the MLP reads x; it must read the norm of x + attention": (_NORM_2, "h = x"),
-        "input_norm and mlp_norm are swapped": (
-            ("x, w.input_norm", "x, w.mlp_norm"),
-            ("y, w.mlp_norm", "y, w.input_norm"),
-        ),
-        "w.input_norm is used twice; the MLP has its own norm, w.mlp_norm": (
-            "w.mlp_norm",
-            "w.input_norm",
-        ),
-        "q_norm and k_norm are missing; they norm each head of q and of k": (_QK_NORM, ""),
-        "q_norm is missing": ("rms_norm(q, w.q_norm)", "q"),
-        "k_norm is missing": ("rms_norm(k, w.k_norm)", "k"),
-        "q_norm and k_norm are swapped": (("q, w.q_n", "q, w.k_n"), ("k, w.k_n", "k, w.q_n")),
-        "q and k are not turned by their positions (rope)": (_ROPE_QK, ""),
-        "q is not turned by its positions (rope)": ("own.rope(q, angles)", "q"),
-        "k is not turned by its positions (rope)": ("own.rope(k, angles)", "k"),
-        "v is turned as well; rope turns q and k only": (
-            "attend(q, k, v)",
-            "attend(q, k, own.rope(v, angles))",
-        ),
-        "rope comes before q_norm and k_norm; it comes after them": (
-            (_ROPE_QK, "pass"),
-            (_QK_NORM, f"{_ROPE_QK}; {_QK_NORM}"),
-        ),
-        "k and v are swapped in attend(q, k, v)": ("attend(q, k, v)", "attend(q, v, k)"),
-        "w.k and w.v are swapped": ("w.k, w.v", "w.v, w.k"),
-        "the output of the heads is added without w.o": (" @ w.o.T", ""),
-        "attention is multiplied by w.o; the weights are [out, in]: multiply by w.o.T": (
-            "w.o.T",
-            "w.o",
-        ),
-        "the heads are joined number by number; .flatten(1) puts head after head": (
-            ".flatten(1)",
-            ".mT.flatten(1)",
-        ),
-        "tokens are mixed when the heads are joined; use .flatten(1)": (
-            ".flatten(1)",
-            ".transpose(0, 1).reshape(len(x), -1)",
-        ),
-        "attention is missing: only the MLP is there": ("x + mixed", "x"),
-        "the MLP is missing: only attention is there": ("y + out", "y"),
-        "gate and up are swapped: silu goes around x @ w.gate.T": ("gate, up =", "up, gate ="),
-        "silu goes around x @ w.gate.T alone, before it is multiplied by up": (
-            "F.silu(gate) * up",
-            "F.silu(gate * up)",
-        ),
-        "silu is missing around x @ w.gate.T": ("F.silu(gate)", "gate"),
-        "sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs": ("F.silu", "F.sigmoid"),
-    },
+    """
+    y = x + mixed → y = mixed
+        the result of attention is not added to x (the first residual)
+    return y + out → return out
+        the result of the MLP is not added to the stream (the second residual)
+    y = x + mixed → y = mixed
+    return y + out → return out
+        nothing is added to the stream: both residuals are missing
+    y + out → x + out
+        the second residual adds to x; it must add to x + attention
+    (y, → (x,
+        the MLP reads the norm of x; it must read the norm of x + attention
+    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
+        attention is added to the normed x; add it to x itself
+    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
+        the MLP is added to the normed sum; add it to the sum itself
+    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
+        both residuals add to normed vectors; add to the stream itself
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → x + rms_norm(mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → y + rms_norm(out, w.mlp_norm)
+        the norms come after attention and MLP; they come before (pre-norm)
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → rms_norm(x + mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → rms_norm(y + out, w.mlp_norm)
+        the norms come after each sum (as in 2017); Qwen3 norms before
+    h = rms_norm(x, w.input_norm) → h = x
+        attention reads x itself; it must read rms_norm(x, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+        the MLP reads the stream itself; it must read its norm, w.mlp_norm
+    h = rms_norm(y, w.mlp_norm) →
+        the MLP reads the first norm again; it must read the norm of x + attention
+    h = rms_norm(y, w.mlp_norm) → h = x
+        the MLP reads x; it must read the norm of x + attention
+    x, w.input_norm → x, w.mlp_norm
+    y, w.mlp_norm → y, w.input_norm
+        input_norm and mlp_norm are swapped
+    w.mlp_norm → w.input_norm
+        w.input_norm is used twice; the MLP has its own norm, w.mlp_norm
+    q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm) →
+        q_norm and k_norm are missing; they norm each head of q and of k
+    rms_norm(q, w.q_norm) → q
+        q_norm is missing
+    rms_norm(k, w.k_norm) → k
+        k_norm is missing
+    q, w.q_n → q, w.k_n
+    k, w.k_n → k, w.q_n
+        q_norm and k_norm are swapped
+    q, k = own.rope(q, angles), own.rope(k, angles) →
+        q and k are not turned by their positions (rope)
+    own.rope(q, angles) → q
+        q is not turned by its positions (rope)
+    own.rope(k, angles) → k
+        k is not turned by its positions (rope)
+    attend(q, k, v) → attend(q, k, own.rope(v, angles))
+        v is turned as well; rope turns q and k only
+    own.rope(q, angles), own.rope(k, angles) → q, k
+    rms_norm(q, → rms_norm(own.rope(q, angles),
+    rms_norm(k, → rms_norm(own.rope(k, angles),
+        rope comes before q_norm and k_norm; it comes after them
+    attend(q, k, v) → attend(q, v, k)
+        k and v are swapped in attend(q, k, v)
+    w.k, w.v → w.v, w.k
+        w.k and w.v are swapped
+    @ w.o.T →
+        the output of the heads is added without w.o
+    w.o.T → w.o
+        attention is multiplied by w.o; the weights are [out, in]: multiply by w.o.T
+    .flatten(1) → .mT.flatten(1)
+        the heads are joined number by number; .flatten(1) puts head after head
+    .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
+        tokens are mixed when the heads are joined; use .flatten(1)
+    x + mixed → x
+        attention is missing: only the MLP is there
+    y + out → y
+        the MLP is missing: only attention is there
+    gate, up = → up, gate =
+        gate and up are swapped: silu goes around x @ w.gate.T
+    F.silu(gate) * up → F.silu(gate * up)
+        silu goes around x @ w.gate.T alone, before it is multiplied by up
+    F.silu(gate) → gate
+        silu is missing around x @ w.gate.T
+    F.silu → F.sigmoid
+        sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs
+    """,
 )
 
 

@@ -20,65 +20,56 @@ from tutorial_engine.model.batch import Batch
 
 # -- MyCache and MyStaticCache --------------------------------------------------------------------
 
-ROOM = 20  # slots of the static cache that is checked
+ROOM = 20  # slots of the static cache
 STEPS = [(new, layer) for new in (4, 1, 2, 1) for layer in (0, 1)]
 
 CACHE_SLIPS: Slips = slips_of(
     MyCache,
-    {
-        "it gives only the new k and v; keep the old": ("self.kv[layer] = k, v", "pass"),
-        "all layers share one k and one v; each layer keeps its own": (
-            "if layer in",
-            "layer = 0\n        if layer in",
-        ),
-        "it mixes up k and v; first the old, then the new": ("pair) for", "pair[::-1]) for"),
-        "v is a copy of k": ("[(k, v)]", "[(k, k)]"),
-        "k and v are swapped; the pair is (k, v)": ("[(k, v)]", "[(v, k)]"),
-        "the heads come first; the tokens are the first axis": (
-            "[(k, v)]",
-            "[(k.transpose(0, 1), v.transpose(0, 1))]",
-        ),
-    },
-)
-_WRITE = "self.k[layer, start:end], self.v[layer, start:end]"
-_GIVE = "[(self.k[layer, :end], self.v[layer, :end])]"
-_STATIC_CHANGES = {
-    f"k and v of all {ROOM} slots; those behind the text hold nothing: return [:end]": (
-        (_GIVE, _GIVE.replace(":end", ":")),
-    ),
-    "k and v are one token too few: the end is the last position + 1": (
-        (_GIVE, _GIVE.replace(":end", ":end - 1")),
-    ),
-    "k and v are one slot too early: position p belongs into slot p": (
-        (_WRITE, _WRITE.replace("start:end", "batch.positions - 1")),
-    ),
-    "k and v are one slot too late: position p belongs into slot p": (
-        (_WRITE, _WRITE.replace("start:end", "batch.positions + 1")),
-    ),
-    "the new tokens are in slot 0 again: write them at batch.positions": (
-        (_WRITE, _WRITE.replace("start:end", ":len(k)")),
-    ),
-    "k and v are those of another layer: each layer needs a buffer of its own": (
-        ("start = int(", "layer = 0; start = int("),
-    ),
-    "all layers write to the same positions, so a count must not advance in each of them: ask "
-    "batch.positions": (
-        ("max_len: int) -> None:", "max_len: int) -> None:\n        self.used = 0"),
-        ("int(batch.positions[0])", "self.used"),
-        ("end = start + len(k)", "end = self.used = start + len(k)"),
-    ),
-    "old k and v that are all 0: make the memory in __init__, once for all calls": (
-        ("start = int(", "self.k, self.v = self.k * 0, self.v * 0; start = int("),
-        ("self.k * 0, self.v * 0", "torch.zeros_like(self.k), torch.zeros_like(self.v)"),
-    ),
-    "k and v are swapped; the pair is (k, v)": (("] = k, v", "] = v, k"),),
-}
-_UNWRITTEN = (  # NaN: there a learner's memory may hold anything
-    ("torch.zeros(", "torch.nan * torch.ones("),
-    ("torch.zeros_like(self.k)", "self.k.clone()"),
+    """
+    self.kv[layer] = k, v → pass
+        it gives only the new k and v; keep the old
+    if layer in → if (layer := 0) in
+        all layers share one k and one v; each layer keeps its own
+    pair) for → pair[::-1]) for
+        it mixes up k and v; first the old, then the new
+    [(k, v)] → [(k, k)]
+        v is a copy of k
+    [(k, v)] → [(v, k)]
+        k and v are swapped; the pair is (k, v)
+    [(k, v)] → [(k.transpose(0, 1), v.transpose(0, 1))]
+        the heads come first; the tokens are the first axis
+    """,
 )
 STATIC_SLIPS: Slips = slips_of(
-    MyStaticCache, {words: (*_UNWRITTEN, *change) for words, change in _STATIC_CHANGES.items()}
+    MyStaticCache,
+    """
+    [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer], self.v[layer])]
+        k and v of all slots; those behind the text hold nothing: return [:end]
+    [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end-1], self.v[layer, :end-1])]
+        k and v are one token too few: the end is the last position + 1
+    self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
+    self.k[layer, W], → W = batch.positions - 1; self.k[layer, W],
+        k and v are one slot too early: position p belongs into slot p
+    self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
+    self.k[layer, W], → W = batch.positions + 1; self.k[layer, W],
+        k and v are one slot too late: position p belongs into slot p
+    self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
+    self.k[layer, W], → W = slice(len(k)); self.k[layer, W],
+        the new tokens are in slot 0 again: write them at batch.positions
+    start = int( → layer = 0; start = int(
+        k and v are those of another layer: each layer needs a buffer of its own
+    heads, dim = config → self.used = 0; heads, dim = config
+    int(batch.positions[0]) → self.used
+    end = start + len(k) → end = self.used = start + len(k)
+        all layers write to the same positions, so a count must not advance in each of them: ask
+        batch.positions
+    start = int( → self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v); start = int(
+        old k and v that are all 0: make the memory in __init__, once for all calls
+    ] = k, v → ] = v, k
+        k and v are swapped; the pair is (k, v)
+    """,
+    ("torch.zeros(", "torch.nan * torch.ones("),  # what nobody wrote may be anything
+    ("torch.zeros_like(self.k)", "self.k.clone()"),
 )
 
 
@@ -203,53 +194,34 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 
 # -- run_new --------------------------------------------------------------------------------------
 
-_LAST = "model.compute_logits(model(batch, attention)[-1:])[0]"
 RUN_SLIPS: Slips = slips_of(
     right_run,
-    {
-        "it runs all tokens again; the first ones are in the cache": (
-            "[token_ids[num_computed:]], [num_computed]",
-            "[token_ids], [0]",
-        ),
-        "it runs the last token alone; others are not computed yet": (
-            "[token_ids[num_computed:]], [num_computed]",
-            "[token_ids[-1:]], [len(token_ids) - 1]",
-        ),
-        "positions must go on where the computed ones end, not start at 0 again": (
-            ", [num_computed]",
-            "",
-        ),
-        "positions are one too late: the first new token stands at num_computed": (
-            ", [num_computed]",
-            ", [num_computed + 1]",
-        ),
-        "the attention, with its cache, was not handed over: model(batch, attention)": (
-            "(batch, attention)",
-            "(batch)",
-        ),
-        "it returns the logits of all new tokens; only the last one's are asked": (
-            "[-1:])[0]",
-            ")",
-        ),
-        "these are the logits of the first new token; the last one's choose the next": (
-            "[-1:])[0]",
-            ")[0]",
-        ),
-        "it returns [1, V]; take row 0, so that it is [V]": ("[-1:])[0]", "[-1:])"),
-        "it returns hidden states; model.compute_logits makes logits": (
-            _LAST,
-            "model(batch, attention)[-1]",
-        ),
-        "these are probabilities; return the logits themselves": (_LAST, f"{_LAST}.softmax(-1)"),
-        "these are log-probabilities; return the logits themselves": (
-            _LAST,
-            f"{_LAST}.log_softmax(-1)",
-        ),
-        "it returns one number; return the logits of all entries of the vocabulary": (
-            _LAST,
-            f"{_LAST}.argmax()",
-        ),
-    },
+    """
+    [token_ids[num_computed:]], [num_computed] → [token_ids], [0]
+        it runs all tokens again; the first ones are in the cache
+    [token_ids[num_computed:]], [num_computed] → [token_ids[-1:]], [len(token_ids) - 1]
+        it runs the last token alone; others are not computed yet
+    , [num_computed] →
+        positions must go on where the computed ones end, not start at 0 again
+    , [num_computed] → , [num_computed + 1]
+        positions are one too late: the first new token stands at num_computed
+    (batch, attention) → (batch)
+        the attention, with its cache, was not handed over: model(batch, attention)
+    [-1:])[0] → )
+        it returns the logits of all new tokens; only the last one's are asked
+    [-1:])[0] → )[0]
+        these are the logits of the first new token; the last one's choose the next
+    [-1:])[0] → [-1:])
+        it returns [1, V]; take row 0, so that it is [V]
+    model.compute_logits(model(batch, attention)[-1:])[0] → model(batch, attention)[-1]
+        it returns hidden states; model.compute_logits makes logits
+    [-1:])[0] → [-1:])[0].softmax(-1)
+        these are probabilities; return the logits themselves
+    [-1:])[0] → [-1:])[0].log_softmax(-1)
+        these are log-probabilities; return the logits themselves
+    [-1:])[0] → [-1:])[0].argmax()
+        it returns one number; return the logits of all entries of the vocabulary
+    """,
 )
 
 
@@ -386,36 +358,27 @@ def _nucleus(probs: Tensor, p: float) -> Tensor:
 
 TOP_P_SLIPS: Slips = slips_of(
     _nucleus,
-    {
-        "the sum begins at the unlikeliest token; sort with descending=True": (
-            "descending=True",
-            "",
-        ),
-        "it is inverted; True = kept": ("return keep", "return ~keep"),
-        "each probability is compared with p alone; add them up from the likeliest down": (
-            "return keep",
-            "return probs > p",
-        ),
-        "each probability is compared with p alone, and the unlikely ones stay; add them up from "
-        "the likeliest down": ("return keep", "return probs < p"),
-        "the token that crosses p stays, and so the likeliest always does": (
-            "- values < p",
-            "<= p",
-        ),
-        "the right number, but of other tokens; put the answer back into the first order": (
-            "keep[order]",
-            "keep[:]",
-        ),
-        "one too many; when the sum before it is p, a token goes": ("< p", "<= p"),
-        "which are kept is asked, and not what is left of them": (
-            "return keep",
-            "return probs * keep",
-        ),
-        "these are the numbers of the tokens; make keep = zeros of bool, then keep[these] = True": (
-            "return keep",
-            "return keep.nonzero().flatten()",
-        ),
-    },
+    """
+    descending=True →
+        the sum begins at the unlikeliest token; sort with descending=True
+    return keep → return ~keep
+        it is inverted; True = kept
+    return keep → return probs > p
+        each probability is compared with p alone; add them up from the likeliest down
+    return keep → return probs < p
+        each probability is compared with p alone, and the unlikely ones stay; add them up from the
+        likeliest down
+    - values < p → <= p
+        the token that crosses p stays, and so the likeliest always does
+    keep[order] → keep[:]
+        the right number, but of other tokens; put the answer back into the first order
+    < p → <= p
+        one too many; when the sum before it is p, a token goes
+    return keep → return probs * keep
+        which are kept is asked, and not what is left of them
+    return keep → return keep.nonzero().flatten()
+        these are the numbers of the tokens; make keep = zeros of bool, then keep[these] = True
+    """,
 )
 
 
@@ -557,35 +520,38 @@ def least_seconds(
     return max(2 * num_weights * num_tokens / peak, (4 * num_weights + kv_bytes) / bandwidth)
 
 
-_MAX = "max(2 * num_weights * num_tokens / peak, (4 * num_weights + kv_bytes) / bandwidth)"
 FLOOR_SLIPS: Slips = slips_of(
     least_seconds,
-    {
-        "in the best case both overlap completely: not the sum": (
-            _MAX,
-            _MAX[3:].replace(",", " +"),
-        ),
-        "the slower of the two decides: max, not min": ("max(", "min("),
-        "each weight costs two FLOPs a token: once multiplied, once added": ("2 * num", "num"),
-        "the K and V in the cache are read, too": (" + kv_bytes", ""),
-        "a weight in fp32 has 4 bytes": ("4 * num", "num"),
-        "each of the tokens needs its own FLOPs": (" * num_tokens", ""),
-        "all tokens of a forward share the weights: they are read once": (
-            "(4 * num_weights",
-            "(4 * num_weights * num_tokens",
-        ),
-        "peak and bandwidth are swapped: FLOPs / peak and bytes / bandwidth": (
-            ("/ peak", "/ (bandwidth)"),
-            ("/ bandwidth", "/ peak"),
-        ),
-        "// gives whole seconds only: use /": (("/ peak", "// peak"), ("/ band", "// band")),
-        "these are milliseconds; seconds are asked": ("max(", "1e3 * max("),
-        "these are microseconds; seconds are asked": ("max(", "1e6 * max("),
-        "upside down: amount / rate": (
-            _MAX,
-            "max(peak / (2 * num_weights * num_tokens), bandwidth / (4 * num_weights + kv_bytes))",
-        ),
-    },
+    """
+    / peak, (4 → / peak + (4
+    max( → (
+        in the best case both overlap completely: not the sum
+    max( → min(
+        the slower of the two decides: max, not min
+    2 * num → num
+        each weight costs two FLOPs a token: once multiplied, once added
+    + kv_bytes →
+        the K and V in the cache are read, too
+    4 * num → num
+        a weight in fp32 has 4 bytes
+    * num_tokens →
+        each of the tokens needs its own FLOPs
+    (4 * num_weights → (4 * num_weights * num_tokens
+        all tokens of a forward share the weights: they are read once
+    / peak → / (bandwidth)
+    / bandwidth → / peak
+        peak and bandwidth are swapped: FLOPs / peak and bytes / bandwidth
+    / peak → // peak
+    / band → // band
+        // gives whole seconds only: use /
+    max( → 1e3 * max(
+        these are milliseconds; seconds are asked
+    max( → 1e6 * max(
+        these are microseconds; seconds are asked
+    2 * num_weights * num_tokens / peak → peak / (2 * num_weights * num_tokens)
+    (4 * num_weights + kv_bytes) / bandwidth → bandwidth / (4 * num_weights + kv_bytes)
+        upside down: amount / rate
+    """,
 )
 
 

@@ -344,28 +344,21 @@ FAIR_SLIPS: Mapping[str, Any] = {
     "shortest prompt is next": Scheduler,
     **slips_of(
         Fair,
-        {
-            "of those who have waited for so long, the one that came first is next: by arrival, "
-            "not by length": ("one.arrival)", "one.num_prompt_tokens)"),
-            "of those who have waited for so long, the one that came first is next, not the last "
-            "one": ("min(late, key=lambda one: one.arrival)", "late[-1]"),
-            "how long a request has waited is self.now() - request.arrival, not self.now()": (
-                "self.now() - one.arrival >=",
-                "self.now() >=",
-            ),
-            "how long a request has waited is self.now() - request.arrival, not request.arrival": (
-                "self.now() - one.arrival >=",
-                "one.arrival >=",
-            ),
-            "did you write the number instead of self.patience?": (
-                ">= self.patience",
-                ">= Fair.patience",
-            ),
-            "that puts those first who have waited for less than self.patience": (
-                ">= self.patience",
-                "< self.patience",
-            ),
-        },
+        """
+    one.arrival) → one.num_prompt_tokens)
+        of those who have waited for so long, the one that came first is next: by arrival, not by
+        length
+    min(late, key=lambda one: one.arrival) → late[-1]
+        of those who have waited for so long, the one that came first is next, not the last one
+    self.now() - one.arrival >= → self.now() >=
+        how long a request has waited is self.now() - request.arrival, not self.now()
+    self.now() - one.arrival >= → one.arrival >=
+        how long a request has waited is self.now() - request.arrival, not request.arrival
+    >= self.patience → >= Fair.patience
+        did you write the number instead of self.patience?
+    >= self.patience → < self.patience
+        that puts those first who have waited for less than self.patience
+    """,
     ),
 }
 

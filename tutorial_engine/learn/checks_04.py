@@ -180,32 +180,24 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
 SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discard)
 
 
-_DROP, _MOVE = "cache.seq_rm(seq_id, keep, keep + discard)", "seq_id, keep + discard, -1, -discard"
 SHIFT_SLIPS: Slips = slips_of(
     right_shift,
-    {
-        "the others still have their old positions: move them down with seq_add": (
-            f"cache.seq_add({_MOVE})",
-            "",
-        ),
-        "p1 is where the range ends, not how many positions it has: keep + discard": (
-            _DROP,
-            "cache.seq_rm(seq_id, keep, discard)",
-        ),
-        "delta is below 0: the others move down": ("-discard", "discard"),
-        "the first `keep` positions stay: drop what is behind them": (
-            (_DROP, "cache.seq_rm(seq_id, 0, discard)"),
-            (_MOVE, "seq_id, discard, -1, -discard"),
-        ),
-        "the first `keep` positions do not move: seq_add begins behind what was dropped": (
-            _MOVE,
-            "seq_id, 0, -1, -discard",
-        ),
-        "drop first, then move: after seq_add the others stand where the dropped ones are": (
-            (_DROP, "pass"),
-            (f"cache.seq_add({_MOVE})", f"cache.seq_add({_MOVE}); {_DROP}"),
-        ),
-    },
+    """
+    cache.seq_add(seq_id, keep + discard, -1, -discard) →
+        the others still have their old positions: move them down with seq_add
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+        p1 is where the range ends, not how many positions it has: keep + discard
+    -discard → discard
+        delta is below 0: the others move down
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the first `keep` positions stay: drop what is behind them
+    seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
+        the first `keep` positions do not move: seq_add begins behind what was dropped
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+    -1, -discard) → -1, -discard); cache.seq_rm(seq_id, keep, keep + discard)
+        drop first, then move: after seq_add the others stand where the dropped ones are
+    """,
 )
 
 

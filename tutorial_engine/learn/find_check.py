@@ -46,58 +46,40 @@ def _chain(tokens: Sequence[int], size: int, name_of: NameOf, end: int) -> list[
     return names[1:]
 
 
-_STOP = "if name not in cached:\n            break\n        found"
-_ENDS = "range(block_size, len(token_ids), block_size)"
 FIND_SLIPS: Slips = slips_of(
     right_find,
-    {
-        "a name stands for all that is before the block, too: give name_of the name of the "
-        "block before it, and None only for the first block": (
-            "name_of(name, token_ids",
-            "name_of(None, token_ids",
-        ),
-        "all of its tokens are found, and then no token is left to run: without one there are "
-        "no logits": (_ENDS, _ENDS.replace("),", ") + 1,")),
-        "one token that is left to run is enough: a block may end just before the last token": (
-            _ENDS,
-            _ENDS.replace("),", ") - 1,"),
-        ),
-        "the last block that is found counts, too": ("return found", "return found[:-1]"),
-        "there are more blocks than the first": ("return found", "return found[:1]"),
-        "stop at the first miss: a later block is of no use without the ones before it": (
-            _STOP,
-            "if name in cached:\n            found",
-        ),
-        "after a miss nothing more is looked for: the next block would be found at a place "
-        "where it does not belong": (
-            ("name = name_of(name", "parent = name; name = name_of(name"),
-            (
-                _STOP,
-                "if name not in cached:\n            name = parent; continue\n        found",
-            ),
-        ),
-        "these are names: return the blocks that `cached` has for them": (
-            "append(cached[name])",
-            "append(name)",
-        ),
-        "these are logical blocks: return the physical blocks that `cached` has": (
-            "return found",
-            "return list(range(len(found)))",
-        ),
-        "the block of the first tokens comes first": ("return found", "return found[::-1]"),
-        "block 0 is a block like all others: a miss is a name that is not in `cached`": (
-            "if name not in cached",
-            "if not cached.get(name)",
-        ),
-        "return the list of blocks, not how many there are": (
-            "return found",
-            "return len(found)",
-        ),
-        "return the list of blocks, not the number of tokens in them": (
-            "return found",
-            "return block_size * len(found)",
-        ),
-    },
+    """
+    name_of(name, token_ids → name_of(None, token_ids
+        a name stands for all that is before the block, too: give name_of the name of the block
+        before it, and None only for the first block
+    len(token_ids), → len(token_ids) + 1,
+        all of its tokens are found, and then no token is left to run: without one there are no
+        logits
+    len(token_ids), → len(token_ids) - 1,
+        one token that is left to run is enough: a block may end just before the last token
+    return found → return found[:-1]
+        the last block that is found counts, too
+    return found → return found[:1]
+        there are more blocks than the first
+    break → continue
+        stop at the first miss: a later block is of no use without the ones before it
+    name = name_of(name → parent = name; name = name_of(name
+    break → name = parent; continue
+        after a miss nothing more is looked for: the next block would be found at a place where it
+        does not belong
+    append(cached[name]) → append(name)
+        these are names: return the blocks that `cached` has for them
+    return found → return list(range(len(found)))
+        these are logical blocks: return the physical blocks that `cached` has
+    return found → return found[::-1]
+        the block of the first tokens comes first
+    if name not in cached → if not cached.get(name)
+        block 0 is a block like all others: a miss is a name that is not in `cached`
+    return found → return len(found)
+        return the list of blocks, not how many there are
+    return found → return block_size * len(found)
+        return the list of blocks, not the number of tokens in them
+    """,
 )
 
 

@@ -58,26 +58,22 @@ def slots_for(
 
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
-    {
-        "the last of running gives way, not the first": ("running[-1]", "running[0]"),
-        "one victim may not be enough: repeat until there is room": (
-            (
-                "while (slots := allocate(request)) is None:",
-                "if (slots := allocate(request)) is None:",
-            ),
-            ("    return slots", "    return slots or allocate(request)"),
-        ),
-        "who asks is the last itself: it has to give way too, and then return None": (
-            ("        preempt(victim)\n", ""),
-            ("    return None\n", "    return None\n        preempt(victim)\n"),
-        ),
-        "there was room, and somebody gave way: ask before each preempt": (
-            "while (",
-            "preempt(running[-1])\n    while (",
-        ),
-        "there was room, and it returns None: return the slots": ("return slots", "return None"),
-    },
-)
+    """
+    running[-1] → running[0]
+        the last of running gives way, not the first
+    while (slots → if (slots
+    return slots → return slots or allocate(request)
+        one victim may not be enough: repeat until there is room
+    preempt(victim) → victim is request or preempt(victim)
+        who asks is the last itself: it has to give way too, and then return None
+    return slots → return None
+        there was room, and it returns None: return the slots
+    """,
+) | {
+    "there was room, and somebody gave way: ask before each preempt": lambda *case: (
+        case[3](case[1][-1]) or slots_for(*case)
+    ),
+}
 
 
 def check_slots_for(function: SlotsFor, model: Qwen3ForCausalLM) -> Verdict:

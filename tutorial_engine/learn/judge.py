@@ -48,12 +48,23 @@ def rewritten(function: Any, *changes: Change) -> Any:
     return made[function.__name__]
 
 
-def slips_of(right: Any, changes: Mapping[str, Sequence[Change] | Change]) -> dict[str, Function]:
-    """A catalogue from the right source: what to say → what is written instead."""
-    found = {}
-    for words, change in changes.items():
-        several = [change] if isinstance(change[0], str) else change
-        found[words] = rewritten(right, *several)
+def slips_of(right: Any, text: str, *always: Change) -> dict[str, Function]:
+    """A catalogue from the right source: changes, a line each, and below, indented, what to say.
+
+    A change is `what is written → what a learner writes`; `always` are changes of every slip.
+    """
+    found: dict[str, Function] = {}
+    changes: list[Change] = []
+    words = ""
+    for line in [*dedent(text).strip().splitlines(), ""]:
+        if line.startswith(" "):
+            words = f"{words} {line.strip()}".strip()
+            continue
+        if words:
+            found[words] = rewritten(right, *always, *changes)
+            words, changes = "", []
+        old, _, new = line.partition("→")
+        changes.append((old.strip(), new.strip()))
     return found
 
 
