@@ -1085,7 +1085,7 @@ EXERCISES |= {
         FREE_SLIPS,
         [
             (free_in_a_new_list, "makes a new list that nobody else sees"),
-            (lambda table, *rest: RIGHT["free"](table[:4], *rest), "the queue is"),
+            (lambda table, *rest: RIGHT["free"](table[:4], *rest), "left ref_cnt"),
         ],
     ),
     "take": Exercise(

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import BLOCK_SIZE, StaleBlocks, pages, scenes, serve
 from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
-from tutorial_engine.learn.parts import listed, whole
+from tutorial_engine.learn.parts import PartFailed, Parts, listed, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockTaken
@@ -138,49 +139,32 @@ def _first_difference(free: Part, take: Part) -> str:
     return next(filter(None, (_beside_ours(free, take, seed) for seed in range(10))), "")
 
 
-def _beside_ours(free: Callable[..., object], take: Callable[..., object], seed: int) -> str:
-    """40 random operations on both → where they differ first, or ""."""
-    draw, ours = random.Random(seed), BlockManager(8, 2)
-    queue, ref_cnt = list(range(8)), dict.fromkeys(range(8), 0)
-    hash_of: dict[int, bytes | None] = dict.fromkeys(range(8))
-    cached: dict[bytes, int] = {}
+def _beside_ours(free: Part, take: Part, seed: int) -> str:
+    """40 random operations with the parts and with the package's → where they differ first."""
+    draw, parts = random.Random(seed), Parts({})
+    parts.own |= {"free": free, "take": take}
+    ours = BlockManager(8, 2)
+    theirs = type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
     for number in range(40):
-        if ours.tables and draw.random() < 0.5:
-            name = draw.choice(sorted(ours.tables))
-            table = list(ours.tables[name])
-            ours.free(name)
-            free(table, ref_cnt, queue)
-        else:
-            tokens, name = draw.choices((0, 1), k=draw.randint(1, 11)), str(number)
-            found = ours.admit(name, tokens)
-            if found is None:
-                continue
-            table = ours.tables[name]
-            for block in table[: found // 2]:
-                ref_cnt[block] = ref_cnt.get(block, 0) + 1
-                if block in queue:
-                    queue.remove(block)
-            for block in table[found // 2 :]:
-                got = take(queue, hash_of, cached)
-                if whole(got) != block:
-                    return f"operation {number} (seed {seed}): take gave {got!r}, ours {block}"
-                ref_cnt[block] = 1
-            ours.commit(name, tokens, len(tokens))
-            for block in table:
-                if (key := ours.blocks[block].hash) is not None:
-                    hash_of[block], cached[key] = key, block
-        where = f"operation {number} (seed {seed}):"
-        if queue != list(ours.free_queue):
-            return f"{where} the queue is {queue}, ours {list(ours.free_queue)}"
-        if cached != ours.cached or any(
-            hash_of.get(b) != k.hash for b, k in enumerate(ours.blocks)
+        frees = bool(ours.tables) and draw.random() < 0.5
+        name = draw.choice(sorted(ours.tables)) if frees else str(number)
+        tokens = draw.choices((0, 1), k=draw.randint(1, 11))
+        try:
+            for blocks in (ours, theirs):
+                if frees:
+                    blocks.free(name)
+                elif blocks.admit(name, tokens) is not None:
+                    blocks.commit(name, tokens, len(tokens))
+        except PartFailed as failed:
+            return f"operation {number} (seed {seed}): {failed}"
+        for what, mine, right in (
+            ("the queue is", theirs.free_queue, ours.free_queue),
+            ("the tables are", theirs.tables, ours.tables),
+            ("what can be found is", theirs.cached, ours.cached),
+            ("the blocks are", theirs.blocks, ours.blocks),
         ):
-            return (
-                f"{where} blocks {sorted(cached.values())} can be found, ours are "
-                f"{sorted(ours.cached.values())}"
-            )
-        if any(ref_cnt.get(b, 0) != k.ref_cnt for b, k in enumerate(ours.blocks)):
-            return f"{where} ref_cnt is {ref_cnt}, ours {[k.ref_cnt for k in ours.blocks]}"
+            if mine != right or list(mine) != list(right):
+                return f"operation {number} (seed {seed}): {what} {mine}, ours {right}"
     return ""
 
 
