@@ -2,39 +2,31 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 from learners import Spy, greedy, named, passes, raises_at
+from nbformat import NotebookNode
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
-from tutorial_engine.learn import own
-from tutorial_engine.learn.checks_01 import (
-    check_attention,
-    check_layer,
-    check_rope,
-    check_window_mask,
-)
-from tutorial_engine.learn.checks_02 import (
-    check_run_new,
-    check_static_cache,
-    check_top_p,
-    check_why_finished,
-)
+from tutorial_engine.learn import OwnServer, own, own_cache
+from tutorial_engine.learn.build import make_notebook, sources
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
-from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
+from tutorial_engine.learn.earlier import bring
+from tutorial_engine.learn.own import PARTS, LayerWeights
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01, OwnEngine
-from tutorial_engine.learn.parts import PartFailed, Plugged
+from tutorial_engine.learn.parts import PartFailed
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -42,92 +34,28 @@ PROMPT = "Once upon a time Anna had a red kite."
 Parts = dict[str, Callable[..., Any]]
 
 
-# -- right answers to all exercises, as a learner writes them ------------------------------------
+class MyCache(own_cache.MyCache):
+    """The package's as a learner's, which counts."""
 
-
-def window_mask(q_len: int, kv_len: int, window: int) -> Tensor:
-    back = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)[None, :]
-    return (back >= 0) & (back < window)
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    scores = q @ k.T / k.shape[-1] ** 0.5
-    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ v
-
-
-def kv_head(h: int, num_heads: int, num_kv_heads: int) -> int:
-    return h * num_kv_heads // num_heads
-
-
-def rope(x: Tensor, angles: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-def project(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, head_dim: int) -> tuple[Tensor, ...]:
-    return tuple((x @ w.T).unflatten(-1, (-1, head_dim)) for w in (w_q, w_k, w_v))
-
-
-def layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Any) -> Tensor:
-    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
-    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
-    x = x + attend(q, k, v).flatten(1) @ w.o.T
-    h = rms_norm(x, w.mlp_norm)
-    return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
-
-
-class MyCache:
     updates = 0
 
-    def __init__(self) -> None:
-        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    def update(self, *new: Any) -> Any:
         MyCache.updates += 1
-        if layer in self.kv:
-            old_k, old_v = self.kv[layer]
-            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
-        self.kv[layer] = (k, v)
-        return [(k, v)]
+        return super().update(*new)
 
 
-class MyStaticCache:
+class MyStaticCache(own_cache.MyStaticCache):
+    """The package's as a learner's, which counts."""
+
     updates = 0
 
-    def __init__(self, config: ModelConfig, max_len: int) -> None:
-        sizes = (config.num_hidden_layers, max_len, config.num_key_value_heads, config.head_dim)
-        self.k, self.v = torch.empty(sizes), torch.empty(sizes)
-
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    def update(self, *new: Any) -> Any:
         MyStaticCache.updates += 1
-        end = int(batch.positions[-1]) + 1
-        self.k[layer, batch.positions], self.v[layer, batch.positions] = k, v
-        return [(self.k[layer, :end], self.v[layer, :end])]
-
-
-def run_new(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
-    batch = Batch.from_sequences([token_ids[num_computed:]], [num_computed])
-    return model.compute_logits(model(batch, attention))[-1]
-
-
-def keep_top_p(probs: Tensor, p: float) -> Tensor:
-    values, order = probs.sort(descending=True)
-    keep = torch.zeros_like(probs, dtype=torch.bool)
-    keep[order] = values.cumsum(-1) - values < p
-    return keep
-
-
-def why_finished(
-    new_ids: list[int], text: str, eos_ids: Sequence[int], stop: Sequence[str], max_tokens: int
-) -> str | None:
-    if new_ids[-1] in eos_ids or any(one in text for one in stop):
-        return "stop"
-    return "length" if len(new_ids) == max_tokens else None
+        return super().update(*new)
 
 
 CHECKS: dict[str, Callable[..., Verdict]] = {**EARLIER["01"], **EARLIER["02"]}
-RIGHT: Parts = {name: globals()[name] for name in CHECKS}
+RIGHT: Parts = {**PARTS, "MyCache": MyCache, "MyStaticCache": MyStaticCache}
 
 
 @pytest.fixture
@@ -167,62 +95,45 @@ def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausal
 # -- the learner's are called --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("others", [IN_01[:-1], IN_01[::-1]], ids=["without layer", "all"])
 def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     mine: OwnEngine,
     tokenizer: Tokenizer,
     capsys: pytest.CaptureFixture[str],
     model: Qwen3ForCausalLM,
+    others: tuple[str, ...],
 ) -> None:
-    spies = {name: Spy(RIGHT[name]) for name in IN_01 if name != "layer"}
+    spies = {name: Spy(RIGHT[name]) for name in others}
     for name, spy in spies.items():
         plugged = mine.use(spy, CHECKS[name])
         assert repr(plugged).endswith(f"\nYour {name} runs in the model now."), plugged
         spy.calls.clear()
     said = told(mine, capsys, PROMPT)
-    c, steps = model.config, 24
-    ids = tokenizer.encode(PROMPT).ids
-    want = greedy(ids, steps)
-    assert tokenizer.decode([*ids, *want]) in said
+    ids, steps = tokenizer.encode(PROMPT).ids, 24
+    assert tokenizer.decode([*ids, *greedy(ids, steps)]) in said
     assert said.endswith("✔ 24 of 24 tokens are those of the package's engine.\n")
-    per_layer = steps * c.num_hidden_layers
-    assert len(spies["project"].calls) == len(spies["window_mask"].calls) == per_layer
-    assert len(spies["rope"].calls) == 2 * per_layer
-    per_head = c.num_attention_heads * per_layer
-    assert len(spies["attention"].calls) == len(spies["kv_head"].calls) == per_head
-    for name, spy in spies.items():
-        assert f"{name} ({len(spy.calls):,} calls)" in said
-    assert "; the package's: layer\n" in said
-    lengths = [len(call[0]) for call in spies["project"].calls[:: c.num_hidden_layers]]
-    assert lengths == [len(ids) + i for i in range(steps)], "everything runs again for each token"
-    weights = LayerWeights.of(model.model.layers[0])  # type: ignore[arg-type]
-    assert torch.equal(spies["project"].calls[0][1], weights.q), "the real weights"
-
-
-def test_learners_layer_runs_with_the_learners_other_functions_inside(
-    mine: OwnEngine,
-    tokenizer: Tokenizer,
-    capsys: pytest.CaptureFixture[str],
-    model: Qwen3ForCausalLM,
-) -> None:
-    spies = {name: Spy(RIGHT[name]) for name in reversed(IN_01)}
-    for name, spy in spies.items():
-        assert mine.use(spy, CHECKS[name]).verdict.ok is True
-        spy.calls.clear()
-    said = told(mine, capsys, PROMPT)
-    per_layer = 24 * model.config.num_hidden_layers
-    assert len(spies["layer"].calls) == per_layer
-    assert len(spies["attention"].calls) == model.config.num_attention_heads * per_layer
+    per_layer = steps * model.config.num_hidden_layers
+    heads = model.config.num_attention_heads * per_layer
+    each = {"layer": per_layer, "project": per_layer, "rope": 2 * per_layer}
+    each |= {"window_mask": per_layer, "attention": heads, "kv_head": heads}
+    inside = {"project", "rope"} if "layer" in others else {*()}  # the learner's layer has its own
+    assert {name: len(spy.calls) for name, spy in spies.items()} == {
+        name: 0 if name in inside else each[name] for name in others
+    }
     line = said.split("yours: ")[1].splitlines()[0]
     assert re.findall(r"(\w+) \((.*?)\)", line) == [
-        (
-            name,
-            "inside layer" if name in ("project", "rope") else f"{len(spies[name].calls):,} calls",
-        )
+        (name, "inside layer" if name in inside else f"{each[name]:,} calls")
         for name in IN_01
+        if name in others
     ], "in the order of the exercises"
-    assert "the package's" not in line and mine.label == "your engine (6 of 6 parts yours)"
-    ids = tokenizer.encode(PROMPT).ids
-    assert [*mine.generate(PROMPT).output_token_ids] == greedy(ids, 24)
+    assert ("; the package's: layer" in line) == ("layer" not in others)
+    assert mine.label == f"your engine ({len(others)} of 6 parts yours)"
+    first = spies["layer" if "layer" in others else "project"].calls
+    lengths = [len(call[0]) for call in first[:: model.config.num_hidden_layers]]
+    assert lengths == [len(ids) + i for i in range(steps)], "everything runs again for each token"
+    if "layer" not in others:
+        weights = LayerWeights.of(model.model.layers[0])  # type: ignore[arg-type]
+        assert torch.equal(first[0][1], weights.q), "the real weights"
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -278,8 +189,8 @@ def test_learners_top_p_and_the_packages_draw_the_same_tokens(
     tokenizer: Tokenizer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spy = Spy(keep_top_p)
-    cached.use(spy, check_top_p)
+    spy = Spy(own.keep_top_p)
+    cached.use(spy, CHECKS["keep_top_p"])
     spy.calls.clear()
     params = SamplingParams(temperature=1.2, top_p=0.9, seed=7, max_tokens=24)
     want = generate(model, PROMPT, params, tokenizer=tokenizer)[0].outputs[0]
@@ -308,8 +219,8 @@ def test_learners_top_p_and_the_packages_draw_the_same_tokens(
 def test_learners_why_finished_ends_where_the_package_ends(
     cached: OwnEngine, model: Qwen3ForCausalLM, tokenizer: Tokenizer, params: SamplingParams
 ) -> None:
-    spy = Spy(why_finished)
-    cached.use(spy, check_why_finished)
+    spy = Spy(own.why_finished)
+    cached.use(spy, CHECKS["why_finished"])
     spy.calls.clear()
     request = cached.generate("Once upon a time Rado had an old", params)
     want = generate(model, "Once upon a time Rado had an old", params, tokenizer=tokenizer)[
@@ -325,8 +236,8 @@ def test_learners_why_finished_ends_where_the_package_ends(
 def test_window_is_the_learners_mask_and_nothing_is_compared(
     mine: OwnEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spy = Spy(window_mask)
-    mine.use(spy, check_window_mask)
+    spy = Spy(own.window_mask)
+    mine.use(spy, CHECKS["window_mask"])
     whole = mine.generate(PROMPT).output_token_ids
     spy.calls.clear()
     said = told(mine, capsys, PROMPT, window=3)
@@ -350,7 +261,7 @@ def test_learners_engine_is_a_row_of_the_ledger(
     prompts = [tokenizer.encode(text).ids for text in (PROMPT, "Ben had a blue ball.")]
     rows = ledger(paths, prompts, num_tokens=8)
     assert all(row.ok and row.steps == 16 for row in rows), rows
-    cached.use(named("layer", lambda x, w, a, attend: layer(x, w, 1.1 * a, attend)), passes)
+    cached.use(named("layer", lambda x, w, a, attend: own.layer(x, w, 1.1 * a, attend)), passes)
     assert not ledger(paths, prompts, num_tokens=8)[2].ok, "the row is the learner's"
 
 
@@ -365,14 +276,14 @@ def test_bytes_that_a_cache_copies_are_counted_of_the_one_that_runs(cached: OwnE
     cached.use(named("MyStaticCache", RaisingCache), passes)
     with pytest.raises(PartFailed, match="moth"):
         cached.bytes_copied(20)
-    cached.use(named("MyStaticCache", lambda *_: None), check_static_cache)
+    cached.use(named("MyStaticCache", lambda *_: None), CHECKS["MyStaticCache"])
     assert cached.bytes_copied(20) == 0, "the package's"
 
 
 def test_a_story_told_live_comes_token_by_token_and_is_the_same(
     cached: OwnEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached.use(run_new, check_run_new)
+    cached.use(own.run_new, CHECKS["run_new"])
     pieces: list[str] = []
 
     def keep(words: str, end: str = "\n", flush: bool = False) -> None:
@@ -401,23 +312,26 @@ def in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def double_layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Any) -> Tensor:
     doubles = LayerWeights(*(one.double() for one in w))
-    return layer(x.double(), doubles, angles, lambda q, k, v: attend(q, k, v).double())
+    return own.layer(x.double(), doubles, angles, lambda q, k, v: attend(q, k, v).double())
 
 
 class Doubles(MyCache):
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
         return super().update(layer, k.double(), v.double(), batch)
 
 
 UNUSUAL: list[tuple[str, Callable[..., Any]]] = [
     ("attention", in_place),
-    ("attention", lambda q, k, v, mask: attention(q.double(), k.double(), v.double(), mask)),
-    ("rope", lambda x, angles: rope(x.double(), angles.double())),
-    ("project", lambda x, *w: [part.double() for part in project(x, *w)]),
+    (
+        "attention",
+        lambda q, k, v, mask: own.attention(q.double(), k.double(), v.double(), mask),
+    ),
+    ("rope", lambda x, angles: own.rope(x.double(), angles.double())),
+    ("project", lambda x, *w: [part.double() for part in own.project(x, *w)]),
     ("layer", double_layer),
     ("MyCache", Doubles),
-    ("run_new", lambda *args: run_new(*args).double()),
-    ("keep_top_p", lambda probs, p: keep_top_p(probs.mul_(1.0), p)),
+    ("run_new", lambda *args: own.run_new(*args).double()),
+    ("keep_top_p", lambda probs, p: own.keep_top_p(probs.mul_(1.0), p)),
 ]
 
 
@@ -462,14 +376,14 @@ def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
 
 def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
     with pytest.raises(ValueError, match="'my_rope' is no part of the engine; the parts are"):
-        mine.use(named("my_rope", lambda x, angles: x), check_rope)
+        mine.use(named("my_rope", lambda x, angles: x), CHECKS["rope"])
 
 
 class RaisingCache(MyCache):
     def __init__(self, *sizes: Any) -> None:
         super().__init__()
 
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
         if len(k) == 1:
             raise KeyError("moth")
         return super().update(layer, k, v, batch)
@@ -499,19 +413,25 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("window_mask", lambda q_len, kv_len, window: window_mask(q_len, kv_len, 2)),
+        ("window_mask", lambda q_len, kv_len, window: own.window_mask(q_len, kv_len, 2)),
         ("attention", lambda q, k, v, mask: v[: len(q)]),
-        ("attention", lambda q, k, v, mask: attention(q, k, v, mask).squeeze()),
+        ("attention", lambda q, k, v, mask: own.attention(q, k, v, mask).squeeze()),
         ("kv_head", lambda h, num_heads, num_kv_heads: h % num_kv_heads),
         ("kv_head", lambda h, num_heads, num_kv_heads: h),
         ("rope", lambda x, angles: x),
-        ("project", lambda *args: [project(*args)[i] for i in (0, 2, 1)]),
+        ("project", lambda *args: [own.project(*args)[i] for i in (0, 2, 1)]),
         ("project", lambda *args: None),
         ("layer", lambda x, w, angles, attend: x),
         ("MyCache", None),
         ("MyStaticCache", None),
-        ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids, 0)[:7]),
-        ("run_new", lambda model, attention, ids, n: run_new(model, attention, ids[:-1], 0) * 0),
+        (
+            "run_new",
+            lambda model, attention, ids, n: own.run_new(model, attention, ids, 0)[:7],
+        ),
+        (
+            "run_new",
+            lambda model, attention, ids, n: own.run_new(model, attention, ids[:-1], 0) * 0,
+        ),
         ("keep_top_p", lambda probs, p: probs >= probs.max()),
         ("keep_top_p", lambda probs, p: probs.nonzero()),
         ("why_finished", lambda ids, *rest: "length" if len(ids) == 2 else None),
@@ -528,8 +448,8 @@ def test_part_that_a_check_let_through_is_found_by_its_tokens(
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
             return [(k, v)]
 
-    cached.use(RIGHT["attention"], check_attention)
-    cached.use(RIGHT["run_new"], check_run_new)
+    cached.use(own.attention, CHECKS["attention"])
+    cached.use(own.run_new, CHECKS["run_new"])
     cached.use(named(name, part or OnlyNew), passes)
     params = SamplingParams(temperature=1.3, top_p=0.95, seed=1, max_tokens=6)
     said = told(cached, capsys, "One day", params)
@@ -552,21 +472,21 @@ def test_two_wrong_parts_are_both_taken_out(
 
 
 def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -> None:
-    mine.use(rope, check_rope)
+    mine.use(own.rope, CHECKS["rope"])
     with pytest.raises(ValueError, match="tokens"):
         mine.tell(PROMPT * 200)
-    assert mine.parts.own == {"rope": rope}
+    assert mine.parts.own == {"rope": own.rope}
 
 
 @pytest.mark.parametrize("name", IN_01)
 def test_a_wrong_part_can_be_heard_and_does_not_stay(
     mine: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    mine.use(RIGHT["layer"], check_layer)
+    mine.use(own.layer, CHECKS["layer"])
     wrong = {"attention": lambda q, k, v, mask: v[: len(q)], "layer": lambda x, *_: x}
-    wrong |= {"project": lambda *args: [project(*args)[i] for i in (0, 2, 1)]}
+    wrong |= {"project": lambda *args: [own.project(*args)[i] for i in (0, 2, 1)]}
     wrong |= {"kv_head": lambda h, *_: h % 2, "rope": lambda x, angles: x}
-    wrong |= {"window_mask": lambda q, kv, _: window_mask(q, kv, 2)}
+    wrong |= {"window_mask": lambda q, kv, _: own.window_mask(q, kv, 2)}
     for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
         mine.hear(PROMPT, **{name: part})
     mine.hear(PROMPT, **{name: lambda *_: ...})
@@ -575,13 +495,103 @@ def test_a_wrong_part_can_be_heard_and_does_not_stay(
     assert other.startswith(PROMPT) and other != right
     assert raised.startswith(f"✘ your {name} raised KeyError")
     assert untouched == f"☐ not done yet: the body of {name} is still `...`"
-    assert mine.parts.own == {"layer": RIGHT["layer"]}
+    assert mine.parts.own == {"layer": own.layer}
     with pytest.raises(ValueError, match="no parts of the engine"):
-        mine.hear(PROMPT, my_rope=rope)
+        mine.hear(PROMPT, my_rope=own.rope)
 
 
-def test_plugged_says_whose_part_runs() -> None:
-    assert repr(Plugged(Verdict(True, "fine"), "rope")) == (
-        "✔ fine\nYour rope runs in the model now."
-    )
-    assert own.PARTS["rope"] is own.rope
+# -- what was written in an earlier notebook -----------------------------------------------------
+
+NOTEBOOKS = {name[:2]: name for name in sources()}
+
+
+def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str, of: str = "01") -> str:
+    """A notebook as a learner's file, each code cell edited."""
+    notebook: NotebookNode = make_notebook(sources()[NOTEBOOKS[of]], solved)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = edit(cell.source)
+    nbformat.write(notebook, folder / f"my_{of}.ipynb")
+    return str(folder / f"my_{of}.ipynb")
+
+
+def test_right_answers_come_along(cached: OwnEngine, tmp_path: Path) -> None:
+    found = bring(cached, saved(tmp_path, solved=True))
+    assert repr(found) == f"✔ yours from notebook 01: {', '.join(IN_01)}"
+    assert set(cached.parts.own) == set(IN_01)
+    theirs = cached.parts.own["attention"]
+    assert theirs.__code__.co_filename == "my_01.ipynb"
+    request = cached.generate("Once upon a time Anna had a red kite.")
+    assert len(request.output_token_ids) == 24 and cached.parts.calls["attention"] > 0
+
+
+def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
+    cached: OwnEngine, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "01_none.ipynb")
+    for notebook, why in (
+        (saved(tmp_path, solved=False), ""),
+        (missing, f" (there is no file {missing})"),
+    ):
+        found = bring(cached, notebook)
+        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}{why}"
+        assert not cached.parts.own
+
+
+def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
+    cached: OwnEngine, tmp_path: Path
+) -> None:
+    def spoil(source: str) -> str:
+        if source.startswith("def rope"):
+            return source.replace("a * cos - b * sin", "a * cos + b * sin")
+        return "this is no Python" if source.startswith("def project") else source
+
+    said = repr(bring(cached, saved(tmp_path, True, spoil)))
+    assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
+    assert said.endswith("☐ the package's run for: project, rope, layer")
+    assert set(cached.parts.own) == {"window_mask", "attention", "kv_head"}
+
+
+def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = OwnServer(model, tokenizer, memory="pages", num_blocks=10, block_size=4)
+    parts = {
+        "01": IN_01,
+        "02": ("keep_top_p",),
+        "03": ("num_tokens_to_run", "plan_step", "ttft_and_tpot"),
+    }
+    for number, names in parts.items():
+        for solved, mark in ((False, "☐ the package's run for"), (True, "✔ yours from notebook")):
+            found = bring(server, saved(tmp_path, solved, of=number))
+            assert repr(found).startswith(mark) and repr(found).endswith(f": {', '.join(names)}")
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=1)
+    server.serve(["Once upon a time", "Ben had a blue ball."], drawn)
+    said = capsys.readouterr().out
+    assert said.endswith("✔ 2 of 2 requests have the tokens that they have alone.\n")
+    for name in (name for names in parts.values() for name in names):
+        assert f"{name} (" in said
+    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
+    assert repr(only) == "✔ yours from notebook 03: plan_step"
+
+
+@pytest.mark.parametrize("has_static", [False, True])
+def test_of_two_caches_the_later_one_runs_and_a_file_may_have_one_alone(
+    cached: OwnEngine, tmp_path: Path, has_static: bool
+) -> None:
+    def edit(source: str) -> str:
+        return "" if source.startswith("class MyStaticCache") and not has_static else source
+
+    cache = "MyStaticCache" if has_static else "MyCache"
+    names = (cache, "run_new", "keep_top_p", "why_finished")
+    found = bring(cached, saved(tmp_path, True, edit, of="02"))
+    assert repr(found) == f"✔ yours from notebook 02: {', '.join(names)}"
+    assert set(cached.parts.own) == set(names)
+
+
+def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:
+    with pytest.raises(ValueError, match=r"must have one of \['01', '02', '03'\] in its name"):
+        bring(cached, "none.ipynb")

@@ -117,7 +117,7 @@ mine.tell(PROMPT)
 # in one head is the *head dimension* D (`head_dim` in the code).
 
 # %%
-from tutorial_engine.learn.own import LayerWeights
+from tutorial_engine.learn import LayerWeights
 
 first_layer = model.model.layers[0]
 w = LayerWeights.of(first_layer)  # the layer's matrices, by name
@@ -166,7 +166,7 @@ def project(x, w_q, w_k, w_v, head_dim):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_project
+from tutorial_engine.learn import check_project
 
 mine.use(project, check_project)
 
@@ -247,7 +247,7 @@ def attention(q, k, v, mask):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_attention
+from tutorial_engine.learn import check_attention
 
 mine.use(attention, check_attention)
 
@@ -343,7 +343,7 @@ def window_mask(q_len, kv_len, window):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_window_mask
+from tutorial_engine.learn import check_window_mask
 
 mine.use(window_mask, check_window_mask)
 
@@ -418,7 +418,7 @@ def kv_head(h, num_heads, num_kv_heads):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_kv_head
+from tutorial_engine.learn import check_kv_head
 
 mine.use(kv_head, check_kv_head)
 
@@ -435,7 +435,7 @@ gqa_picture(c)
 # calls your `attention` if it was right, and the package's otherwise.
 
 # %%
-from tutorial_engine.learn.own import OwnAttention
+from tutorial_engine.learn import OwnAttention
 
 show_source(OwnAttention.one_sequence)
 
@@ -587,7 +587,7 @@ def rope(x, angles):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_rope
+from tutorial_engine.learn import check_rope
 
 mine.use(rope, check_rope)
 
@@ -760,7 +760,7 @@ def layer(x, w, angles, attend):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_layer
+from tutorial_engine.learn import check_layer
 
 mine.use(layer, check_layer)
 
@@ -911,7 +911,7 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # logits are then from those of `transformers`, and which tokens (rows) are wrong.
 
 # %%
-from tutorial_engine.learn.bugs import BUGS_01, zoo
+from tutorial_engine.learn import BUGS_01, zoo
 
 
 def with_naive_attention():
@@ -1082,7 +1082,7 @@ def induction_score(shares, period):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_induction_score
+from tutorial_engine.learn import check_induction_score
 
 check_induction_score(induction_score)
 
@@ -1292,7 +1292,7 @@ def kv_bytes(config, itemsize):
 
 
 # %%
-from tutorial_engine.learn.checks_01 import check_kv_bytes
+from tutorial_engine.learn import check_kv_bytes
 
 check_kv_bytes(kv_bytes, qwen3_06b)
 

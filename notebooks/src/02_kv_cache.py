@@ -255,7 +255,7 @@ class MyCache:
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_cache
+from tutorial_engine.learn import check_cache
 
 mine = OwnEngine(model, tokenizer, cached=True)
 mine.use(MyCache, check_cache)
@@ -275,7 +275,7 @@ mine.tell(PROMPTS[0])
 # others the package's parts do the same work.
 
 # %%
-from tutorial_engine.learn.earlier import bring
+from tutorial_engine.learn import bring
 
 bring(mine, "01_attention_rope.ipynb")
 
@@ -333,7 +333,7 @@ def run_new(model, attention, token_ids, num_computed):
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_run_new
+from tutorial_engine.learn import check_run_new
 
 mine.use(run_new, check_run_new)
 
@@ -401,7 +401,7 @@ class MyStaticCache:
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_static_cache
+from tutorial_engine.learn import check_static_cache
 
 mine.use(MyStaticCache, check_static_cache)
 
@@ -455,9 +455,9 @@ def slots_to_write(cached, new, max_len):
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_slots
+from tutorial_engine.learn import check_slots_to_write
 
-check_slots(slots_to_write)
+check_slots_to_write(slots_to_write)
 
 # %% [markdown]
 # The package's map does the same arithmetic. Its answer has the slots to *write* for the new tokens,
@@ -552,8 +552,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.learn.bugs import planted
-from tutorial_engine.learn.bugs_02 import BUGS_02
+from tutorial_engine.learn import BUGS_02, planted
 
 
 def texts():
@@ -602,7 +601,7 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 
 # %%
-from tutorial_engine.learn.bugs import zoo
+from tutorial_engine.learn import zoo
 
 caught = zoo(BUGS_02, lambda: logits_of(story, new))
 print(f"{caught} of {len(BUGS_02)} bugs are caught")
@@ -806,7 +805,7 @@ def least_seconds(num_weights, num_tokens, kv_bytes, peak, bandwidth):
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_floor
+from tutorial_engine.learn import check_floor
 
 check_floor(least_seconds)
 
@@ -852,9 +851,8 @@ predictions.ask(
 )
 
 # %% tags=["nbval-ignore-output", "figure-roofline"]
-from tutorial_engine.lab.one_forward import against_the_roof
-from tutorial_engine.lab.roofline import weight_bytes
-from tutorial_engine.learn.checks_02 import least_seconds as least_time
+from tutorial_engine.lab import against_the_roof, weight_bytes
+from tutorial_engine.learn import least_seconds as least_time
 from tutorial_engine.model import use_fast_layers
 from tutorial_engine.viz import roofline_picture
 
@@ -994,7 +992,7 @@ def keep_top_p(probs, p):
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_top_p
+from tutorial_engine.learn import check_top_p
 
 mine.use(keep_top_p, check_top_p)
 
@@ -1096,7 +1094,7 @@ def why_finished(new_ids, text, eos_ids, stop, max_tokens):
 
 
 # %%
-from tutorial_engine.learn.checks_02 import check_why_finished
+from tutorial_engine.learn import check_why_finished
 
 mine.use(why_finished, check_why_finished)
 

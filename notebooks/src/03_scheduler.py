@@ -17,8 +17,7 @@ import torch
 
 from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.learn import OwnServer, Predictions, show_source
-from tutorial_engine.learn.dry_run import steps
+from tutorial_engine.learn import OwnServer, Predictions, show_source, steps
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import Sampler, SamplingParams
 from tutorial_engine.trace import Recorder
@@ -105,7 +104,7 @@ def num_tokens_to_run(num_tokens, num_computed_tokens, budget_left):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_num_tokens
+from tutorial_engine.learn import check_num_tokens
 
 server = OwnServer(model, tokenizer)
 server.use(num_tokens_to_run, check_num_tokens)
@@ -148,7 +147,7 @@ def plan_step(running, waiting, budget, max_num_seqs):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_plan
+from tutorial_engine.learn import check_plan
 
 server.use(plan_step, check_plan)
 
@@ -391,7 +390,7 @@ def slots_for(request, running, allocate, preempt):
 
 
 # %%
-from tutorial_engine.learn.give_way_check import check_slots_for
+from tutorial_engine.learn import check_slots_for
 
 check_slots_for(slots_for, model)
 
@@ -432,7 +431,7 @@ show_source(Scheduler.admit)
 # When you open the scheduler of vLLM, you will find the same parts under these names:
 
 # %%
-from tutorial_engine.learn.elsewhere import box, in_vllm
+from tutorial_engine.learn import box, in_vllm
 
 print(in_vllm())
 
@@ -455,7 +454,7 @@ predictions.ask(
 
 # %%
 from tutorial_engine.engine import EngineConfig
-from tutorial_engine.learn.dry_run import Job, dry_run
+from tutorial_engine.learn import Job, dry_run
 
 jobs = [Job("A", 10, 4), Job("L", 12, 2), Job("S", 3, 2)]  # name, prompt length, new tokens
 whole_prompts = EngineConfig(max_num_batched_tokens=16, enable_chunked_prefill=False)
@@ -568,7 +567,7 @@ def ttft_and_tpot(arrival, token_times):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_metrics
+from tutorial_engine.learn import check_metrics
 
 server.use(ttft_and_tpot, check_metrics)
 
@@ -956,7 +955,7 @@ def largest_budget(max_gap_ms):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_budget
+from tutorial_engine.learn import check_budget
 
 check_budget(largest_budget, lambda budget: 1000 * max(with_budget(budget)[1][0].metrics.itl))
 
@@ -1147,7 +1146,7 @@ class ShortestFirst(Scheduler):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_shortest
+from tutorial_engine.learn import check_shortest
 
 server.use(ShortestFirst, check_shortest)
 
@@ -1196,7 +1195,7 @@ class Fair(Scheduler):
 
 
 # %%
-from tutorial_engine.learn.checks_03 import check_fair
+from tutorial_engine.learn import check_fair
 
 server.use(Fair, check_fair)
 
@@ -1292,8 +1291,7 @@ timeline(engine.trace.trace())
 # fourth is the one that you know.) Read each, and ask yourself: what must a test run to see this?
 
 # %%
-from tutorial_engine.learn.bugs import diff, planted
-from tutorial_engine.learn.bugs_03 import BUGS_03
+from tutorial_engine.learn import BUGS_03, diff, planted
 
 for name, bug in BUGS_03.items():
     print(f"{name}, in {bug[0].__name__}.{bug[1]}\n{diff(bug)}\n")

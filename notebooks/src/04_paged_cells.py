@@ -118,7 +118,7 @@ def num_blocks(budget_bytes, num_layers, num_kv_heads, head_dim, itemsize, block
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_num_blocks
+from tutorial_engine.learn import check_num_blocks
 
 server = OwnServer(model, tokenizer, memory="pages", num_blocks=12, block_size=4)
 server.use(num_blocks, check_num_blocks)
@@ -219,7 +219,7 @@ def slots(block_table, block_size, num_tokens):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_slots
+from tutorial_engine.learn import check_slots
 
 server.use(slots, check_slots)
 
@@ -476,7 +476,7 @@ def block_attention(q, k_pool, v_pool, block_table, kv_len):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_block_attention
+from tutorial_engine.learn import check_block_attention
 
 server.use(block_attention, check_block_attention)
 
@@ -698,7 +698,7 @@ def find(token_ids, block_size, name_of, cached):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_find
+from tutorial_engine.learn import check_find
 
 server.use(find, check_find)
 
@@ -720,7 +720,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # they leave it *before* new blocks are taken: otherwise the engine could overwrite a block that it has just found.
 
 # %%
-from tutorial_engine.learn.elsewhere import box
+from tutorial_engine.learn import box
 
 show_source(BlockManager.admit, first="chain = ")
 box("radix")
@@ -847,7 +847,7 @@ def free(table, ref_cnt, free_queue):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_free, check_take
+from tutorial_engine.learn import check_free, check_take
 
 server.use(free, check_free)
 
@@ -888,8 +888,7 @@ run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens
 # comes. A block is *named* when it is full (the log has four characters of the name), and *found* by this name.
 
 # %%
-from tutorial_engine.learn.block_checks import log_text, stale_log
-from tutorial_engine.learn.bugs_04 import StaleBlocks
+from tutorial_engine.learn import StaleBlocks, log_text, stale_log
 
 log = stale_log(model, StaleBlocks, prompts)
 print(log_text(log))
@@ -921,7 +920,7 @@ def stale(log):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_stale
+from tutorial_engine.learn import check_stale
 
 check_stale(stale, log)
 
@@ -929,7 +928,7 @@ check_stale(stale, log)
 # What does its user get? Here is the text with the bug, and the text that this request gets alone:
 
 # %%
-from tutorial_engine.learn.block_checks import wrong_texts
+from tutorial_engine.learn import wrong_texts
 
 for name, prompt, wrong, alone in wrong_texts(model, tokenizer, StaleBlocks, prompts):
     print(f"{name}: {prompt!r}\n   with the bug: {wrong!r}\n   alone:        {alone!r}")
@@ -963,12 +962,12 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.learn.bugs_04 import stress, table
+from tutorial_engine.learn import stress, stress_table
 
 rows = stress(model, prompts)
 wrong_alone = sum(row.alone != rows[0].alone for row in rows)
 if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_alone]):
-    print(table(rows))
+    print(stress_table(rows))
 
 # %% [markdown]
 # The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were found
@@ -1033,7 +1032,7 @@ def causes():
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_causes
+from tutorial_engine.learn import check_causes
 
 check_causes(causes() or {}, runs)
 
@@ -1201,7 +1200,7 @@ except ValueError as error:
 # for all of its tokens. This variant asks for the first chunk only:
 
 # %%
-from tutorial_engine.learn.eager_pages import EagerPages
+from tutorial_engine.learn import EagerPages
 
 show_source(PagedKVCache.tokens_to_admit)
 print()
@@ -1221,7 +1220,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-thrash"]
-from tutorial_engine.learn.eager_pages import cost, drama, tokens
+from tutorial_engine.learn import cost, drama, tokens
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.viz import timelines
 
@@ -1360,7 +1359,7 @@ def visible(cells, seq_id, pos):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_visible
+from tutorial_engine.learn import check_visible
 
 on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
@@ -1445,7 +1444,7 @@ def context_shift(cache, seq_id, keep, discard):
 
 
 # %%
-from tutorial_engine.learn.checks_04 import check_context_shift
+from tutorial_engine.learn import check_context_shift
 
 check_context_shift(context_shift)
 
@@ -1692,7 +1691,7 @@ print(ledger_table([rows[path] for path in ("no cache", "transformers", "yours")
 # run the cell again. Some parts stay behind, such as your cache of notebook 02: pages have taken their place.
 
 # %%
-from tutorial_engine.learn.earlier import bring
+from tutorial_engine.learn import bring
 
 print(bring(server, "01_attention_rope.ipynb"))
 print(bring(server, "02_kv_cache.ipynb"))

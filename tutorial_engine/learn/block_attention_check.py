@@ -1,16 +1,16 @@
 """Introduced in notebook 04. The check of attention that reads K and V in their blocks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
-from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done, wrong_shape
+from tutorial_engine.learn.verdict import CannotBe, Verdict, close
 
 Attention = Callable[[Tensor, Tensor, Tensor, list[int], int], Any]
 BLOCKS, BLOCK_SIZE, D = 7, 4, 8
@@ -59,32 +59,7 @@ def _cases() -> list[Case]:
     return cases
 
 
-# -- mistakes, with the same parameters -----------------------------------------------------------
-
-
-def _loop(
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    table: Sequence[int],
-    kv_len: int,
-    correct_total: bool = True,
-    correct_out: bool = True,
-    divide: bool = True,
-    stop: bool = True,
-) -> Tensor:
-    """The running softmax with a line left out. Without `stop` every block of the table is read."""
-    largest, total, out = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(v_pool.shape[-1])
-    end = kv_len if stop else len(table) * BLOCK_SIZE
-    for start, block in zip(range(0, end, BLOCK_SIZE), table, strict=False):
-        n = min(BLOCK_SIZE, kv_len - start)  # below 0 where nothing is needed yet
-        scores = k_pool[block, :n] @ q / math.sqrt(len(q))
-        new = torch.maximum(largest, scores.max())
-        weights, correction = (scores - new).exp(), (largest - new).exp()
-        total = total * (correction if correct_total else 1) + weights.sum()
-        out = out * (correction if correct_out else 1) + weights @ v_pool[block, :n]
-        largest = new
-    return out / total if divide else out
+# -- slips ----------------------------------------------------------------------------------------
 
 
 def _each_block(q: Tensor, k: Tensor, v: Tensor, table: Sequence[int], kv_len: int) -> Tensor:
@@ -94,44 +69,46 @@ def _each_block(q: Tensor, k: Tensor, v: Tensor, table: Sequence[int], kv_len: i
     return torch.stack(alone)
 
 
-MISTAKES: Mapping[str, Attention] = {
-    "a score is divided by √D: math.sqrt(len(q))": lambda q, k, v, t, n: right(
-        q * math.sqrt(D), k, v, t, n
+BLOCK_SLIPS: Slips = {
+    **slips_of(
+        right,
+        """
+    / math.sqrt(len(q)) →
+        a score is divided by √D: math.sqrt(len(q))
+    total * correction + → total +
+    out * correction + → out +
+        when a larger score comes, what was summed up before must be corrected: both sums are
+        multiplied by exp(old largest − new largest)
+    total * correction + → total +
+        the sum of the weights must be corrected too, by exp(old largest − new largest)
+    out * correction + → out +
+        the sum of weight · value must be corrected too, by exp(old largest − new largest)
+    return out / total → return out
+        at the end divide by the sum of the weights
+    range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
+        the table may have blocks for tokens that run later: there kv_len - i * block_size is below
+        0, and [:n] then reads slots from the front of the block; stop after math.ceil(kv_len /
+        block_size) blocks
+    block_table, strict → range(len(block_table)), strict
+        block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool
+    @ v_pool[block → @ k_pool[block
+        these are keys; the weights belong to the values, v_pool
+    total * correction + weights.sum() → weights.sum()
+    out * correction + weights → weights
+        only the last block is left; add to what the blocks before gave
+    """,
     ),
-    "when a larger score comes, what was summed up before must be corrected: both sums are "
-    "multiplied by exp(old largest − new largest)": partial(
-        _loop, correct_total=False, correct_out=False
-    ),
-    "the sum of the weights must be corrected too, by exp(old largest − new largest)": partial(
-        _loop, correct_total=False
-    ),
-    "the sum of weight · value must be corrected too, by exp(old largest − new largest)": partial(
-        _loop, correct_out=False
-    ),
-    "at the end divide by the sum of the weights": partial(_loop, divide=False),
     "the last block is open: only its first tokens, up to kv_len, count": lambda q, k, v, t, n: (
         right(q, k, v, t, -(-n // BLOCK_SIZE) * BLOCK_SIZE)
     ),
     "the table may have a block that is not needed yet: stop after kv_len tokens": (
         lambda q, k, v, t, n: right(q, k, v, t, len(t) * BLOCK_SIZE)
     ),
-    "the table may have blocks for tokens that run later: there kv_len - i * block_size is "
-    "below 0, and [:n] then reads slots from the front of the block; stop after "
-    "math.ceil(kv_len / block_size) blocks": partial(_loop, stop=False),
-    "block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool": (
-        lambda q, k, v, t, n: right(q, k, v, range(len(t)), n)
-    ),
     "each block has a softmax of its own, and these are averaged; the weights of all blocks "
     "together must sum to 1": lambda *case: _each_block(*case).mean(0),
     "each block has a softmax of its own, and these are added; the weights of all blocks together "
     "must sum to 1": lambda *case: _each_block(*case).sum(0),
-    "only the last block is left; add to what the blocks before gave": lambda *case: _each_block(
-        *case
-    )[-1],
     "only the first block is read": lambda q, k, v, t, n: right(q, k, v, t, min(n, BLOCK_SIZE)),
-    "these are keys; the weights belong to the values, v_pool": lambda q, k, v, t, n: right(
-        q, k, k, t, n
-    ),
 }
 
 
@@ -163,86 +140,76 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _answer(function: Attention, *case: Any) -> Any:
+    """What the function gives; CannotBe if it writes to a pool."""
+    given = Case(*case).copies()
+    answer = function(*given)
+    for name, before, after in zip("kv", case[1:3], given[1:3], strict=True):
+        if answer is not None and not torch.equal(before, after):
+            raise CannotBe(f"it wrote to {name}_pool, which other requests read too")
+    return answer
+
+
 def check_block_attention(function: Attention) -> Verdict:
     """Check a learner's function(q, k_pool, v_pool, block_table, kv_len) → [D].
 
     The numbers, with large scores too; that nothing else is read or written, and nothing gathered.
     """
     cases = _cases()
-
-    def run() -> Verdict:
-        answers = []
-        for case in cases:
-            given = case.copies()
-            answer = function(*given)
-            bad = not_done("block_attention", answer, function)
-            bad = bad or wrong_shape("block_attention", answer, case.q)
-            if bad is not None:
-                return bad
-            for name, before, after in zip("kv", case[1:3], given[1:3], strict=True):
-                if not torch.equal(before, after):
-                    told = f"block_attention wrote to {name}_pool, which other requests read too"
-                    return Verdict(False, told)
-            answers.append(answer)
-        wants = [right(*case) for case in cases]
-        wrong = [not close(a, b, TOLERANCE) for a, b in zip(answers, wants, strict=True)]
-        if any(wrong):
-            same = (words for words, other in MISTAKES.items() if _all_close(other, cases, answers))
-            case = cases[wrong.index(True)]
-            most = float((answers[wrong.index(True)] - wants[wrong.index(True)]).abs().max())
-            where = f"block_attention: block_table {case.table}, kv_len {case.kv_len}"
-            told = f"{where}: differs by {most:.2g}"
-            return Verdict(False, f"{told}; {next(same, 'compare with softmax over all tokens')}")
-        return _in_place(function, cases)
-
-    hint = "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head."
-    return guarded("block_attention", run, function, hint)
+    tokens = sum(case.kv_len for case in cases)
+    verdict = judge(
+        *("block_attention", function, right, cases, BLOCK_SLIPS),
+        f"block_attention: {tokens} tokens read in their blocks, none gathered",
+        call=_answer,
+        where=lambda got, *case: f"block_table {case[3]}, kv_len {case[4]}",
+        otherwise=lambda got, want, *_: (
+            f"differs by {float((got - want).abs().max()):.2g}; compare with softmax over all "
+            "tokens"
+        ),
+        explain="q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head.",
+        then=lambda: _not_in_place(function, cases),
+    )
+    if verdict.ok:
+        return Verdict(True, verdict.message + _not_running(function, cases[3]))
+    return verdict
 
 
-def _all_close(other: Attention, cases: Sequence[Case], answers: Sequence[Tensor]) -> bool:
-    pairs = zip(cases, answers, strict=True)
-    return all(close(other(*case), answer, TOLERANCE) for case, answer in pairs)
-
-
-def _in_place(function: Attention, cases: Sequence[Case]) -> Verdict:
+def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
     """Right numbers: are they right in a real pool, and for large scores, without a gather?"""
     for case in cases:
         if not close(function(*case.poisoned().copies()), right(*case), TOLERANCE):
-            return Verdict(
-                False,
-                f"block_attention: block_table {case.table}, kv_len {case.kv_len}: it reads slots "
-                "that nobody wrote, where a real pool has anything, NaN too; slice the block to "
-                "its first tokens before you compute with it",
+            return (
+                f"block_table {case.table}, kv_len {case.kv_len}: it reads slots that nobody "
+                "wrote, where a real pool has anything, NaN too; slice the block to its first "
+                "tokens before you compute with it"
             )
     for case in cases:
         large = case._replace(q=60 * case.q)
         if not close(function(*large.copies()), right(*large), 10 * TOLERANCE):
-            return Verdict(
-                False,
-                "block_attention: with large scores exp() overflows; subtract the largest score "
-                "so far before exp()",
+            return (
+                "with large scores exp() overflows; subtract the largest score so far before exp()"
             )
-    given = cases[3].copies()
+    seen = _watched(function, cases[3])
+    if math.prod(seen.largest) > BLOCK_SIZE * D:
+        return (
+            f"right numbers, but it makes a tensor of shape {seen.largest}, which is more than one "
+            "block: that is a gather. Read one block after the other"
+        )
+    return ""
+
+
+def _watched(function: Attention, case: Case) -> _Watch:
+    given = case.copies()
     with _Watch(given.k_pool) as seen:
         function(*given)
-    if math.prod(seen.largest) > BLOCK_SIZE * D:
-        return Verdict(
-            False,
-            f"block_attention: right numbers, but it makes a tensor of shape {seen.largest}, which "
-            "is more than one block: that is a gather. Read one block after the other",
-        )
-    tokens = sum(case.kv_len for case in cases)
-    told = f"block_attention: {tokens} tokens read in their blocks, none gathered"
-    return Verdict(True, told + _not_running(function, seen.num_read, given.kv_len))
+    return seen
 
 
-def _not_running(function: Attention, num_read: int, kv_len: int) -> str:
+def _not_running(function: Attention, case: Case) -> str:
     """What to add where attention is right but no running softmax; "" where it is one."""
-    q, k_pool, v_pool, table, n = _cases()[3].copies()  # heads so narrow that all scores show
-    with _Watch(k_pool) as seen:
-        function(q[:2], k_pool[..., :2], v_pool[..., :2], table, n)
-    if math.prod(seen.largest) > 2 * BLOCK_SIZE:
+    narrow = case._replace(q=case.q[:2], k_pool=case.k_pool[..., :2], v_pool=case.v_pool[..., :2])
+    if math.prod(_watched(function, narrow).largest) > 2 * BLOCK_SIZE:  # all scores show
         return ". But it keeps the scores of all tokens; a running softmax keeps m, l and acc"
-    if num_read > kv_len * D:
+    if _watched(function, case).num_read > case.kv_len * D:
         return ". But it reads keys more than once; a running softmax corrects l and acc instead"
     return ""

@@ -1,179 +1,170 @@
 """Introduced in notebook 04. The checks of the exercises on blocks: eviction, a bug to be found."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import BLOCK_SIZE, StaleBlocks, pages, scenes, serve
+from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
-from tutorial_engine.learn.parts import listed, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, not_done
+from tutorial_engine.learn.parts import PartFailed, Parts, listed, whole
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockTaken
 
 # ---- eviction
 
+Part = Callable[..., object]
+FREE_CASES = (  # a table, ref_cnt, the free queue
+    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8]),
+    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7]),  # another holds 0 and 1
+)
+FREE_SLIPS: Slips = slips_of(
+    right_free,
+    """
+    reversed(table) → table
+        head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
+        nothing, though 1, 2 and 3 are still there; last block first
+    reversed(table) → table
+    append(block) → insert(0, block)
+        put them at the end: 7 and 8 have been free for longer
+    append(block) → insert(0, block)
+        put them at the end, the last block first
+    free_queue.append(block) → pass
+        four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + ...`
+        makes a new list that nobody else sees: change it in place, free_queue.append(block)
+    reversed(table) → ()
+        neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
+        append to free_queue
+    if ref_cnt[block] == 0 → if True
+        a block that is in another's table still (ref_cnt 2) is not free
+    ref_cnt[block] -= 1 →
+    == 0 → == 1
+        nobody holds a block that is free: count down in ref_cnt to 0
+    ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
+        who gives a block back that another holds counts down, too
+    """,
+)
 
-def check_free(free: Callable[..., object]) -> Verdict:
+
+def _freed(free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int]) -> list[Any]:
+    """The queue and the counts, after the table was given back."""
+    held = list(table)
+    free(table, ref_cnt, queue)
+    return [queue, [ref_cnt.get(block, 0) for block in held]]
+
+
+def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue): by hand, then beside the package's BlockManager."""
-    return _checked("free", free, _free_by_hand, partial(_beside_ours, free, right_take))
 
-
-def check_take(take: Callable[..., object]) -> Verdict:
-    """Check take(free_queue, names, cached) → block, in the same two ways."""
-    return _checked("take", take, _take_by_hand, partial(_beside_ours, right_free, take))
-
-
-def _checked(
-    name: str,
-    part: Callable[..., object],
-    by_hand: Callable[[Callable[..., object]], Verdict | None],
-    beside_ours: Callable[[int], str],
-) -> Verdict:
-    def run() -> Verdict:
-        bad = by_hand(part)
-        if bad is not None:
-            return bad
-        difference = next(filter(None, map(beside_ours, range(10))), "")
-        if difference:
-            return Verdict(False, f"{name}: {difference}")
-        return Verdict(True, f"{name}: queue and cache are always as the package has them")
-
-    return guarded(name, run, part)
-
-
-def _free_by_hand(free: Callable[..., object]) -> Verdict | None:
-    ref_cnt, queue = dict.fromkeys((0, 1, 2, 3), 1), [7, 8]
-    got = free([0, 1, 2, 3], ref_cnt, queue)
-    if queue == [7, 8] and set(ref_cnt.values()) == {1}:
-        if has_gap(free):
-            return Verdict(None, "not done yet: there is still a `...` in free")
-        return Verdict(
-            False,
-            "free: neither ref_cnt nor free_queue has changed; change them in place: count down "
-            "in ref_cnt, and append to free_queue",
+    def where(got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int]) -> str:
+        if got == [queue, list(ref_cnt.values())] and has_gap(free):
+            raise Told(Verdict(None, "not done yet: there is still a `...` in free"))
+        counts = dict(zip(table, got[1], strict=True))
+        return (
+            f"the table {table}, ref_cnt {ref_cnt} and the queue {queue} became ref_cnt {counts} "
+            f"and the queue {got[0]}"
         )
-    told = f"free: the table [0, 1, 2, 3] and the queue [7, 8] became the queue {queue}"
-    if listed(got) and queue == [7, 8]:
-        return Verdict(
-            False,
-            f"{told}; `free_queue = free_queue + ...` makes a new list that nobody else sees: "
-            "change it in place, free_queue.append(block)",
-        )
-    why = {
-        (7, 8, 0, 1, 2, 3): "head first: after 7 and 8, block 0 is taken next, and then whoever "
-        "has this prefix finds nothing, though 1, 2 and 3 are still there; last block first",
-        (3, 2, 1, 0, 7, 8): "put them at the end: 7 and 8 have been free for longer",
-        (0, 1, 2, 3, 7, 8): "put them at the end, the last block first",
-        (7, 8): "four blocks are nobody's now: free_queue must get them, and `free_queue = "
-        "free_queue + ...` makes a new list that nobody else sees: change it in place",
-    }
-    if queue != [7, 8, 3, 2, 1, 0]:
-        known = why.get(tuple(queue), "expected [7, 8, 3, 2, 1, 0]")
-        return Verdict(False, f"{told}; {known}")
-    if any(ref_cnt.values()):
-        return Verdict(
-            False, f"free: nobody holds these blocks, ref_cnt says {ref_cnt}; expected 0"
-        )
-    ref_cnt, queue = {0: 2, 1: 2, 4: 1}, [7]
-    free([0, 1, 4], ref_cnt, queue)
-    if 0 in queue or 1 in queue:
-        return Verdict(False, "free: block 0 is in another's table still (ref_cnt 2); not free")
-    counts = {block: ref_cnt.get(block, 0) for block in (0, 1, 4)}
-    if queue != [7, 4] or counts != {0: 1, 1: 1, 4: 0}:
-        return Verdict(
-            False,
-            f"free: of the table [0, 1, 4] another holds 0 and 1, and now ref_cnt is {counts} and "
-            f"the queue {queue}; expected {{0: 1, 1: 1, 4: 0}} and [7, 4]",
-        )
-    return None
+
+    return judge(
+        *("free", free, right_free, FREE_CASES, FREE_SLIPS),
+        "free: queue and cache are always as the package has them",
+        call=_freed,
+        where=where,
+        otherwise=lambda got, want, *_: f"expected the queue {want[0]} and the counts {want[1]}",
+        then=lambda: _first_difference(free, right_take),
+    )
 
 
-def _take_by_hand(take: Callable[..., object]) -> Verdict | None:
-    queue, names, cached = [3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}
+TAKE_CASES = (([3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}),)
+TAKE_SLIPS: Slips = slips_of(
+    right_take,
+    """
+    pop(0) → pop()
+        the first one is next: 3
+    free_queue.pop(0) → free_queue[0]
+        3 is taken, expected the queue [5] (in place: free_queue.pop(0))
+    del cached[names[block]] → pass
+        block 3 is taken, and its old name still leads to it: whoever looks for that prefix will
+        read another request's tokens (the freed-block bug)
+    del cached[names[block]] → cached.clear()
+        only block 3 is taken, or nothing is ever found
+    names[block] = None →
+        names[3] still has the old name; block 3 is empty: None
+    names[block] = None → names.update(dict.fromkeys(names))
+        names[1] has changed; only block 3 is taken
+    """,
+)
+
+
+def _taken(
+    take: Part, queue: list[int], names: dict[int, Any], cached: dict[Any, int]
+) -> list[Any] | None:
+    """Which block it gave, the queue, the names and the cache, after it."""
     got = take(queue, names, cached)
-    bad = not_done("take", got, take)
-    if bad is not None:
-        return bad
-    if whole(got) != 3:
-        return Verdict(False, f"take: got {got!r} of the queue [3, 5]; the first one is next: 3")
-    if queue != [5]:
-        return Verdict(
-            False,
-            f"take: the queue [3, 5] became {queue}; 3 is taken, expected [5] (in place: "
-            "free_queue.pop(0))",
-        )
-    if "three" in cached:
-        return Verdict(
-            False,
-            "take: block 3 is taken, and its old name still leads to it: whoever looks for that "
-            "prefix will read another request's tokens (the freed-block bug)",
-        )
-    if cached != {"one": 1}:
-        return Verdict(
-            False, f"take: cached became {cached}; only block 3 is taken, or nothing is ever found"
-        )
-    if names.get(3) is not None:
-        return Verdict(False, "take: names[3] still has the old name; block 3 is empty: None")
-    if names.get(1) != "one":
-        return Verdict(False, "take: names[1] has changed; only block 3 is taken")
-    try:
-        take([5], {5: None}, {})
-    except KeyError as error:
-        return Verdict(False, f"take: KeyError: {error}; block 5 has no name, nothing to forget")
-    return None
+    if got is None or got is ...:
+        return None
+    block = whole(got)
+    return [repr(got) if block is None else block, queue, [names.get(b) for b in (1, 3)], cached]
 
 
-def _beside_ours(free: Callable[..., object], take: Callable[..., object], seed: int) -> str:
-    """40 random operations on both → where they differ first, or ""."""
-    draw, ours = random.Random(seed), BlockManager(8, 2)
-    queue, ref_cnt = list(range(8)), dict.fromkeys(range(8), 0)
-    hash_of: dict[int, bytes | None] = dict.fromkeys(range(8))
-    cached: dict[bytes, int] = {}
+def check_take(take: Part) -> Verdict:
+    """Check take(free_queue, names, cached) → block, in the same two ways."""
+
+    def then() -> str:
+        try:
+            take([5], {5: None}, {})
+        except KeyError as error:
+            return f"KeyError: {error}; block 5 has no name, nothing to forget"
+        return _first_difference(right_free, take)
+
+    return judge(
+        *("take", take, right_take, TAKE_CASES, TAKE_SLIPS),
+        "take: queue and cache are always as the package has them",
+        call=_taken,
+        where=lambda got, queue, *_: (
+            f"of the queue {queue} got {got[0]}, then the queue is {got[1]} and cached {got[3]}"
+        ),
+        then=then,
+    )
+
+
+def _first_difference(free: Part, take: Part) -> str:
+    return next(filter(None, (_beside_ours(free, take, seed) for seed in range(10))), "")
+
+
+def _beside_ours(free: Part, take: Part, seed: int) -> str:
+    """40 random operations with the parts and with the package's → where they differ first."""
+    draw, parts = random.Random(seed), Parts({})
+    parts.own |= {"free": free, "take": take}
+    ours = BlockManager(8, 2)
+    theirs = type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
     for number in range(40):
-        if ours.tables and draw.random() < 0.5:
-            name = draw.choice(sorted(ours.tables))
-            table = list(ours.tables[name])
-            ours.free(name)
-            free(table, ref_cnt, queue)
-        else:
-            tokens, name = draw.choices((0, 1), k=draw.randint(1, 11)), str(number)
-            found = ours.admit(name, tokens)
-            if found is None:
-                continue
-            table = ours.tables[name]
-            for block in table[: found // 2]:
-                ref_cnt[block] = ref_cnt.get(block, 0) + 1
-                if block in queue:
-                    queue.remove(block)
-            for block in table[found // 2 :]:
-                got = take(queue, hash_of, cached)
-                if whole(got) != block:
-                    return f"operation {number} (seed {seed}): take gave {got!r}, ours {block}"
-                ref_cnt[block] = 1
-            ours.commit(name, tokens, len(tokens))
-            for block in table:
-                if (key := ours.blocks[block].hash) is not None:
-                    hash_of[block], cached[key] = key, block
-        where = f"operation {number} (seed {seed}):"
-        if queue != list(ours.free_queue):
-            return f"{where} the queue is {queue}, ours {list(ours.free_queue)}"
-        if cached != ours.cached or any(
-            hash_of.get(b) != k.hash for b, k in enumerate(ours.blocks)
+        frees = bool(ours.tables) and draw.random() < 0.5
+        name = draw.choice(sorted(ours.tables)) if frees else str(number)
+        tokens = draw.choices((0, 1), k=draw.randint(1, 11))
+        try:
+            for blocks in (ours, theirs):
+                if frees:
+                    blocks.free(name)
+                elif blocks.admit(name, tokens) is not None:
+                    blocks.commit(name, tokens, len(tokens))
+        except PartFailed as failed:
+            return f"operation {number} (seed {seed}): {failed}"
+        for what, mine, right in (
+            ("the queue is", theirs.free_queue, ours.free_queue),
+            ("the tables are", theirs.tables, ours.tables),
+            ("what can be found is", theirs.cached, ours.cached),
+            ("the blocks are", theirs.blocks, ours.blocks),
         ):
-            return (
-                f"{where} blocks {sorted(cached.values())} can be found, ours are "
-                f"{sorted(ours.cached.values())}"
-            )
-        if any(ref_cnt.get(b, 0) != k.ref_cnt for b, k in enumerate(ours.blocks)):
-            return f"{where} ref_cnt is {ref_cnt}, ours {[k.ref_cnt for k in ours.blocks]}"
+            if mine != right or list(mine) != list(right):
+                return f"operation {number} (seed {seed}): {what} {mine}, ours {right}"
     return ""
 
 
@@ -267,44 +258,28 @@ def right_stale(log: Sequence[Line]) -> list[Line]:
     return found
 
 
-def _forgetting(log: Sequence[Line], forgets: str) -> list[Line]:
-    """The answer of one to whom such lines say nothing."""
-    return right_stale([line for line in log if line.what != forgets])
-
-
-def _first_names(log: Sequence[Line]) -> list[Line]:
-    names: dict[int, str] = {}
-    for line in log:
-        if line.what == "names":
-            names.setdefault(line.block, line.name)
-    return [line for line in log if line.what == "finds" and names.get(line.block) != line.name]
-
-
-def _taken_again(log: Sequence[Line]) -> list[Line]:
-    times = Counter[int]()
-    found = []
-    for line in log:
-        times[line.block] += line.what == "takes"
-        if line.what == "finds" and times[line.block] > 1:
-            found.append(line)
-    return found
-
-
-STALE_MISTAKES: dict[str, Callable[[Sequence[Line]], list[Line]]] = {
-    "a block that is taken has no name until it is full again: look at the lines that take": (
-        lambda log: _forgetting(log, "takes")
-    ),
-    "a block that was taken again may be found under its new name": _taken_again,
-    "a block has its newest name, not its first": _first_names,
-    "the log has more than one of them: return all": lambda log: right_stale(log)[:1],
-    "these are the lines that are right; return the others": lambda log: [
-        line for line in log if line.what == "finds" and line not in right_stale(log)
-    ],
-    "these are all the lines that find a block": lambda log: [
-        line for line in log if line.what == "finds"
-    ],
-    "a stale read is not there in every log: this is always empty": lambda log: [],
-}
+STALE_SLIPS: Slips = slips_of(
+    right_stale,
+    """
+    elif line.what != "finds" → elif line.what == "names"
+        a block that is taken has no name until it is full again: look at the lines that take
+    name_of.get(line.block) != line.name → name_of[line.block] > 1
+    elif line.what != "finds" → elif line.what == "takes"
+    = line.name → = name_of.get(line.block, 0) + 1
+        a block that was taken again may be found under its new name
+    elif line.what != "finds" → elif line.what == "names"
+    name_of[line.block] = line.name → name_of.setdefault(line.block, line.name)
+        a block has its newest name, not its first
+    return found → return found[:1]
+        the log has more than one of them: return all
+    name_of.get(line.block) != line.name → name_of.get(line.block) == line.name
+        these are the lines that are right; return the others
+    and name_of.get(line.block) != line.name →
+        these are all the lines that find a block
+    return found → return []
+        a stale read is not there in every log: this is always empty
+    """,
+)
 
 
 def _logs() -> list[list[Line]]:
@@ -324,33 +299,22 @@ def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdi
 
     If it is right, the verdict tells what is stale in the log that is given.
     """
+    cases = [(one,) for one in _logs()]
+    reads = sum(len(right_stale(one)) for one in _logs())
+    found = f"; in your log: {log_text(right_stale(log))}" if log else ""
 
-    def run() -> Verdict:
-        logs, answers = _logs(), []
-        for one in logs:
-            answer = stale(list(one))
-            bad = not_done("stale", answer, stale)
-            if bad is not None:
-                return bad
-            if (got := listed(answer)) is None or not all(line in one for line in got):
-                told = f"stale must return a list of lines of the log, got {answer!r}"
-                return Verdict(False, told)
-            answers.append(got)
-        wants = [right_stale(log) for log in logs]
-        if answers == wants:
-            found = f"; in your log: {log_text(right_stale(log))}" if log else ""
-            return Verdict(
-                True, f"stale: {sum(map(len, wants))} stale reads in {len(logs)} logs{found}"
-            )
-        i = next(i for i, want in enumerate(wants) if answers[i] != want)
-        said = log_text(answers[i]) or "nothing"
-        told = f"stale: in this log\n{log_text(logs[i])}\nyour function found {said}"
-        same = (
-            words
-            for words, wrong in STALE_MISTAKES.items()
-            if [wrong(one) for one in logs] == answers
-        )
-        why = next(same, f"expected {log_text(wants[i]) or 'nothing'}")
-        return Verdict(False, f"{told}; {why}")
+    def read(answer: object) -> list[Line]:
+        lines = listed(answer)
+        if lines is None or not all(any(line in one for one in _logs()) for line in lines):
+            raise CannotBe(f"it must return a list of lines of the log, got {answer!r}")
+        return lines
 
-    return guarded("stale", run, stale)
+    return judge(
+        *("stale", stale, right_stale, cases, STALE_SLIPS),
+        f"stale: {reads} stale reads in {len(cases)} logs{found}",
+        read=read,
+        where=lambda got, log: (
+            f"in this log\n{log_text(log)}\nyour function found {log_text(got) or 'nothing'}"
+        ),
+        otherwise=lambda got, want, log: f"expected {log_text(want) or 'nothing'}",
+    )

@@ -254,7 +254,7 @@ def _score(got: Tokens, want: Tokens, names: Iterable[str]) -> str:
     return f"{sum(pairs)} of {len(pairs)}"
 
 
-def table(rows: Sequence[Seen]) -> str:
+def stress_table(rows: Sequence[Seen]) -> str:
     """The rows as text, in columns."""
     lines = [tuple(name.replace("_", " ") for name in Seen._fields), *rows]
     widths = [max(len(str(line[i])) for line in lines) for i in range(len(Seen._fields))]

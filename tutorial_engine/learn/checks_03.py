@@ -1,35 +1,34 @@
-"""Introduced in notebook 03. The checks of notebook 03: each knows the usual mistakes by name."""
+"""Introduced in notebook 03. The checks of notebook 03, and what they know of usual mistakes."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
+from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan_step as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
 from tutorial_engine.learn.parts import listed, number, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, not_done
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, guarded, not_done
 from tutorial_engine.trace.events import Admitted, Trace
 
 # -- 1. how many tokens
 
-SHARES = {
-    "a prompt that fits": (10, 0, 16),
-    "a prompt that does not": (40, 0, 24),
-    "the rest of a prompt": (40, 24, 63),
-    "decode": (11, 10, 5),
-    "decode, budget used up": (11, 10, 0),
-    "prompt and 5 outputs, all to be computed again": (15, 0, 64),
-}
-
-
-# what to say -> the formula that makes this mistake
-SHARE_MISTAKES: dict[str, Callable[[int, int, int], int]] = {
+SHARES = (
+    ("a prompt that fits", 10, 0, 16),
+    ("a prompt that does not", 40, 0, 24),
+    ("the rest of a prompt", 40, 24, 63),
+    ("decode", 11, 10, 5),
+    ("decode, budget used up", 11, 10, 0),
+    ("prompt and 5 outputs, all to be computed again", 15, 0, 64),
+)
+SHARE_SLIPS: Slips = {
     "take the smaller of the two limits, not the larger": lambda n, done, left: max(n - done, left),
     "that is more than the budget has left": lambda n, done, left: n - done,
     "that is more than the request has left to run": lambda n, done, left: left,
@@ -50,32 +49,18 @@ SHARE_MISTAKES: dict[str, Callable[[int, int, int], int]] = {
 def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
     """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
 
-    def run() -> Verdict:
-        answers = []
-        for case in SHARES.values():
-            answer = function(*case)
-            bad = not_done("num_tokens_to_run", answer, function)
-            if bad is not None:
-                return bad
-            if (got := whole(answer)) is None:
-                told = f"got {answer!r}, which is no whole number; a step runs whole tokens"
-                return Verdict(False, f"num_tokens_to_run: {told}")
-            answers.append(got)
-        for (what, case), got in zip(SHARES.items(), answers, strict=True):
-            want = right_share(*case)
-            if got != want:
-                same = (
-                    words
-                    for words, wrong in SHARE_MISTAKES.items()
-                    if [wrong(*each) for each in SHARES.values()] == answers
-                )
-                why = next(same, f"expected {want}")
-                return Verdict(False, f"num_tokens_to_run: {what}, {case}: got {got}; {why}")
-        return Verdict(
-            True, "num_tokens_to_run: a new prompt, the rest of one, and decode: one rule"
-        )
+    def read(answer: object) -> int:
+        if (got := whole(answer)) is None:
+            raise CannotBe(f"got {answer!r}, which is no whole number; a step runs whole tokens")
+        return got
 
-    return guarded("num_tokens_to_run", run, function)
+    return judge(
+        *("num_tokens_to_run", function, right_share, SHARES, SHARE_SLIPS),
+        "num_tokens_to_run: a new prompt, the rest of one, and decode: one rule",
+        call=lambda function, what, *case: function(*case),
+        read=read,
+        where=lambda got, what, *case: f"{what}, {case}: got {got}",
+    )
 
 
 # -- 2. a step
@@ -92,28 +77,40 @@ PLANS: tuple[tuple[Work, Work, int, int], ...] = (
 )
 
 
+def _one_each(work: Work) -> Work:
+    return [(name, 1) for name, _ in work]
+
+
+PLAN_SLIPS: Slips = {
+    "those who run already come first": lambda running, waiting, budget, most: right_plan(
+        [], [*waiting[: max(0, most - len(running))], *running], budget, most + len(running)
+    ),
+    "leave out who gets nothing": lambda running, waiting, *limits: (
+        {name: 0 for name, _ in [*running, *waiting]} | right_plan(running, waiting, *limits)
+    ),
+    "a request that runs already may have more than 1 token left: run them": (
+        lambda running, *case: right_plan(_one_each(running), *case)
+    ),
+}
+
+
 def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
     """Check a learner's function(running, waiting, budget, max_num_seqs) → {name: tokens}."""
 
-    def run() -> Verdict:
-        for running, waiting, budget, most in PLANS:
-            answer = function(list(running), list(waiting), budget, most)
-            bad = not_done("plan_step", answer, function)
-            if bad is not None:
-                return bad
-            if not isinstance(answer, Mapping):
-                told = f"plan_step must return a dict, name -> tokens; got {answer!r}"
-                return Verdict(False, told)
-            got = {name: whole(share) for name, share in answer.items()}
-            want = right_plan(running, waiting, budget, most)
-            if got == want:
-                continue
-            asked = f"running {running}, waiting {waiting}, budget {budget}, at most {most}"
-            why = _why_no_plan(got, want, running, waiting, budget, most)
-            return Verdict(False, f"plan_step: {asked}: got {dict(answer)}; {why}")
-        return Verdict(True, "plan_step: running first, then waiting, within both limits")
+    def read(answer: object) -> dict[str, int | None]:
+        if not isinstance(answer, Mapping):
+            raise CannotBe(f"it must return a dict, name -> tokens; got {answer!r}")
+        return {name: whole(share) for name, share in answer.items()}
 
-    return guarded("plan_step", run, function)
+    return judge(
+        *("plan_step", function, right_plan, PLANS, PLAN_SLIPS),
+        "plan_step: running first, then waiting, within both limits",
+        read=read,
+        where=lambda got, running, waiting, budget, most: (
+            f"running {running}, waiting {waiting}, budget {budget}, at most {most}: got {got}"
+        ),
+        otherwise=_why_no_plan,
+    )
 
 
 def _why_no_plan(
@@ -125,23 +122,16 @@ def _why_no_plan(
     most: int,
 ) -> str:
     left, shares = dict([*running, *waiting]), {k: n for k, n in got.items() if n is not None}
-    room = max(0, most - len(running))
     if len(shares) < len(got):
         return "a share is a whole number of tokens"
     if strangers := sorted(shares.keys() - left.keys()):
         return f"there is no request {strangers[0]!r}"
-    if {name: n for name, n in shares.items() if n} == want:
-        return "leave out who gets nothing"
     if beyond := [name for name, n in shares.items() if n > left[name]]:
         return f"{beyond[0]} has only {left[beyond[0]]} tokens left to run"
     if sum(shares.values()) > budget:
         return f"{sum(shares.values())} tokens are over the budget of {budget}"
     if len(shares.keys() | dict(running).keys()) > most:
         return "more would run than may; those who run already count"
-    if any(shares.get(name) == 1 < want.get(name, 0) for name, _ in running):
-        return "a request that runs already may have more than 1 token left: run them"
-    if shares == right_plan([], [*waiting[:room], *running], budget, most + len(running)):
-        return "those who run already come first"
     if sum(shares.values()) < sum(want.values()):
         return "there was budget left, and somebody who may run still has tokens to run"
     return f"expected {dict(want)}"
@@ -155,27 +145,35 @@ TIMES = (
     (1.0, (1.25, 1.5)),
     (0.5, (0.75, 0.8, 0.85, 0.9, 1.5)),  # one long pause: mean and median differ
 )
-
-
-# what to say -> TPOT with this mistake, from the arrival and the times
-TPOT_MISTAKES: dict[str, Callable[[float, Sequence[float]], float]] = {
-    "TPOT: n tokens have n − 1 gaps": lambda arrival, times: (times[-1] - times[0]) / len(times),
-    "TPOT leaves out the first token, which is TTFT's": lambda arrival, times: (
-        (times[-1] - arrival) / len(times)
+METRIC_SLIPS: Slips = {
+    "these are TPOT and TTFT; TTFT comes first": lambda *case: right_metrics(*case)[::-1],
+    "the times are in seconds, and so are TTFT and TPOT: do not turn them into ms": lambda *case: [
+        1000 * x for x in right_metrics(*case)
+    ],
+    "TTFT counts from the arrival": lambda a, times: (times[0], right_metrics(a, times)[1]),
+    "TPOT: n tokens have n − 1 gaps": lambda a, times: (
+        (times[0] - a, (times[-1] - times[0]) / len(times))
     ),
-    "TPOT begins with the first token, not with the arrival": lambda arrival, times: (
-        (times[-1] - arrival) / (len(times) - 1)
+    "TPOT leaves out the first token, which is TTFT's": lambda a, times: (
+        (times[0] - a, (times[-1] - a) / len(times))
+    ),
+    "TPOT begins with the first token, not with the arrival": lambda a, times: (
+        (times[0] - a, (times[-1] - a) / (len(times) - 1))
     ),
     "TPOT is the mean of the gaps, not the median: a long pause counts in full": (
-        lambda arrival, times: median(_gaps(times))
+        lambda a, times: (times[0] - a, median(_gaps(times)))
     ),
-    "TPOT is the mean of the gaps, not the largest": lambda arrival, times: max(_gaps(times)),
-    "TPOT is the mean of the gaps, not the smallest": lambda arrival, times: min(_gaps(times)),
-    "TPOT is the time for one token, this is the time for all": lambda arrival, times: (
-        times[-1] - times[0]
+    "TPOT is the mean of the gaps, not the largest": lambda a, times: (
+        (times[0] - a, max(_gaps(times)))
     ),
-    "this is tokens per second; TPOT is seconds per token": lambda arrival, times: (
-        (len(times) - 1) / (times[-1] - times[0])
+    "TPOT is the mean of the gaps, not the smallest": lambda a, times: (
+        (times[0] - a, min(_gaps(times)))
+    ),
+    "TPOT is the time for one token, this is the time for all": lambda a, times: (
+        (times[0] - a, times[-1] - times[0])
+    ),
+    "this is tokens per second; TPOT is seconds per token": lambda a, times: (
+        (times[0] - a, (len(times) - 1) / (times[-1] - times[0]))
     ),
 }
 
@@ -187,50 +185,25 @@ def _gaps(times: Sequence[float]) -> list[float]:
 def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdict:
     """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
 
-    def run() -> Verdict:
-        answers = []
-        for arrival, times in TIMES:
-            answer = function(arrival, list(times))
-            bad = not_done("ttft_and_tpot", answer, function)
-            if bad is not None:
-                return bad
-            pair = [found for one in listed(answer) or () if (found := number(one)) is not None]
-            if len(pair) != 2:
-                return Verdict(False, f"ttft_and_tpot must return two numbers, got {answer!r}")
-            answers.append((pair[0], pair[1]))
-        for (arrival, times), got in zip(TIMES, answers, strict=True):
-            if not _near(got, right_metrics(arrival, times)):
-                told = f"{len(times)} tokens, arrival {arrival}"
-                return Verdict(False, f"ttft_and_tpot: {told}: {_why_not(answers, arrival, times)}")
-        return Verdict(True, "ttft_and_tpot: .262 s, then .064 s a token")
+    def read(answer: object) -> list[float]:
+        pair = [found for one in listed(answer) or () if (found := number(one)) is not None]
+        if len(pair) != 2:
+            raise CannotBe(f"it must return two numbers, got {answer!r}")
+        return pair
 
-    return guarded("ttft_and_tpot", run, function)
+    def otherwise(got: Sequence[float], want: Sequence[float], *_: object) -> str:
+        if not alike(got[0], want[0], 1e-6):
+            return f"TTFT is the time from the arrival to the first token: {want[0]:.3f} s"
+        return f"TPOT is the mean time from one token to the next: {want[1]:.4f} s"
 
-
-def _near(a: Sequence[float], b: Sequence[float]) -> bool:
-    return all(abs(x - y) < 1e-6 for x, y in zip(a, b, strict=True))  # a float32 is as good
-
-
-def _why_not(answers: Sequence[tuple[float, float]], arrival: float, times: Sequence[float]) -> str:
-    """What is wrong with the answers to TIMES; arrival and times are the first wrong one's."""
-    wants = [right_metrics(*case) for case in TIMES]
-    ttft, tpot = right_metrics(arrival, times)
-    got_ttft, got_tpot = zip(*answers, strict=True)
-    want_ttft, want_tpot = zip(*wants, strict=True)
-    if _near(got_ttft, want_tpot) and _near(got_tpot, want_ttft):
-        return "these are TPOT and TTFT; TTFT comes first"
-    if _near(got_ttft, [1000 * x for x in want_ttft]):
-        return "the times are in seconds, and so are TTFT and TPOT: do not turn them into ms"
-    if not _near(got_ttft, want_ttft):
-        if _near(got_ttft, [case[1][0] for case in TIMES]):
-            return "TTFT counts from the arrival"
-        return f"TTFT is the time from the arrival to the first token: {ttft:.3f} s"
-    same = (
-        words
-        for words, wrong in TPOT_MISTAKES.items()
-        if _near(got_tpot, [wrong(*case) for case in TIMES])
+    return judge(
+        *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
+        "ttft_and_tpot: .262 s, then .064 s a token",
+        tolerance=1e-6,  # a float32 is as good
+        read=read,
+        where=lambda got, arrival, times: f"{len(times)} tokens, arrival {arrival}",
+        otherwise=otherwise,
     )
-    return next(same, f"TPOT is the mean time from one token to the next: {tpot:.4f} s")
 
 
 # -- 4. the budget
@@ -246,26 +219,25 @@ def check_budget(
     `longest_gap(budget)` runs it and gives the longest gap in ms.
     """
 
+    def budget_for(most: float) -> str:
+        answer = function(most)
+        if (bad := not_done("largest_budget", answer, function)) is not None:
+            raise Told(bad)
+        told, budget = f"for {most:g} ms got {answer!r}", whole(answer)
+        if isinstance(answer, float) and answer.is_integer():  # 26.0 // 1
+            budget = int(answer)
+        if budget is None or budget < 1:
+            raise CannotBe(f"{told}; a budget is a whole number of tokens, at least 1")
+        if (gap := longest_gap(budget)) > most + 1e-6:
+            raise CannotBe(f"{told}; with it the longest gap is {gap:.0f} ms")
+        if (gap := longest_gap(budget + 1)) <= most + 1e-6:
+            more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
+            raise CannotBe(f"{told}; {more}: that is short enough too")
+        return f"{budget} for {most:g} ms"
+
     def run() -> Verdict:
-        tried = []
-        for most in GAPS:
-            answer = function(most)
-            bad = not_done("largest_budget", answer, function)
-            if bad is not None:
-                return bad
-            told, budget = f"largest_budget({most:g}): got {answer!r}", whole(answer)
-            if isinstance(answer, float) and answer.is_integer():  # 26.0 // 1
-                budget = int(answer)
-            if budget is None or budget < 1:
-                why = "a budget is a whole number of tokens, at least 1"
-                return Verdict(False, f"{told}; {why}")
-            if (gap := longest_gap(budget)) > most + 1e-6:
-                return Verdict(False, f"{told}; with it the longest gap is {gap:.0f} ms")
-            if (gap := longest_gap(budget + 1)) <= most + 1e-6:
-                why = f"with {budget + 1} the longest gap is {gap:.0f} ms: that is short enough too"
-                return Verdict(False, f"{told}; {why}")
-            tried.append(f"{budget} for {most:g} ms")
-        return Verdict(True, f"largest_budget: {', '.join(tried)}; the engine keeps each")
+        tried = ", ".join(budget_for(most) for most in GAPS)
+        return Verdict(True, f"largest_budget: {tried}; the engine keeps each")
 
     return guarded("largest_budget", run, function)
 
@@ -281,141 +253,113 @@ LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobo
 CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
 
 
-class _Told(Exception):
-    """The verdict is clear in the middle of a run."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-
-
 def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
     """The policy with an eye on what its `next_waiting` returns, and what it does to the queue."""
 
     def next_waiting(self: Scheduler) -> Request:
         before = list(self.waiting)
         chosen: object = policy.next_waiting(self)
-        bad = not_done("next_waiting", chosen, policy.next_waiting)
-        if bad is not None:
-            raise _Told(bad)
+        if (bad := not_done("next_waiting", chosen, policy.next_waiting)) is not None:
+            raise Told(bad)
         if not isinstance(self.waiting, deque):
-            told = f"self.waiting is a {type(self.waiting).__name__} now; it must stay a deque"
-        elif not any(chosen is request for request in before):
-            told = f"return one of the requests in self.waiting, a Request; got {chosen!r}"
-        elif len(self.waiting) < len(before):
-            told = "it takes the request out of self.waiting; the scheduler does that: return it"
-        else:
-            assert isinstance(chosen, Request), "it is one of those that wait"
-            return chosen
-        raise _Told(Verdict(False, f"next_waiting: {told}"))
+            kind = type(self.waiting).__name__
+            raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
+        if not isinstance(chosen, Request) or not any(chosen is request for request in before):
+            raise CannotBe(f"return one of the requests in self.waiting, a Request; got {chosen!r}")
+        if len(self.waiting) < len(before):
+            raise CannotBe(
+                "it takes the request out of self.waiting; the scheduler does that: return it"
+            )
+        return chosen
 
     return type(policy.__name__, (policy,), {"next_waiting": next_waiting, **attributes})
 
 
-def _admitted(policy: type[Scheduler], jobs: Sequence[Job]) -> list[str]:
+def _admitted(policy: Any, jobs: Sequence[Job], patience: float) -> list[str]:
     """In which order a policy admits the jobs, one at a time."""
-    trace: Trace = dry_run(policy, jobs, ONE_PLACE)
+    trace: Trace = dry_run(_watched(policy, patience=patience), jobs, ONE_PLACE)
     return [event.request_id for event in trace.events if isinstance(event, Admitted)]
 
 
 def _check_policy(
-    name: str, policy: object, judge: Callable[[type[Scheduler]], Verdict]
+    name: str,
+    policy: Any,
+    right: type[Scheduler],
+    cases: Sequence[tuple[Sequence[Job], float]],
+    slips: Mapping[str, Any],
+    done: str,
+    otherwise: Callable[..., str] | None = None,
 ) -> Verdict:
     if not (isinstance(policy, type) and issubclass(policy, Scheduler)):
         return Verdict(False, f"{name}: hand over the class, a Scheduler; got {policy!r}")
 
-    def run() -> Verdict:
-        try:
-            return judge(policy)
-        except _Told as told:
-            return told.verdict
-        except AttributeError as error:
-            if "sort" not in str(error):
-                raise
-            hint = f"{error}; min(self.waiting, key=...) finds the smallest without sorting"
-            return Verdict(False, f"{name}: {hint}")
+    def alone() -> str:
+        mine, ours = (dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler))
+        return "" if steps(mine) == steps(ours) else "one request alone runs unlike ours"
 
-    verdict = guarded("next_waiting", run, policy.next_waiting)
-    if verdict.ok:
-        alone = [dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler)]
-        if steps(alone[0]) != steps(alone[1]):
-            return Verdict(False, f"{name}: one request alone runs unlike ours")
-    return verdict
+    def explain(error: Exception) -> str:
+        is_sort = isinstance(error, AttributeError) and "sort" in str(error)
+        return "min(self.waiting, key=...) finds the smallest without sorting" if is_sort else ""
+
+    def where(order: Sequence[str], jobs: Sequence[Job], patience: float) -> str:
+        sizes = {job.name: job.prompt_len for job in jobs}
+        told = ", ".join(f"{one} ({sizes[one]})" for one in order)
+        return f"admitted {told}" + (f" with a patience of {patience} s" if jobs is CROWD else "")
+
+    return judge(
+        *(name, policy, right, cases, slips, done),
+        call=_admitted,
+        where=where,
+        otherwise=otherwise,
+        explain=explain,
+        then=alone,
+        body=policy.next_waiting,
+    )
+
+
+class _LongestFirst(Scheduler):
+    def next_waiting(self) -> Request:
+        return max(self.waiting, key=lambda request: request.num_prompt_tokens)
+
+
+SHORTEST_SLIPS: Mapping[str, Any] = {
+    "that is first come, first served": Scheduler,
+    "that begins with the longest": _LongestFirst,
+}
 
 
 def check_shortest(policy: type[Scheduler]) -> Verdict:
     """Check a learner's policy: of those who wait, the shortest prompt is admitted first."""
-    sizes = {job.name: job.prompt_len for job in JOBS}
-
-    def judge(policy: type[Scheduler]) -> Verdict:
-        order, want = _admitted(_watched(policy), JOBS), _admitted(ShortestFirst, JOBS)
-        if order == want:
-            return Verdict(True, f"shortest first: admitted {', '.join(order)}")
-        by_prompt = sorted(sizes, key=sizes.__getitem__)
-        if order == sorted(order):
-            why = "that is first come, first served"
-        elif order[0] in by_prompt[-2:]:
-            why = "that begins with the longest"
-        else:
-            why = f"expected {want}; num_prompt_tokens says how long a prompt is"
-        told = ", ".join(f"{name} ({sizes[name]})" for name in order)
-        return Verdict(False, f"shortest first: admitted {told}; {why}")
-
-    return _check_policy("shortest first", policy, judge)
+    order = ", ".join(_admitted(ShortestFirst, JOBS, 0.0))
+    return _check_policy(
+        *("shortest first", policy, ShortestFirst, [(JOBS, 0.0)], SHORTEST_SLIPS),
+        f"shortest first: admitted {order}",
+        lambda got, want, *_: f"expected {want}; num_prompt_tokens says how long a prompt is",
+    )
 
 
-class _OldestFirst(Scheduler):
-    """Whoever came first, however long it has waited."""
-
-
-class _ShortestOfTheLate(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
-        return min(late or self.waiting, key=lambda one: one.num_prompt_tokens)
-
-
-class _NewestOfTheLate(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
-        return late[-1] if late else super().next_waiting()
-
-
-class _AbsoluteTime(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if self.now() >= self.patience]
-        return late[0] if late else super().next_waiting()
-
-
-class _ByArrivalTime(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if one.arrival >= self.patience]
-        return min(late, key=lambda one: one.arrival) if late else super().next_waiting()
-
-
-class _TurnedRound(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if self.now() - one.arrival < self.patience]
-        return min(late, key=lambda one: one.arrival) if late else super().next_waiting()
-
-
-class _OwnNumber(Fair):
-    def next_waiting(self) -> Request:
-        late = [one for one in self.waiting if self.now() - one.arrival >= Fair.patience]
-        return min(late, key=lambda one: one.arrival) if late else ShortestFirst.next_waiting(self)
-
-
-UNFAIR: dict[type[Scheduler], str] = {
-    ShortestFirst: "L still starves: whoever has waited for self.patience seconds goes first",
-    _OldestFirst: "that is first come, first served: while nobody has waited for self.patience "
-    "seconds, the shortest prompt is next",
-    _ShortestOfTheLate: "of those who have waited for so long, the one that came first is next: "
-    "by arrival, not by length",
-    _NewestOfTheLate: "of those who have waited for so long, the one that came first is next, not "
-    "the last one",
-    _AbsoluteTime: "how long a request has waited is self.now() - request.arrival, not self.now()",
-    _ByArrivalTime: "how long a request has waited is self.now() - request.arrival, not "
-    "request.arrival",
-    _OwnNumber: "did you write the number instead of self.patience?",
-    _TurnedRound: "that puts those first who have waited for less than self.patience",
+FAIR_SLIPS: Mapping[str, Any] = {
+    "L still starves: whoever has waited for self.patience seconds goes first": ShortestFirst,
+    "that is first come, first served: while nobody has waited for self.patience seconds, the "
+    "shortest prompt is next": Scheduler,
+    **slips_of(
+        Fair,
+        """
+    one.arrival) → one.num_prompt_tokens)
+        of those who have waited for so long, the one that came first is next: by arrival, not by
+        length
+    min(late, key=lambda one: one.arrival) → late[-1]
+        of those who have waited for so long, the one that came first is next, not the last one
+    self.now() - one.arrival >= → self.now() >=
+        how long a request has waited is self.now() - request.arrival, not self.now()
+    self.now() - one.arrival >= → one.arrival >=
+        how long a request has waited is self.now() - request.arrival, not request.arrival
+    >= self.patience → >= Fair.patience
+        did you write the number instead of self.patience?
+    >= self.patience → < self.patience
+        that puts those first who have waited for less than self.patience
+    """,
+    ),
 }
 
 
@@ -425,25 +369,14 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
     Whoever has waited for `patience` seconds goes first, and of these the one that came first.
     """
 
-    def judge(policy: type[Scheduler]) -> Verdict:
-        orders = []
-        for patience in PATIENCES:
-            order = _admitted(_watched(policy, patience=patience), CROWD)
-            want = _admitted(_watched(Fair, patience=patience), CROWD)
-            orders.append(want)
-            if order == want:
-                continue
-            told = f"fair: patience {patience} s, admitted {', '.join(order)}"
-            same = (
-                words
-                for wrong, words in UNFAIR.items()
-                if _admitted(_watched(wrong, patience=patience), CROWD) == order
-            )
-            expected = f"expected {', '.join(want)}"
-            if orders[0] == order and len(orders) > 1:
-                expected = "did you write the number instead of self.patience?"
-            return Verdict(False, f"{told}; {next(same, expected)}")
-        told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
-        return Verdict(True, f"fair: with a patience of {told} s the right one is always next")
+    def otherwise(got: Sequence[str], want: Sequence[str], jobs: Any, patience: float) -> str:
+        if patience == PATIENCES[1] and got == _admitted(Fair, CROWD, PATIENCES[0]):
+            return "did you write the number instead of self.patience?"
+        return f"expected {', '.join(want)}"
 
-    return _check_policy("fair", policy, judge)
+    told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
+    return _check_policy(
+        *("fair", policy, Fair, [(CROWD, patience) for patience in PATIENCES], FAIR_SLIPS),
+        f"fair: with a patience of {told} s the right one is always next",
+        otherwise,
+    )

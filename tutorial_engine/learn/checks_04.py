@@ -1,6 +1,6 @@
-"""Introduced in notebook 04. The checks of notebook 04: each knows the usual mistakes by name."""
+"""Introduced in notebook 04. The checks of notebook 04, and what they know of usual mistakes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tutorial_engine.cache.cell_table import Cell
 from tutorial_engine.cache.cells import CellKVCache
@@ -8,52 +8,25 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.lab.shift import Shift, random_model, shift_gap
 from tutorial_engine.lab.shift import context_shift as right_shift
-from tutorial_engine.learn.block_attention_check import check_block_attention
-from tutorial_engine.learn.block_checks import check_free, check_stale, check_take
-from tutorial_engine.learn.cause_check import check_causes
-from tutorial_engine.learn.find_check import check_find
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import Cells
+from tutorial_engine.learn.own_memory import num_blocks as right_num_blocks
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
 from tutorial_engine.learn.parts import listed, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, has_gap, not_done
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.rope import RotaryEmbedding
 
-__all__ = [
-    "check_block_attention",
-    "check_causes",
-    "check_context_shift",
-    "check_find",
-    "check_free",
-    "check_num_blocks",
-    "check_slots",
-    "check_stale",
-    "check_take",
-    "check_visible",
-]
-
-Formula = Callable[..., object]
-Mistakes = Mapping[str, Formula]  # what to say -> the function that makes this mistake
 GIB = 2**30
 
 
-def _numbers(answer: object) -> list[int] | None:
-    """A list of whole numbers, whatever holds them. None for anything else."""
+def _numbers(answer: object) -> list[int]:
+    """A list of whole numbers, whatever holds them."""
     found = listed(answer)
-    numbers = None if found is None else [whole(one) for one in found]
-    return (
-        None if numbers is None or None in numbers else [one for one in numbers if one is not None]
-    )
-
-
-def _mistake(cases: Sequence[tuple], answers: Sequence[object], mistakes: Mistakes) -> str:
-    """What to say about the mistake that gives all of these answers; "" if none does."""
-    told = (
-        words
-        for words, formula in mistakes.items()
-        if all(formula(*case) == got for case, got in zip(cases, answers, strict=True))
-    )
-    return next(told, "")
+    numbers = [n for one in found or () if (n := whole(one)) is not None]
+    if found is None or len(numbers) < len(found):
+        raise CannotBe(f"it must return a list of numbers, got {answer!r}")
+    return numbers
 
 
 # ---- 1. how many blocks
@@ -63,7 +36,7 @@ BUDGETS = (
     (GIB, 28, 8, 128, 2, 16),  # Qwen3 0.6B
     (130_000, 4, 2, 32, 4, 4),  # the shipped model, and 15.87 blocks
 )
-BUDGET_MISTAKES: Mistakes = {
+BUDGET_SLIPS: Slips = {
     "every layer has K and V of its own": lambda b, n, h, d, i, s: b // (2 * h * d * i * s),
     "V needs as much room as K": lambda b, n, h, d, i, s: b // (n * h * d * i * s),
     "a block has room for block_size tokens": lambda b, n, h, d, i, s: b // (2 * n * h * d * i),
@@ -85,34 +58,28 @@ def _block(layers: int, heads: int, dim: int, itemsize: int, size: int) -> int:
 def check_num_blocks(function: Callable[[int, int, int, int, int, int], object]) -> Verdict:
     """Check function(budget_bytes, num_layers, num_kv_heads, head_dim, itemsize, block_size)."""
 
-    def run() -> Verdict:
-        answers: list[int] = []
-        for case in BUDGETS:
-            answer: object = function(*case)
-            bad = not_done("num_blocks", answer, function)
-            if bad is not None:
-                return bad
-            if isinstance(answer, float):
-                return Verdict(False, f"num_blocks: {answer} is a float; blocks are whole: use //")
-            if (got := whole(answer)) is None:
-                return Verdict(False, f"num_blocks: got {answer!r}, which is no whole number")
-            answers.append(got)
-        wants = [budget // _block(*sizes) for budget, *sizes in BUDGETS]
-        if answers == wants:
-            return Verdict(True, "num_blocks: 10 GiB are 1,280 blocks of 16 for Llama-2 7B")
-        why = _mistake(BUDGETS, answers, BUDGET_MISTAKES)
-        i = next(i for i, want in enumerate(wants) if answers[i] != want)
-        (budget, *sizes), got = BUDGETS[i], answers[i]
-        told = f"num_blocks{BUDGETS[i]}: got {got:,}"
-        if got > wants[i]:
-            unit, name = (GIB, "GiB") if budget >= GIB else (1, "bytes")
-            needed = (
-                f"{got * _block(*sizes) / unit:,.4g}" if unit > 1 else f"{got * _block(*sizes):,}"
-            )
-            told += f", that is {needed} {name} in a budget of {budget // unit:,} {name}"
-        return Verdict(False, f"{told}; {why or f'expected {wants[i]:,}'}")
+    def read(answer: object) -> int:
+        if isinstance(answer, float):
+            raise CannotBe(f"{answer} is a float; blocks are whole: use //")
+        if (got := whole(answer)) is None:
+            raise CannotBe(f"got {answer!r}, which is no whole number")
+        return got
 
-    return guarded("num_blocks", run, function)
+    def where(got: int, budget: int, *sizes: int) -> str:
+        told, needed = f"{(budget, *sizes)}: got {got:,}", got * _block(*sizes)
+        if needed <= budget:
+            return told
+        if budget < GIB:
+            return f"{told}, that is {needed:,} bytes in a budget of {budget:,} bytes"
+        return f"{told}, that is {needed / GIB:,.4g} GiB in a budget of {budget // GIB:,} GiB"
+
+    return judge(
+        *("num_blocks", function, right_num_blocks, BUDGETS, BUDGET_SLIPS),
+        "num_blocks: 10 GiB are 1,280 blocks of 16 for Llama-2 7B",
+        read=read,
+        where=where,
+        otherwise=lambda got, want, *_: f"expected {want:,}",
+    )
 
 
 # ---- 2. block table → slots
@@ -126,7 +93,7 @@ TABLES = (
     ([5, 3], 4, 4),  # it has a block more than it needs yet
     ([1], 16, 0),
 )
-SLOT_MISTAKES: Mistakes = {
+SLOTS_SLIPS: Slips = {
     "position // block_size is the logical block; the table says which physical one that is": (
         lambda table, size, n: list(range(n))
     ),
@@ -148,48 +115,31 @@ SLOT_MISTAKES: Mistakes = {
 def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     """Check a learner's function(block_table, block_size, num_tokens) → slots by position."""
 
-    def run() -> Verdict:
-        answers = []
-        for table, size, n in TABLES:
-            answer = function(list(table), size, n)
-            bad = not_done("slots", answer, function)
-            if bad is not None:
-                return bad
-            if (numbers := _numbers(answer)) is None:
-                return Verdict(False, f"slots must return a list of slot numbers, got {answer!r}")
-            answers.append(numbers)
-        why = _mistake(TABLES, answers, SLOT_MISTAKES)
-        for (table, size, n), got in zip(TABLES, answers, strict=True):
-            want = right_slots(table, size, n)
-            if got == want:
-                continue
-            where = f"slots({table}, {size}, {n}): got {got}"
-            if not why and len(got) != n:
-                why = f"{len(got)} slots for {n} tokens"
-            if not why:
-                p = next(p for p in range(n) if got[p] != want[p])
-                why = (
-                    f"position {p} is number {p % size} of logical block {p // size}, which is "
-                    f"block {table[p // size]}: slot {want[p]}, not {got[p]}"
-                )
-            return Verdict(False, f"{where}; {why}")
-        return Verdict(True, "slots: block × block_size + offset, borders and open blocks too")
+    def otherwise(got: list[int], want: list[int], table: list[int], size: int, n: int) -> str:
+        if len(got) != n:
+            return f"{len(got)} slots for {n} tokens"
+        p = next(p for p in range(n) if got[p] != want[p])
+        return (
+            f"position {p} is number {p % size} of logical block {p // size}, which is block "
+            f"{table[p // size]}: slot {want[p]}, not {got[p]}"
+        )
 
-    return guarded("slots", run, function)
+    return judge(
+        *("slots", function, right_slots, TABLES, SLOTS_SLIPS),
+        "slots: block × block_size + offset, borders and open blocks too",
+        read=_numbers,
+        where=lambda got, *case: f"{case}: got {got}",
+        otherwise=otherwise,
+    )
 
 
 # ---- 5. which cells a query sees
 
-SEEN_BY = ((1, 3), (2, 2), (1, 1), (2, 0), (3, 5))  # (seq_id, pos)
-
-
-def _cells() -> list[tuple[int | None, set[int]]]:
-    """Sequences 1 and 2 share their first two tokens; cells 2 and 5 are empty."""
-    first: Cells = [(3, {1}), (0, {1, 2}), (None, set()), (2, {2})]
-    return [*first, (1, {1, 2}), (None, set()), (2, {1}), (3, {2})]
-
-
-VISIBLE_MISTAKES: Mistakes = {
+# sequences 1 and 2 share their first two tokens; cells 2 and 5 are empty
+CELLS: Cells = [(3, {1}), (0, {1, 2}), (None, set()), (2, {2})]
+CELLS = [*CELLS, (1, {1, 2}), (None, set()), (2, {1}), (3, {2})]
+SEEN_BY = [(CELLS, *query) for query in ((1, 3), (2, 2), (1, 1), (2, 0), (3, 5))]  # seq_id, pos
+VISIBLE_SLIPS: Slips = {
     "a query sees its own position, too: <=": lambda cells, s, q: right_visible(cells, s, q - 1),
     "other sequences' cells are hidden: look at the owners": lambda cells, s, q: [
         i for i, (p, _) in enumerate(cells) if p is not None and p <= q
@@ -206,37 +156,23 @@ VISIBLE_MISTAKES: Mistakes = {
 
 def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     """Check a learner's function(cells, seq_id, pos) → the visible cells, in any order."""
-    cases = [(_cells(), *query) for query in SEEN_BY]
 
-    def run() -> Verdict:
-        answers = []
-        for _, seq_id, pos in cases:
-            try:
-                answer = function(_cells(), seq_id, pos)
-            except TypeError as error:
-                if "NoneType" not in str(error):
-                    raise
-                return Verdict(False, f"visible: an empty cell has position None ({error})")
-            bad = not_done("visible", answer, function)
-            if bad is not None:
-                return bad
-            if (got := _numbers(answer)) is None:
-                told = f"visible must return a list of cell numbers, got {answer!r}"
-                return Verdict(False, told)
-            answers.append(sorted(got))
-        why = _mistake(cases, answers, VISIBLE_MISTAKES)
-        for (cells, seq_id, pos), got in zip(cases, answers, strict=True):
-            want = right_visible(cells, seq_id, pos)
-            if got == want:
-                continue
-            where = f"visible: sequence {seq_id} at position {pos}: got {got}"
-            empty = [i for i in _numbers(got) or () if i < len(cells) and cells[i][0] is None]
-            if empty and not why:
-                why = "an empty cell holds nothing"
-            return Verdict(False, f"{where}; {why or f'expected {want}'}")
-        return Verdict(True, "visible: by owner and position, wherever the cells are")
+    def otherwise(got: list[int], want: list[int], cells: Cells, *_: object) -> str:
+        empty = [i for i in got if i < len(cells) and cells[i][0] is None]
+        return "an empty cell holds nothing" if empty else f"expected {want}"
 
-    return guarded("visible", run, function)
+    def explain(error: Exception) -> str:
+        is_none = isinstance(error, TypeError) and "NoneType" in str(error)
+        return "An empty cell has position None" if is_none else ""
+
+    return judge(
+        *("visible", function, right_visible, SEEN_BY, VISIBLE_SLIPS),
+        "visible: by owner and position, wherever the cells are",
+        read=lambda answer: sorted(_numbers(answer)),
+        where=lambda got, cells, seq_id, pos: f"sequence {seq_id} at position {pos}: got {got}",
+        otherwise=otherwise,
+        explain=explain,
+    )
 
 
 # ---- 6. a context shift by hand
@@ -244,36 +180,25 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
 SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discard)
 
 
-def _by_steps(*steps: Callable[[CellKVCache, int, int], object]) -> Shift:
-    """A shift of sequence A by these steps: (cache, keep, discard)."""
-    return lambda cache, _, keep, discard: [step(cache, keep, discard) for step in steps]
-
-
-SHIFT_MISTAKES: dict[str, Shift] = {
-    "the others still have their old positions: move them down with seq_add": _by_steps(
-        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard)
-    ),
-    "p1 is where the range ends, not how many positions it has: keep + discard": _by_steps(
-        lambda cache, keep, discard: cache.seq_rm("A", keep, discard),
-        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, -discard),
-    ),
-    "delta is below 0: the others move down": _by_steps(
-        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
-        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, discard),
-    ),
-    "the first `keep` positions stay: drop what is behind them": _by_steps(
-        lambda cache, keep, discard: cache.seq_rm("A", 0, discard),
-        lambda cache, keep, discard: cache.seq_add("A", discard, -1, -discard),
-    ),
-    "the first `keep` positions do not move: seq_add begins behind what was dropped": _by_steps(
-        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
-        lambda cache, keep, discard: cache.seq_add("A", 0, -1, -discard),
-    ),
-    "drop first, then move: after seq_add the others stand where the dropped ones are": _by_steps(
-        lambda cache, keep, discard: cache.seq_add("A", keep + discard, -1, -discard),
-        lambda cache, keep, discard: cache.seq_rm("A", keep, keep + discard),
-    ),
-}
+SHIFT_SLIPS: Slips = slips_of(
+    right_shift,
+    """
+    cache.seq_add(seq_id, keep + discard, -1, -discard) →
+        the others still have their old positions: move them down with seq_add
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+        p1 is where the range ends, not how many positions it has: keep + discard
+    -discard → discard
+        delta is below 0: the others move down
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the first `keep` positions stay: drop what is behind them
+    seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
+        the first `keep` positions do not move: seq_add begins behind what was dropped
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+    -1, -discard) → -1, -discard); cache.seq_rm(seq_id, keep, keep + discard)
+        drop first, then move: after seq_add the others stand where the dropped ones are
+    """,
+)
 
 
 def _after(shift: Shift, num_tokens: int, keep: int, discard: int) -> list[Cell]:
@@ -293,31 +218,29 @@ def check_context_shift(function: Shift) -> Verdict:
     def positions(cells: Sequence[Cell], seq_id: str) -> list[int]:
         return sorted(c.pos for c in cells if c.pos is not None and seq_id in c.owners)
 
-    def run() -> Verdict:
-        got = [_after(function, *case) for case in SHIFTS]
-        want = [_after(right_shift, *case) for case in SHIFTS]
-        if got == want:
-            ids = [7 * i % 97 for i in range(20)]
-            gap = shift_gap(random_model(1), ids, 6, function).logits
-            assert gap < 1e-4, f"a fresh run has other logits, by {gap}"
-            told = "the right cells in 4 caches; a model of one layer then has a fresh run's logits"
-            return Verdict(True, f"context_shift: {told}")
-        if got == [_after(_by_steps(), *case) for case in SHIFTS]:
+    def otherwise(got: Sequence[Cell], want: Sequence[Cell], *case: int) -> str:
+        if got == _after(lambda *_: None, *case):
             if has_gap(function):
-                return Verdict(None, "not done yet: there is still a `...` in context_shift")
-            told = "the cache has not changed: call its seq_rm and its seq_add"
-            return Verdict(False, f"context_shift: {told}")
-        i = next(i for i, cells in enumerate(want) if got[i] != cells)
-        (num_tokens, keep, discard), name = SHIFTS[i], "A"
-        if positions(got[i], "B") != positions(want[i], "B"):
-            name = "B (another one)"
-        pair = [positions(cells[i], name[0]) for cells in (got, want)]
-        mistakes = SHIFT_MISTAKES.items()
-        known = (w for w, wrong in mistakes if [_after(wrong, *case) for case in SHIFTS] == got)
-        return Verdict(
-            False,
-            f"context_shift: {num_tokens} tokens, keep {keep}, discard {discard}: sequence {name} "
-            f"has the positions {pair[0]}; {next(known, f'expected {pair[1]}')}",
-        )
+                raise Told(Verdict(None, "not done yet: there is still a `...` in context_shift"))
+            return "the cache has not changed: call its seq_rm and its seq_add"
+        if positions(got, "B") != positions(want, "B"):
+            return f"sequence B (another one) has the positions {positions(got, 'B')}"
+        return f"expected {positions(want, 'A')}"
 
-    return guarded("context_shift", run, function)
+    def in_a_model() -> str:
+        gap = shift_gap(random_model(1), [7 * i % 97 for i in range(20)], 6, function).logits
+        assert gap < 1e-4, f"a fresh run has other logits, by {gap}"
+        return ""
+
+    return judge(
+        *("context_shift", function, right_shift, SHIFTS, SHIFT_SLIPS),
+        "context_shift: the right cells in 4 caches; a model of one layer then has a fresh run's "
+        "logits",
+        call=_after,
+        where=lambda got, num_tokens, keep, discard: (
+            f"{num_tokens} tokens, keep {keep}, discard {discard}: sequence A has the positions "
+            f"{positions(got, 'A')}"
+        ),
+        otherwise=otherwise,
+        then=in_a_model,
+    )

@@ -1,12 +1,13 @@
 """Introduced in notebook A1. The check of its exercise, which knows the usual mistakes by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine.learn.verdict import Verdict, close, guarded, not_done, wrong_shape
+from tutorial_engine.learn.judge import Slips, judge
+from tutorial_engine.learn.verdict import Verdict
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
 RankMlp = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
@@ -23,7 +24,7 @@ def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_rank
     return _mlp(x, gate[own], up[own], down[:, own])
 
 
-MISTAKES: Mapping[str, RankMlp] = {
+RANK_SLIPS: Slips = {
     "this is the whole MLP; the sum over the ranks would be num_ranks times too large": (
         lambda x, g, u, d, rank, n: _mlp(x, g, u, d)
     ),
@@ -52,20 +53,10 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
     x, gate, up = (torch.randn(n, 6, generator=draw) for n in (3, 12, 12))
     down = torch.randn(6, 12, generator=draw)
 
-    def run() -> Verdict:
-        for case in CASES:
-            got = function(x.clone(), gate.clone(), up.clone(), down.clone(), *case)
-            want = _part(x, gate, up, down, *case)
-            bad = not_done("rank_mlp", got, function) or wrong_shape("rank_mlp", got, want)
-            if bad is not None:
-                return bad
-            if not close(got, want, 1e-4):
-                told = f"rank_mlp: rank {case[0]} of {case[1]}"
-                for words, mistake in MISTAKES.items():
-                    if close(got, mistake(x, gate, up, down, *case), 1e-4):
-                        return Verdict(False, f"{told}: {words}")
-                return Verdict(False, f"{told}: these are not the products of its features")
-        return Verdict(True, "rank_mlp: the parts of 2, 3 and 4 ranks add up to the whole MLP")
-
-    hint = "gate and up give rows to a rank, down gives columns: down[:, own]."
-    return guarded("rank_mlp", run, function, hint)
+    return judge(
+        *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
+        "rank_mlp: the parts of 2, 3 and 4 ranks add up to the whole MLP",
+        where=lambda got, x, gate, up, down, rank, n: f"rank {rank} of {n}",
+        otherwise=lambda *_: "these are not the products of its features",
+        explain="gate and up give rows to a rank, down gives columns: down[:, own].",
+    )

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import NameOf
 from tutorial_engine.learn.own_memory import find as right_find
-from tutorial_engine.learn.parts import CannotBe, listed, whole
-from tutorial_engine.learn.verdict import Verdict, guarded, not_done
+from tutorial_engine.learn.parts import listed, whole
+from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 Tokens = tuple[int, ...]
 Case = tuple[Tokens, int, dict[Tokens, int]]  # prompt, block_size, beginning in the cache → block
@@ -37,15 +38,6 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def _until_a_miss(names: Iterable[Any], cached: dict[Any, int]) -> list[int]:
-    found: list[int] = []
-    for name in names:
-        if name not in cached:
-            break
-        found.append(cached[name])
-    return found
-
-
 def _chain(tokens: Sequence[int], size: int, name_of: NameOf, end: int) -> list[Any]:
     """The names of the blocks that end before `end`."""
     names: list[Any] = [None]
@@ -54,56 +46,41 @@ def _chain(tokens: Sequence[int], size: int, name_of: NameOf, end: int) -> list[
     return names[1:]
 
 
-def _past_misses(
-    tokens: Sequence[int], size: int, name_of: NameOf, cached: dict[Any, int]
-) -> list[int]:
-    """After a miss the next block is looked for as the child of the last one that was found."""
-    found, parent = [], None
-    for end in range(size, len(tokens), size):
-        name = name_of(parent, tokens[end - size : end])
-        if name in cached:
-            found.append(cached[name])
-            parent = name
-    return found
-
-
-# what to say → the function that makes this mistake
-MISTAKES: dict[str, Find] = {
-    "a name stands for all that is before the block, too: give name_of the name of the block "
-    "before it, and None only for the first block": lambda t, s, n, c: _until_a_miss(
-        (n(None, t[e - s : e]) for e in range(s, len(t), s)), c
-    ),
-    "all of its tokens are found, and then no token is left to run: without one there are no "
-    "logits": lambda t, s, n, c: _until_a_miss(_chain(t, s, n, len(t) + 1), c),
-    "one token that is left to run is enough: a block may end just before the last token": (
-        lambda t, s, n, c: _until_a_miss(_chain(t, s, n, len(t) - 1), c)
-    ),
-    "the last block that is found counts, too": lambda t, s, n, c: right_find(t, s, n, c)[:-1],
-    "there are more blocks than the first": lambda t, s, n, c: right_find(t, s, n, c)[:1],
-    "stop at the first miss: a later block is of no use without the ones before it": (
-        lambda t, s, n, c: [c[name] for name in _chain(t, s, n, len(t)) if name in c]
-    ),
-    "after a miss nothing more is looked for: the next block would be found at a place where "
-    "it does not belong": _past_misses,
-    "these are names: return the blocks that `cached` has for them": (
-        lambda t, s, n, c: _chain(t, s, n, len(t))[: len(right_find(t, s, n, c))]
-    ),
-    "these are logical blocks: return the physical blocks that `cached` has": (
-        lambda t, s, n, c: list(range(len(right_find(t, s, n, c))))
-    ),
-    "the block of the first tokens comes first": lambda t, s, n, c: right_find(t, s, n, c)[::-1],
-    "block 0 is a block like all others: a miss is a name that is not in `cached`": (
-        lambda t, s, n, c: _until_a_miss(
-            _chain(t, s, n, len(t)), {name: block for name, block in c.items() if block}
-        )
-    ),
-    "return the list of blocks, not how many there are": lambda t, s, n, c: len(
-        right_find(t, s, n, c)
-    ),
-    "return the list of blocks, not the number of tokens in them": lambda t, s, n, c: (
-        s * len(right_find(t, s, n, c))
-    ),
-}
+FIND_SLIPS: Slips = slips_of(
+    right_find,
+    """
+    name_of(name, token_ids → name_of(None, token_ids
+        a name stands for all that is before the block, too: give name_of the name of the block
+        before it, and None only for the first block
+    len(token_ids), → len(token_ids) + 1,
+        all of its tokens are found, and then no token is left to run: without one there are no
+        logits
+    len(token_ids), → len(token_ids) - 1,
+        one token that is left to run is enough: a block may end just before the last token
+    return found → return found[:-1]
+        the last block that is found counts, too
+    return found → return found[:1]
+        there are more blocks than the first
+    break → continue
+        stop at the first miss: a later block is of no use without the ones before it
+    name = name_of(name → parent = name; name = name_of(name
+    break → name = parent; continue
+        after a miss nothing more is looked for: the next block would be found at a place where it
+        does not belong
+    append(cached[name]) → append(name)
+        these are names: return the blocks that `cached` has for them
+    return found → return list(range(len(found)))
+        these are logical blocks: return the physical blocks that `cached` has
+    return found → return found[::-1]
+        the block of the first tokens comes first
+    if name not in cached → if not cached.get(name)
+        block 0 is a block like all others: a miss is a name that is not in `cached`
+    return found → return len(found)
+        return the list of blocks, not how many there are
+    return found → return block_size * len(found)
+        return the list of blocks, not the number of tokens in them
+    """,
+)
 
 
 def _names_for(size: int) -> NameOf:
@@ -148,44 +125,35 @@ def _random_cases(count: int) -> list[Case]:
     return cases
 
 
+def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
+    cached = _cached(known, size)
+    try:
+        answer = find(list(tokens), size, _names_for(size), cached)
+    except KeyError as error:
+        if error.args[0] in cached or not isinstance(error.args[0], bytes):
+            raise
+        told = "KeyError: there is no such name in `cached`, which is the first miss"
+        raise CannotBe(told) from error
+    if answer is not None and cached != _cached(known, size):
+        raise CannotBe("`cached` has changed; find only looks")
+    found = listed(answer)
+    return answer if found is None else [_plain(one) for one in found]
+
+
 def check_find(function: Find) -> Verdict:
     """Check find(token_ids, block_size, name_of, cached) → blocks: by hand, then at random."""
     cases = [*CASES, *_random_cases(40)]
-
-    def run() -> Verdict:
-        answers: list[Any] = []
-        for tokens, size, known in cases:
-            cached = _cached(known, size)
-            try:
-                answer = function(list(tokens), size, _names_for(size), cached)
-            except CannotBe as error:
-                return Verdict(False, f"find: {error}")
-            except KeyError as error:
-                if error.args[0] in cached or not isinstance(error.args[0], bytes):
-                    raise
-                told = "find: KeyError: there is no such name in `cached`, which is the first miss"
-                return Verdict(False, told)
-            bad = not_done("find", answer, function)
-            if bad is not None:
-                return bad
-            if cached != _cached(known, size):
-                return Verdict(False, "find: `cached` has changed; find only looks")
-            found = listed(answer)
-            answers.append(answer if found is None else [_plain(one) for one in found])
-        pairs = list(zip(cases, answers, strict=True))
-        for (tokens, size, known), got in pairs:
-            want = _by(right_find, tokens, size, known)
-            if got == want:
-                continue
-            same = (w for w, f in MISTAKES.items() if all(_by(f, *one) == it for one, it in pairs))
-            why = next(same, f"expected {want}")
-            if why.startswith("expected") and not isinstance(got, list):
-                why = "find must return a list of blocks"
-            where = f"{list(tokens)} in blocks of {size}"
-            return Verdict(False, f"find: {where}: got {_told(got)}; {why}")
-        return Verdict(True, f"find: {len(cases)} prompts, each up to its first miss")
-
-    return guarded("find", run, function)
+    return judge(
+        *("find", function, right_find, cases, FIND_SLIPS),
+        f"find: {len(cases)} prompts, each up to its first miss",
+        call=_found,
+        where=lambda got, tokens, size, known: (
+            f"{list(tokens)} in blocks of {size}: got {_told(got)}"
+        ),
+        otherwise=lambda got, want, *_: (
+            f"expected {want}" if isinstance(got, list) else "find must return a list of blocks"
+        ),
+    )
 
 
 def _plain(one: object) -> object:
@@ -200,7 +168,3 @@ def _told(answer: object) -> str:
         return repr(answer)
     short = (one.hex()[:6] if isinstance(one, bytes) else repr(one) for one in answer)
     return f"[{', '.join(short)}]"
-
-
-def _by(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
-    return find(list(tokens), size, _names_for(size), _cached(known, size))

@@ -14,7 +14,8 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.learn.verdict import Verdict, guarded, has_gap
+from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -31,10 +32,6 @@ CASES = (  # who asks, of so many that run, and how many of them must give way b
 )
 PROMPTS = ([65] * 10, [66] * 7, [67] * 3)
 BLOCKS = (6, 64)  # so few that somebody has to give way, and room for all; of 4 slots each
-
-
-class _Told(Exception):
-    """What the function did that no loop may do."""
 
 
 class _Letter:
@@ -59,67 +56,76 @@ def slots_for(
     return slots
 
 
+GIVE_WAY_SLIPS: Slips = slips_of(
+    slots_for,
+    """
+    running[-1] → running[0]
+        the last of running gives way, not the first
+    while (slots → if (slots
+    return slots → return slots or allocate(request)
+        one victim may not be enough: repeat until there is room
+    preempt(victim) → victim is request or preempt(victim)
+        who asks is the last itself: it has to give way too, and then return None
+    return slots → return None
+        there was room, and it returns None: return the slots
+    """,
+) | {
+    "there was room, and somebody gave way: ask before each preempt": lambda *case: (
+        case[3](case[1][-1]) or slots_for(*case)
+    ),
+}
+
+
 def check_slots_for(function: SlotsFor, model: Qwen3ForCausalLM) -> Verdict:
     """Check a learner's slots_for(request, running, allocate, preempt) → slots or None."""
 
-    def run() -> Verdict:
-        for case in CASES:
-            where = f"slots_for: {case[0]} asks, {', '.join(case[1])} run"
-            try:
-                got, want = _played(function, *case), _played(slots_for, *case)
-            except _Told as told:
-                return Verdict(False, f"{where}: {told}")
-            if got != want:
-                if got[0] is None and has_gap(function):
-                    return Verdict(None, "not done yet: there is still a `...` in slots_for")
-                return Verdict(False, f"{where}: {_why_not(got, want)}")
-        (few, gave_way), (many, _) = (_served(function, model, blocks) for blocks in BLOCKS)
-        if few != many:
-            return Verdict(False, "slots_for: in the engine the requests get other tokens")
-        who = f"{' and '.join(gave_way)} gave way, and all tokens are right"
-        return Verdict(True, f"slots_for: in an engine with {4 * BLOCKS[0]} slots {who}")
+    def otherwise(got: tuple[object, str], want: tuple[object, str], *_: object) -> str:
+        if got[0] is None and has_gap(function):
+            told = "not done yet: there is still a `...` in slots_for"
+            raise Told(Verdict(None, told))
+        if got[1] != want[1]:
+            return f"{got[1] or 'nobody'} gave way, expected {want[1] or 'nobody'}"
+        return f"it returns {got[0]!r}; expected {want[0]!r}"
 
-    return guarded("slots_for", run, function)
+    def in_the_engine() -> str:
+        (few, _), (many, _) = (_served(function, model, blocks) for blocks in BLOCKS)
+        return "" if few == many else "in the engine the requests get other tokens"
+
+    gave_way = " and ".join(_served(slots_for, model, BLOCKS[0])[1])
+    return judge(
+        *("slots_for", function, slots_for, CASES, GIVE_WAY_SLIPS),
+        f"slots_for: in an engine with {4 * BLOCKS[0]} slots {gave_way} gave way, and all tokens "
+        "are right",
+        call=_played,
+        where=lambda got, asks, run, needed: f"{asks} asks, {', '.join(run)} run",
+        otherwise=otherwise,
+        then=in_the_engine,
+    )
 
 
 def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[object, str]:
-    """What came of a case: what was returned, and who gave way. _Told for what cannot be."""
+    """What came of a case: what was returned, and who gave way. CannotBe for what cannot be."""
     running, gave_way, calls = [_Letter(name) for name in run], list[_Letter](), Counter[str]()
     request = running[run.index(asks)]
 
     def allocate(one: object) -> str | None:
         if one is not request:
-            raise _Told(f"it asks for slots for {one!r}; they are for {asks}")
+            raise CannotBe(f"it asks for slots for {one!r}; they are for {asks}")
         if request in gave_way:
-            raise _Told(f"it goes on after {asks} itself gave way: then return None")
+            raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
         if calls["allocate"] > 2 * len(run):
-            raise _Told("it asks again and again, and nobody gives way: preempt in the loop")
+            raise CannotBe("it asks again and again, and nobody gives way: preempt in the loop")
         return f"slots of {asks}" if len(gave_way) >= needed else None
 
     def preempt(victim: Any) -> None:
         if victim not in running:
-            raise _Told(f"preempt({victim!r}), which is not in running: preempt takes it out")
+            raise CannotBe(f"preempt({victim!r}), which is not in running: preempt takes it out")
         gave_way.append(victim)
         running.remove(victim)
 
     answer = function(request, running, allocate, preempt)
     return answer, "".join(one.name for one in gave_way)
-
-
-def _why_not(got: tuple[object, str], want: tuple[object, str]) -> str:
-    (answer, gave_way), (slots, victims) = got, want
-    if gave_way and victims and gave_way[0] != victims[0]:
-        return f"{gave_way[0]} gave way; the last of running does, here {victims[0]}"
-    if len(gave_way) > len(victims):
-        return f"{gave_way[-1]} gave way, and there was room: ask before each preempt"
-    if slots is None and len(gave_way) == len(victims) - 1:
-        return f"{victims[-1]} is the last itself: it has to give way too, and then return None"
-    if len(gave_way) < len(victims):
-        return "one victim may not be enough: repeat until there is room"
-    if answer is None:
-        return "there was room, and it returns None: return the slots"
-    return f"it returns {answer!r}; expected {slots!r}"
 
 
 class _Asking(Scheduler):

@@ -136,15 +136,12 @@ class OwnBlocks(BlockManager):
         with self.parts.blamed("find"):
             answer = self.parts("find", tokens, self.block_size, self.hash_of, cached)
             found = [whole(block) for block in listed(answer) or ()]
-            if listed(answer) is None or None in found:
-                raise CannotBe(f"gave {answer!r}, which is no list of blocks")
-            if found != want:
+            if listed(answer) is None or found != want:
                 raise CannotBe(
-                    f"gave the blocks {found} for {len(token_ids)} tokens in blocks of "
-                    f"{self.block_size}: the cache has their beginning in {want}"
+                    f"gave {answer!r} for {len(token_ids)} tokens in blocks of {self.block_size}: "
+                    f"the cache has their beginning in the blocks {want}"
                 )
-        named = {block: key for key, block in self.cached.items()}
-        return [named[block] for block in found if block is not None]
+        return hashes
 
     def free(self, seq_id: str) -> None:
         """As BlockManager.free."""
@@ -164,36 +161,21 @@ class OwnBlocks(BlockManager):
             super()._release(block)
 
     def _give_back(self, table: list[int]) -> None:
-        counts = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
+        held = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
+        want = {number: count - (number in table) for number, count in held.items()}
         queue = list(self.free_queue)
         with self.parts.blamed("free"):
-            self.parts("free", list(table), counts, queue)
-            held = [whole(counts.get(number, 0)) for number in range(self.num_blocks)]
-            if None in held:
-                raise CannotBe(f"left ref_cnt {counts}: a block has a whole number of holders")
-            free_ones = self._queue(queue)
-            for number, (count, block) in enumerate(zip(held, self.blocks, strict=True)):
-                want = block.ref_cnt - (number in table)
-                if count != want or (want == 0) != (number in free_ones):
-                    where = "in" if number in free_ones else "not in"
-                    raise CannotBe(
-                        f"gave {table} back, and now block {number} has {count} holders (it had "
-                        f"{block.ref_cnt}) and is {where} the free queue"
-                    )
-            self.free_queue = free_ones
-        for block, count in zip(self.blocks, held, strict=True):
-            block.ref_cnt = count or 0
-
-    def _queue(self, blocks: Sequence[object]) -> OrderedDict[int, None]:
-        """The free queue that a list is. CannotBe for what is no block, or is there twice."""
-        queue = [whole(block) for block in blocks]
-        known = [block for block in queue if block is not None and 0 <= block < self.num_blocks]
-        if len(known) < len(queue) or len(set(known)) < len(known):
-            raise CannotBe(
-                f"left the free queue {list(blocks)}: each block of 0 .. {self.num_blocks - 1} may "
-                "be there once"
-            )
-        return OrderedDict.fromkeys(known)
+            self.parts("free", list(table), held, queue)
+            counts = {number: whole(held.get(number, 0)) for number in want}
+            free_ones = sorted(number for number, count in want.items() if count == 0)
+            if counts != want or sorted(queue) != free_ones:
+                raise CannotBe(
+                    f"gave {table} back, and left ref_cnt {held} and the free queue {queue}; "
+                    f"expected {want}, and in the queue {free_ones} in some order"
+                )
+        self.free_queue = OrderedDict.fromkeys(map(int, queue))
+        for block, count in zip(self.blocks, want.values(), strict=True):
+            block.ref_cnt = count
 
     def _claim(self) -> tuple[int, bool]:
         """As BlockManager._claim."""
@@ -204,12 +186,11 @@ class OwnBlocks(BlockManager):
         hash_of = {number: block.hash for number, block in enumerate(self.blocks)}
         with self.parts.blamed("take"):
             answer = self.parts("take", queue, hash_of, cached)
-            taken = whole(answer)
-            if taken is None or taken not in self.free_queue:
-                raise CannotBe(f"gave {answer!r}; the free queue was {list(self.free_queue)}")
-            if taken in queue:
-                raise CannotBe(f"gave block {taken}, and left it in the free queue")
-            self.free_queue = self._queue(queue)
+            taken, left = whole(answer), list(self.free_queue)
+            if taken not in left or queue != [block for block in left if block != taken]:
+                raise CannotBe(f"gave {answer!r}, and left the free queue {queue}; it was {left}")
+            assert taken is not None, "it was in the queue"
+        del self.free_queue[taken]
         evicted = self.blocks[taken].hash is not None
         self.cached = cached
         for number, block in enumerate(self.blocks):

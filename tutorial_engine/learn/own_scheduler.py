@@ -177,23 +177,20 @@ def _possible(
     answer: object, running: Work, waiting: Work, budget: int, max_num_seqs: int
 ) -> dict[str, int]:
     """The plan as whole numbers. CannotBe for one that no step can run."""
-    if not isinstance(answer, Mapping):
-        raise CannotBe(f"gave {answer!r}, which is no dict of names and tokens")
-    left, shares = dict([*running, *waiting]), dict[str, int]()
-    for name, given in answer.items():
-        share = whole(given)
-        if name not in left or share is None or not 0 <= share <= left[name]:
-            has = f"it has {left[name]} left to run" if name in left else "there is no such request"
-            raise CannotBe(f"gave {name!r} {given!r} tokens: {has}")
-        shares[name] = share
-    shares = {name: share for name, share in shares.items() if share}
-    if sum(shares.values()) > budget:
-        raise CannotBe(f"gave {shares}: {sum(shares.values())} tokens, the budget is {budget}")
-    if len(shares.keys() | dict(running).keys()) > max_num_seqs:
-        raise CannotBe(f"gave {shares}: with those who run that is more than {max_num_seqs}")
-    if not shares:
-        raise CannotBe(f"gave nobody a token, and {list(left)} have tokens to run")
-    return shares
+    left = dict([*running, *waiting])
+    given = answer if isinstance(answer, Mapping) else {}
+    shares = {name: share for name, n in given.items() if (share := whole(n)) != 0}
+    if (
+        not shares
+        or any(n is None or not 0 < n <= left.get(name, 0) for name, n in shares.items())
+        or sum(n or 0 for n in shares.values()) > budget
+        or len(shares.keys() | dict(running).keys()) > max_num_seqs
+    ):
+        raise CannotBe(
+            f"gave {answer!r}, which no step can run: the tokens left to run are {left}, the "
+            f"budget is {budget}, and {max_num_seqs} may run, {len(running)} of which do"
+        )
+    return {name: n for name, n in shares.items() if n is not None}
 
 
 def with_parts(policy: type[Scheduler], parts: Parts) -> type[Scheduler]:

@@ -4,6 +4,7 @@
 which the answers are others, is told and taken out, and the package's runs in its place.
 """
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.verdict import CannotBe, Verdict, is_open
 
 Result = TypeVar("Result")
-
-
-class CannotBe(Exception):
-    """An answer of a part that cannot be right; the message says why."""
 
 
 class PartFailed(Exception):
@@ -230,3 +227,47 @@ class PartsHolder:
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"
         return line + (f"; the package's: {', '.join(package)}" if package else "")
+
+
+# -- a learner's number, used where the engine needs one ------------------------------------------
+
+
+def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
+    """What the learner's function answers, if `package` (the right answer) is the same; else that.
+
+    Prints it, and whose it is. Numbers may differ by rounding; lists must not.
+    """
+    name = function.__name__
+    if is_open(function):
+        print(f"the package's {name}: {_shown(package)}")
+        return package
+    try:
+        answer = _without_tensors(function(*args))
+        right = _is_right_number(answer, package)
+    except Exception as error:  # the learner's code may raise anything at all
+        answer, right = f"{type(error).__name__}: {error}", False
+    if right:
+        if isinstance(package, list):
+            answer = package  # the same numbers, and whole ones where 3.0 was answered
+        print(f"✔ your {name}: {_shown(answer)}")
+        return answer
+    print(f"✘ your {name} gives {answer}; the package's: {_shown(package)}")
+    return package
+
+
+def _shown(answer: Any) -> str:
+    return f"{answer:.2g}" if isinstance(answer, float) else str(answer)
+
+
+def _without_tensors(answer: Any) -> Any:
+    """Without tensors and arrays: numbers and lists."""
+    if isinstance(answer, Tensor) or hasattr(answer, "tolist"):
+        return answer.tolist()
+    many = isinstance(answer, list | tuple | range | Iterator)
+    return [_without_tensors(one) for one in answer] if many else answer
+
+
+def _is_right_number(answer: Any, package: Any) -> bool:
+    if isinstance(package, list):
+        return bool(answer == package)
+    return math.isclose(answer, package, rel_tol=1e-5)

@@ -27,7 +27,18 @@ class Verdict:
         return {True: "✔", False: "✘", None: "☐"}[self.ok] + " " + self.message
 
 
-Cases = Callable[[], Verdict]
+class CannotBe(Exception):
+    """An answer that cannot be right; the message says why."""
+
+
+class Told(Exception):
+    """Ends a check with this verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+
+Explain = str | Callable[[Exception], str]
 
 
 def is_open(function: object) -> bool:
@@ -79,10 +90,13 @@ def open_verdict(name: str, function: object) -> Verdict | None:
     return Verdict(None, f"not done yet: the body of {name} is still `...`")
 
 
-def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> Verdict:
+def guarded(
+    name: str, run: Callable[[], Verdict], function: object = None, explain: Explain = ""
+) -> Verdict:
     """Run a check on the learner's function; an exception in it becomes a verdict that names it.
 
-    A function that nobody has touched is not run. `hint` is what is told beside an error of shapes.
+    A function that nobody has touched is not run. `explain` is added to an error: a hint about
+    shapes to those that shapes raise, or what a function of the error says.
     """
     untouched = open_verdict(name, function)
     if untouched is not None:
@@ -91,15 +105,25 @@ def guarded(name: str, run: Cases, function: object = None, hint: str = "") -> V
         return Verdict(False, f"{name} returns None whatever it is asked")
     try:
         return run()
+    except Told as told:
+        return told.verdict
+    except CannotBe as error:
+        return Verdict(False, f"{name}: {error}")
     except Exception as error:  # the learner's code may raise anything at all
         said = f"{name} raised {type(error).__name__}: {error}"
         open_ones = _open_ones_called_by(function)
         if open_ones:
             verb = "is" if len(open_ones) == 1 else "are"
             said += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
-        elif hint and isinstance(error, RuntimeError | IndexError | ValueError):
-            said = f"{said.rstrip('.')}. {hint}"
+        elif why := _explained(error, explain):
+            said = f"{said.rstrip('.')}. {why}"
         return Verdict(False, said)
+
+
+def _explained(error: Exception, explain: Explain) -> str:
+    if callable(explain):
+        return explain(error)
+    return explain if isinstance(error, RuntimeError | IndexError | ValueError) else ""
 
 
 def _open_ones_called_by(function: object) -> list[str]:

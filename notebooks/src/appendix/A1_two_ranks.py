@@ -52,7 +52,7 @@ def rank_mlp(x, gate, up, down, rank, num_ranks):
 
 
 # %%
-from tutorial_engine.learn.checks_a1 import check_rank_mlp
+from tutorial_engine.learn import check_rank_mlp
 
 check_rank_mlp(rank_mlp)
 
@@ -97,7 +97,7 @@ ranks_picture(report)
 # them see the same logits, bit for bit. No block table has to be sent around. Real engines do this in another way:
 
 # %%
-from tutorial_engine.learn.elsewhere import box
+from tutorial_engine.learn import box
 
 box("ranks")
 
@@ -159,7 +159,7 @@ print(f"measured here: one process {time.perf_counter() - began:.2f} s, two {rep
 # A dash says that an engine has no such thing of its own.
 
 # %%
-from tutorial_engine.learn.elsewhere import table as names_elsewhere
+from tutorial_engine.learn import names_elsewhere
 
 print(names_elsewhere())
 

@@ -1,0 +1,263 @@
+"""The bug zoos: each bug shows where it is said to, and goes again."""
+
+import inspect
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from learners import PROMPT_IDS
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.learn.block_checks import log_text, right_stale, stale_log, wrong_texts
+from tutorial_engine.learn.bugs import BUGS_01, Zoo, diff, edited, planted, zoo
+from tutorial_engine.learn.bugs_02 import BUGS_02
+from tutorial_engine.learn.bugs_03 import BUGS_03
+from tutorial_engine.learn.bugs_04 import (
+    BUGS_04,
+    Seen,
+    StaleBlocks,
+    pages,
+    scenes,
+    serve,
+    stress,
+    stress_table,
+)
+from tutorial_engine.model import attention as attention_module
+from tutorial_engine.model.attention import NaiveAttention, naive_attention
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+
+# -- notebook 01 ---------------------------------------------------------------------------------
+
+IDS = [[40, 7, 99, 250, 7, 13, 300, 41], [5, 6, 7]]
+
+
+def naive_logits(model: Qwen3ForCausalLM) -> Tensor:
+    return model.compute_logits(model(Batch.from_sequences(IDS), NaiveAttention()))
+
+
+def test_each_bug_changes_the_logits_in_its_own_way_and_goes_again(
+    model: Qwen3ForCausalLM,
+) -> None:
+    right = naive_logits(model)
+    results = [right]
+    for name, (owner, attribute, wrong) in BUGS_01.items():
+        before = getattr(owner, attribute)
+        with pytest.raises(RuntimeError, match="interrupted"), planted(name):
+            assert getattr(owner, attribute) is wrong
+            results.append(naive_logits(model))
+            raise RuntimeError("interrupted")
+        assert getattr(owner, attribute) is before
+        assert torch.equal(naive_logits(model), right)
+    assert len(results) == 5 and all(bool(logits.isfinite().all()) for logits in results)
+    for i, one in enumerate(results):
+        assert all((one - other).abs().max() > 1e-4 for other in results[i + 1 :])
+
+
+@pytest.mark.parametrize("bugs", [BUGS_01, BUGS_02])
+def test_diff_of_a_bug_is_what_was_changed_in_the_installed_source(bugs: Zoo) -> None:
+    for name, bug in bugs.items():
+        owner, attribute, wrong = bug
+        right = inspect.getsource(getattr(owner, attribute))
+        mended = inspect.getsource(getattr(wrong, "__func__", wrong))
+        lines = diff(bug).splitlines()
+        removed = [line[2:] for line in lines if line.startswith("- ")]
+        added = [line[2:] for line in lines if line.startswith("+ ")]
+        assert removed and added and len(lines) == len(removed) + len(added) <= 5, name
+        assert all(line in right and line not in mended for line in removed)
+        assert all(line in mended and line not in right for line in added)
+
+
+def test_a_bug_made_from_another_source_than_the_installed_is_refused() -> None:
+    for text in ("this is not there", "heads"):
+        count = inspect.getsource(naive_attention).count(text)
+        with pytest.raises(ValueError, match=f"'{text}' is {count} times in naive_attention"):
+            edited(attention_module, "naive_attention", (text, "x"))
+
+
+def test_zoo_shows_each_bug_with_its_line_its_distance_and_its_verdict(
+    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = naive_logits(model)
+    assert zoo(BUGS_01, lambda: naive_logits(model), right + 3e-6) == 4
+    said = capsys.readouterr().out
+    assert said.startswith("without a bug: max |Δ| < 1e-05, tolerance 0.0001\n")
+    for name, bug in BUGS_01.items():
+        with planted(name):
+            off = (naive_logits(model) - right).abs()
+        told = said[said.index(f"\n{name}\n") :].split("  ✔ caught: ")
+        assert all(f"    {line}\n" in told[0] for line in diff(bug).splitlines())
+        rows = (off.amax(-1) > 1e-4).nonzero().flatten().tolist()
+        wrong = f"wrong in {len(rows)} of {len(off)} rows, first in row {rows[0]}"
+        assert told[1].startswith(f"max |Δ| = {float(off.max()):.2g} > 0.0001; {wrong}")
+    assert torch.equal(naive_logits(model), right)
+
+
+def test_zoo_says_what_a_test_does_not_catch(
+    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = naive_logits(model)
+    bugs = {name: BUGS_01[name] for name in ("RoPE turns neighbours", "gate and up swapped")}
+    assert zoo(bugs, lambda: right) == 0
+    said = capsys.readouterr().out
+    assert said.count("  not caught: max |Δ| = 0\n") == 2 and "✔" not in said
+    assert zoo(bugs, lambda: naive_logits(model), tolerance=1e9) == 0
+    assert capsys.readouterr().out.count("not caught: max |Δ| < 1e+0") == 2
+    assert zoo(bugs, lambda: naive_logits(model) * math.nan, right) == 2, "NaN is caught"
+
+
+def test_unknown_bug_is_refused_with_the_names_of_the_known() -> None:
+    with pytest.raises(ValueError, match="no bug 'moth'") as error, planted("moth"):
+        pass
+    assert all(name in str(error.value) for name in BUGS_01)
+
+
+# -- notebook 02 ---------------------------------------------------------------------------------
+
+
+def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
+    """Logits after a prefill of 8 tokens and 4 decodes, in memory that holds zeros."""
+    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=16))
+    cache.storage.k.zero_()
+    cache.storage.v.zero_()
+    request = Request("a", list(range(40, 48)))
+    logits = [prefill(model, cache, [request], chunk_size=chunk_size)]
+    for token in (50, 60, 70, 80):
+        request.token_ids.append(token)
+        logits.append(decode(model, cache, [request]))
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("name", BUGS_02)
+def test_bug_of_the_cache_is_found_by_logits_and_goes_again(
+    model: Qwen3ForCausalLM, name: str
+) -> None:
+    chunk_size = 4 if "chunk" in name else None
+    right = path(model, None)
+    with planted(name, BUGS_02):
+        wrong = path(model, chunk_size)
+    assert torch.allclose(path(model, chunk_size), right, atol=1e-3)
+    assert (wrong - right).abs().amax(-1)[1:].min() > 0.01
+    if chunk_size is None:
+        assert torch.allclose(wrong[0], right[0], atol=1e-3), "the first new token is right"
+
+
+# -- notebook 03 ---------------------------------------------------------------------------------
+
+PROMPTS = [list(range(40, 50)), list(range(60, 67)), [70, 71, 72]]
+
+
+def texts(
+    model: Qwen3ForCausalLM, chosen: list[int], budget: int, temperature: float
+) -> dict[str, tuple[int, ...]]:
+    engine = LLMEngine(model, config=EngineConfig(max_model_len=32, max_num_batched_tokens=budget))
+    for i in chosen:
+        params = SamplingParams(max_tokens=8, temperature=temperature, seed=i, ignore_eos=True)
+        engine.add_request(PROMPTS[i], params, str(i))
+    return {out.request_id: out.outputs[0].token_ids for out in engine.run()}
+
+
+@pytest.mark.parametrize("name", BUGS_03)
+def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
+    model: Qwen3ForCausalLM, name: str
+) -> None:
+    def alone() -> dict[str, tuple[int, ...]]:
+        return {str(i): texts(model, [i], 64, 1.0)[str(i)] for i in range(3)}  # whole prompts
+
+    right = alone()
+    with planted(name, BUGS_03):
+        assert alone() == right
+        together = texts(model, [0, 1, 2], 8, 1.0)
+    harmless = name == "each request has the whole budget"
+    assert (together == right) == harmless
+    assert texts(model, [0, 1, 2], 8, 1.0) == right
+
+
+# -- notebook 04 ---------------------------------------------------------------------------------
+
+
+def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    """D is the only request that gets other tokens than alone, and the only one in the lines."""
+    scene = scenes(PROMPT_IDS)["small_pool"]
+    got = serve(model, pages(model, scene.num_blocks, StaleBlocks), *scene[:3]).tokens
+    want = serve(model, None, *scene[:3]).tokens
+    log = stale_log(model, StaleBlocks, PROMPT_IDS)
+    assert {line.who for line in right_stale(log)} == {
+        name for name in want if got[name] != want[name]
+    }
+    ours = stale_log(model, BlockManager, PROMPT_IDS)
+    assert right_stale(ours) == [] and any(line.what == "finds" for line in ours)
+    assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
+    told = wrong_texts(model, tokenizer, StaleBlocks, PROMPT_IDS)
+    assert {name for name, *_ in told} == {line.who for line in right_stale(log)}
+    assert all(wrong != alone for *_, wrong, alone in told)
+    assert wrong_texts(model, tokenizer, BlockManager, PROMPT_IDS) == []
+
+
+# -- the bug zoo ------------------------------------------------------------------------------
+
+# bug -> the tests that see it; every bug is seen by another one
+SEEN: dict[str, set[str]] = {
+    "no bug": set(),
+    "a taken block keeps its name": {"small_pool", "found", "integrity"},
+    "names without the parent's": {"together"},
+    "found before it is written": {"together"},
+    "a shared block is written": {"samples", "integrity"},
+    "blocks are freed head first": {"found"},
+}
+
+
+@pytest.fixture(scope="module")
+def rows(model: Qwen3ForCausalLM) -> list[Seen]:
+    return stress(model, PROMPT_IDS)
+
+
+def test_table_has_a_row_for_each_bug(rows: Sequence[Seen]) -> None:
+    assert [row.bug for row in rows] == ["no bug", *BUGS_04] == list(SEEN)
+    assert rows[0] == Seen("no bug", "3 of 3", "5 of 5", "3 of 3", "4 of 4", 8, "fine")
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_bug_of_blocks_is_seen_by_some_tests_and_never_alone(
+    rows: Sequence[Seen], name: str
+) -> None:
+    right = rows[0]._asdict()
+    got = next(row for row in rows if row.bug == name)._asdict()
+    assert {test for test in got if got[test] != right[test]} - {"bug"} == SEEN[name], got
+    assert got["alone"] == "3 of 3"
+
+
+def test_freeing_head_first_costs_hits_and_no_token(rows: Sequence[Seen]) -> None:
+    *_, head = rows
+    assert (head.small_pool, head.found, rows[0].found) == ("4 of 4", 0, 8)
+
+
+def test_bugs_are_gone_again_and_the_table_is_the_same_each_time(
+    model: Qwen3ForCausalLM, rows: Sequence[Seen]
+) -> None:
+    assert stress(model, PROMPT_IDS, ["a taken block keeps its name", ""]) == [rows[1], rows[0]]
+
+
+def test_table_is_one_line_for_each_row(rows: Sequence[Seen]) -> None:
+    lines = stress_table(rows).splitlines()
+    assert len(lines) == 1 + len(rows) and max(map(len, lines)) <= 120
+    assert lines[0].split()[:3] == ["bug", "alone", "together"]
+    for line, row in zip(lines[1:], rows, strict=True):
+        assert line.startswith(row.bug) and line.endswith(row.integrity)
+
+
+@pytest.mark.parametrize("prompts", [PROMPT_IDS[:2], [PROMPT_IDS[2]] * 3, [*PROMPT_IDS[:2], []]])
+def test_prompts_that_cannot_show_the_bugs_are_refused(prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="at least 8, 4 and 1 tokens"):
+        scenes(prompts)

@@ -1,0 +1,1334 @@
+"""Every exercise: right answers pass, however they are written, and each mistake is named.
+
+The slips are those of the checks themselves; beside them stand wrong answers that no slip is.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import QWEN3_06B
+from torch import Tensor
+
+from tutorial_engine import learn
+from tutorial_engine.cache.cell_table import CellTable
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.paged import num_blocks_in
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.lab.shift import context_shift
+from tutorial_engine.learn import checks_01 as c1
+from tutorial_engine.learn import checks_02 as c2
+from tutorial_engine.learn import checks_03 as c3
+from tutorial_engine.learn import checks_04 as c4
+from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
+from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
+from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
+from tutorial_engine.learn.find_check import FIND_SLIPS
+from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for, slots_for
+from tutorial_engine.learn.judge import slips_of
+from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
+from tutorial_engine.learn.own_cache import MyCache, MyStaticCache
+from tutorial_engine.learn.own_memory import PARTS_04
+from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model import load_model
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
+
+INF = math.inf
+Function = Callable[..., Any]
+RIGHT: dict[str, Function] = {**PARTS, **PARTS_03, **PARTS_04}
+
+
+class Exercise(NamedTuple):
+    """Its check, answers that are right, the catalogue, and other wrong answers with the words."""
+
+    check: Callable[[Any], Verdict]
+    right: Sequence[Any]
+    slips: Mapping[str, Function] = {}
+    wrong: Sequence[tuple[Any, str]] = ()
+
+
+def but(name: str, change: Function) -> Function:
+    """The right answer, changed."""
+    return lambda *args: change(RIGHT[name](*args))
+
+
+# -- notebook 01 ---------------------------------------------------------------------------------
+
+
+def attention_by_loop(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    rows = []
+    for query, allowed in zip(q, mask, strict=True):
+        shares = [math.exp(float(query @ key) / math.sqrt(len(key))) for key in k]
+        shares = [s if bool(ok) else 0.0 for s, ok in zip(shares, allowed, strict=True)]
+        rows.append(sum(s / sum(shares) * value for s, value in zip(shares, v, strict=True)))
+    return torch.stack(rows)  # type: ignore[arg-type]
+
+
+def attention_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q /= math.sqrt(k.shape[1])
+    scores = q @ k.T
+    scores[~mask] = -1e9
+    scores -= scores.max(dim=1, keepdim=True).values
+    scores.exp_()
+    scores /= scores.sum(dim=1, keepdim=True)
+    return torch.mm(scores, v)
+
+
+def masked_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    shares = (q @ k.T / k.shape[-1] ** 0.5).softmax(-1).masked_fill(~mask, -INF)
+    return (shares / shares.sum(-1, keepdim=True)) @ v
+
+
+def inverted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.T / k.shape[-1] ** 0.5).masked_fill(mask, -1e9).softmax(-1) @ v
+
+
+def window(q_len: int, kv_len: int, size: int) -> Tensor:
+    first = kv_len - q_len
+    return torch.tensor([[0 <= first + q - k < size for k in range(kv_len)] for q in range(q_len)])
+
+
+def window_by_loop(q_len: int, kv_len: int, size: int) -> Tensor:
+    mask = torch.zeros(q_len, kv_len).bool()
+    for q in range(q_len):
+        last = kv_len - q_len + q
+        mask[q, max(0, last - size + 1) : last + 1] = True
+    return mask
+
+
+def joined_by_and(q_len: int, kv_len: int, size: int) -> Tensor:
+    back = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)
+    return back >= 0 and back < size  # type: ignore[return-value]
+
+
+def window_moved(q_len: int, kv_len: int, size: int) -> Tensor:
+    right = window(q_len, kv_len, size)
+    return right if q_len == kv_len else right.roll(-1, dims=-1)
+
+
+def rope_by_complex(x: Tensor, angles: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.view_as_complex(torch.stack((x[..., :half], x[..., half:]), dim=-1))
+    turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def rope_by_loop(x: Tensor, angles: Tensor) -> Tensor:
+    out, half = torch.empty_like(x), x.shape[-1] // 2
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for i in range(half):
+                a, b, turn = float(x[t, h, i]), float(x[t, h, i + half]), float(angles[t, i])
+                out[t, h, i] = a * math.cos(turn) - b * math.sin(turn)
+                out[t, h, i + half] = b * math.cos(turn) + a * math.sin(turn)
+    return out
+
+
+def rope_in_place(x: Tensor, angles: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    cos, sin, a = angles.cos()[:, None], angles.sin()[:, None], x[..., :half].clone()
+    x[..., :half] *= cos
+    x[..., :half] -= x[..., half:] * sin
+    x[..., half:] *= cos
+    x[..., half:] += a * sin
+    return x
+
+
+def a_overwritten(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)  # views: writing to x changes them
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    x[..., : x.shape[-1] // 2] = a * cos - b * sin
+    x[..., x.shape[-1] // 2 :] = b * cos + a * sin
+    return x
+
+
+def head_by_head(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, size: int) -> tuple[Tensor, ...]:
+    def heads(w: Tensor) -> Tensor:
+        return torch.stack([x @ rows.T for rows in w.split(size)], dim=1)
+
+    return heads(w_q), heads(w_k), heads(w_v)
+
+
+def typed_heads(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, size: int) -> list[Tensor]:
+    return [(x @ w.T).view(len(x), n, 8) for w, n in ((w_q, 4), (w_k, 2), (w_v, 2))]
+
+
+def layer_in_double(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function) -> Tensor:
+    w = LayerWeights(*(one.double() for one in w))
+    h = rms_norm(x.double(), w.input_norm)
+    q, k, v = head_by_head(h, w.q, w.k, w.v, len(w.q_norm))
+    q, k = (rope_by_loop(one, angles) for one in (rms_norm(q, w.q_norm), rms_norm(k, w.k_norm)))
+    out = torch.cat(list(attend(q, k, v).double().transpose(0, 1)), dim=-1)
+    x = x + out @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+def layer_in_place(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function) -> Tensor:
+    h = rms_norm(x, w.input_norm)
+    q, k, v = head_by_head(h, w.q, w.k, w.v, len(w.q_norm))
+    q, k = (
+        rope_in_place(rms_norm(q, w.q_norm), angles),
+        rope_in_place(rms_norm(k, w.k_norm), angles),
+    )
+    x += attend(q, k, v).flatten(1) @ w.o.T
+    gate, up = (rms_norm(x, w.mlp_norm) @ matrix.T for matrix in (w.gate, w.up))
+    x += (gate * gate.sigmoid() * up) @ w.down.T
+    return x
+
+
+def score(shares: Tensor, period: int) -> Tensor:
+    return shares.diagonal(offset=1 - period)[1:].mean()
+
+
+def score_by_loop(shares: Tensor, period: int) -> float:
+    return sum(float(shares[i, i - period + 1]) for i in range(period, 2 * period)) / period
+
+
+SIX_TWO = ModelConfig(
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+)
+
+
+def kv_bytes(c: ModelConfig, size: int) -> int:
+    return sum(2 * c.num_key_value_heads * c.head_dim * size for _ in range(c.num_hidden_layers))
+
+
+def bytes_exercise(config: ModelConfig) -> Exercise:
+    return Exercise(
+        lambda answer: c1.check_kv_bytes(answer, config),
+        [
+            kv_bytes,
+            lambda *case: np.int64(kv_bytes(*case)),
+            lambda *case: float(kv_bytes(*case)),
+            lambda *case: torch.tensor(kv_bytes(*case)),
+        ],
+        c1.BYTES_SLIPS,
+        [
+            (lambda c, size: kv_bytes(c, 4), "use the argument"),
+            (lambda c, size: kv_bytes(c, 2), "use the argument"),
+            (lambda c, size: 17 * size, "34; count K and V, layers, K/V heads"),
+            (
+                lambda c, size: kv_bytes(QWEN3_06B, size) // 7,
+                "it reads QWEN3_06B, use",
+            ),
+            (lambda c, size: [17], "got [17]; return one number"),
+            (lambda c, size: 57_344 * size, "count K and V, layers"),  # right for Qwen3-0.6B
+            (lambda c, s: c.num_hidden_layers * c.num_attention_heads * c.head_dim * s, "kv_bytes"),
+        ],
+    )
+
+
+EXERCISES: dict[str, Exercise] = {
+    "attention": Exercise(
+        c1.check_attention,
+        [
+            RIGHT["attention"],
+            attention_by_loop,
+            attention_in_place,
+            lambda *qkv_mask: attention_by_loop(*(x.double() for x in qkv_mask[:3]), qkv_mask[3]),
+        ],
+        c1.ATTENTION_SLIPS,
+        [
+            (inverted, "the mask is inverted"),
+            (masked_after, "−inf BEFORE the softmax"),
+            (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
+            (lambda q, k, v, m: q @ k.T / torch.sqrt(k.shape[-1]), "write D ** 0.5"),  # type: ignore[call-overload]
+            (lambda q, k, v, m: k @ q.T @ v, "Scores are q @ k.T"),
+            (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "other numbers"),
+        ],
+    ),
+    "window_mask": Exercise(
+        c1.check_window_mask,
+        [RIGHT["window_mask"], window, window_by_loop],
+        c1.MASK_SLIPS,
+        [
+            (lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "sees a key after it"),
+            (lambda q, k, w: window(q, k, k), "sees up to 4 keys; 2 expected"),
+            (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected"),
+            (lambda q, k, w: window(q, k, w - 1), "sees up to 1 keys; 2 expected"),
+            (window_moved, "does not see itself"),
+            (joined_by_and, "Join two conditions with &, each in its own brackets"),
+            (lambda q, k, w: torch.ones(q) + torch.ones(k + 1), "of queries and a row of keys"),
+            (lambda *case: torch.zeros(case[:2]).masked_fill(~window(*case), -INF), "be added to"),
+            (lambda *case: window(*case).int(), "got torch.int32"),
+            (lambda q, k, w: window(q, k, w) & ~window(q, k, 1), "a query does not see itself"),
+        ],
+    ),
+    "kv_head": Exercise(
+        c1.check_kv_head,
+        [
+            RIGHT["kv_head"],
+            lambda h, heads, kv: [at for at in range(kv) for _ in range(heads // kv)][h],
+            lambda h, heads, kv: int(h / (heads / kv)),
+            lambda h, heads, kv: np.int64(h * kv // heads),
+            lambda h, heads, kv: torch.tensor(h) * kv // heads,
+        ],
+        c1.HEAD_SLIPS,
+        [
+            (lambda h, heads, kv_heads: h / (heads // kv_heads), "divide with //"),
+            (lambda h, heads, kv_heads: 0, "expected [0, 0, 0, 1, 1, 1]"),
+        ],
+    ),
+    "rope": Exercise(
+        c1.check_rope,
+        [
+            *(RIGHT["rope"], rope_by_complex, rope_by_loop, rope_in_place),
+            lambda x, angles: rope_by_complex(x.double(), angles.double()),
+        ],
+        c1.ROPE_SLIPS,
+        [
+            (a_overwritten, "a was overwritten"),
+            (lambda x, angles: rope_by_loop(x, angles + 1), "position 0 changed"),
+            (lambda x, angles: rope_by_loop(x, 2 * angles), "position 0 is right, others not"),
+            (lambda x, angles: x[..., :4] * angles.cos(), "angles[:, None, :]"),
+            (lambda x, angles: x.chunk(2)[0] * angles.cos()[:, None], "x.chunk(2, dim=-1)"),
+        ],
+    ),
+    "project": Exercise(
+        c1.check_project,
+        [
+            *(RIGHT["project"], head_by_head),
+            but("project", iter),
+            but("project", lambda qkv: [one.double() for one in qkv]),
+        ],
+        {
+            f"{name} {words}": but(
+                "project",
+                lambda qkv, at=at, slip=slip: [
+                    slip(one, qkv[0]) if i == at else one for i, one in enumerate(qkv)
+                ],
+            )
+            for words, slip in c1.PROJECT_SLIPS.items()
+            for at, name in enumerate("qkv")
+            if at or "repeated" not in words
+        },
+        [
+            (but("project", lambda qkv: (qkv[0], qkv[2], qkv[1])), "k and v are swapped"),
+            (but("project", lambda qkv: qkv[:2]), "three tensors (q, k, v), got 2 things"),
+            (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
+            (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
+            (but("project", lambda qkv: (qkv[0], 2 * qkv[1], qkv[2])), "k is not x @ w_k.T"),
+            (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
+            (lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32), "Take the number of heads from"),
+            (typed_heads, "Take the number of heads from the matrix"),
+        ],
+    ),
+    "layer": Exercise(
+        c1.check_layer,
+        [RIGHT["layer"], layer_in_double, layer_in_place],
+        c1.LAYER_SLIPS,
+        [
+            (lambda x, w, angles, attend: x * math.nan, "NaN"),
+            (lambda x, w, angles, attend: 2 * x, "other numbers; are project and rope ✔"),
+            (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
+            (lambda x, w, angles, attend: x @ w.k, "multiply by w.k.T or w.v.T"),
+            (lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)), "Join the heads first"),
+            (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
+            (lambda x, w, angles, attend: None if len(w) else x, "does it end with `return`?"),
+        ],
+    ),
+    "induction_score": Exercise(
+        c1.check_induction_score,
+        [score, score_by_loop],
+        c1.SCORE_SLIPS,
+        [
+            (lambda shares, p: shares[p:, 1 : p + 1].diagonal(), "one number, got shape [5]"),
+            (lambda shares, p: score(shares, p) + 1, "only the queries of the second"),
+        ],
+    ),
+    "kv_bytes, 6/2 heads": bytes_exercise(SIX_TWO),
+    "kv_bytes, Qwen3-0.6B": bytes_exercise(QWEN3_06B),
+}
+
+# -- notebook 02 ---------------------------------------------------------------------------------
+
+
+class WritesInPlace:
+    """A right cache by other means: one tensor of room, and a tuple of lists."""
+
+    def __init__(self) -> None:
+        self.room: dict[int, Tensor] = {}
+        self.used: dict[int, int] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        room = self.room.setdefault(layer, torch.zeros(2, 16, *k.shape[1:]))
+        start = self.used.get(layer, 0)
+        end = self.used[layer] = start + len(k)
+        room[0, start:end], room[1, start:end] = k, v
+        k.zero_()  # it is a copy
+        return ([room[0, :end], room[1, :end]],)
+
+
+class Shared(MyCache):
+    kv: dict[int, tuple[Tensor, Tensor]] = {}  # noqa: RUF012  the mistake
+
+    def __init__(self) -> None:
+        type(self).kv = {} if len(Shared.kv.get(0, [[]])[0]) != 8 else Shared.kv
+
+
+class AlongHeads(MyCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        if layer in self.kv:
+            k = torch.cat((self.kv[layer][0], k), dim=-1)
+        self.kv[layer] = (k, v)
+        return [(k, v)]
+
+
+class NothingOld(MyCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
+        return [tuple(torch.cat((old, new)) for old, new in zip(self.kv[layer], (k, v)))]  # noqa: B905
+
+
+class Other(MyCache):
+    """The right cache, and another answer."""
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
+        return self.answer(super().update(layer, k, v, batch))
+
+    def answer(self, pairs: Any) -> Any:
+        return pairs
+
+
+class HeadsFirstView(MyStaticCache):
+    """Right: its memory has the heads before the tokens, and update gives a turned view."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        sizes = (config.num_key_value_heads, max_len, config.head_dim)
+        self.kv = [torch.full((2, *sizes), torch.nan) for _ in range(config.num_hidden_layers)]
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        for i, position in enumerate(batch.positions.tolist()):
+            self.kv[layer][:, :, position] = torch.stack((k[i], v[i]))
+        both = self.kv[layer][:, :, : position + 1].transpose(1, 2)
+        return ((both[0], both[1]),)
+
+
+class CountsItself(MyStaticCache):
+    """Right: asks no batch, and counts for each layer; in doubles, and spoils what it was given."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = torch.stack((self.k, self.v)).double()
+        self.used = [0] * config.num_hidden_layers
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        start = self.used[layer]
+        end = self.used[layer] = start + len(k)
+        self.k[layer, start:end], self.v[layer, start:end] = k, v
+        k.zero_()
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
+class Grows(MyCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__()
+
+
+class NoMemory(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None: ...
+
+
+class QueryHeads(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        self.k = torch.zeros(2, max_len, config.num_attention_heads, config.head_dim)
+        self.v = torch.zeros_like(self.k)
+
+
+def token_by_token(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    for i in range(num_computed, len(token_ids)):
+        hidden = model(Batch.from_sequences([[token_ids[i]]], [i]), attention)
+    return model.compute_logits(hidden).squeeze(0)
+
+
+def consumes(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
+    new = token_ids[num_computed:]
+    token_ids.clear()  # it is a copy
+    hidden = model(Batch.from_sequences([new], [num_computed]), attention)
+    return model.compute_logits(hidden)[-1].double()
+
+
+def slots_in_rows(cached: list[int], new: list[int], m: int) -> list[list[int]]:
+    pairs = enumerate(zip(cached, new, strict=True))
+    return [[r * m + old + i for i in range(n)] for r, (old, n) in pairs]
+
+
+def slots_to_write(*case: Any) -> list[int]:
+    return [slot for row in slots_in_rows(*case) for slot in row]
+
+
+def nucleus_by_loop(probs: Tensor, p: float) -> Tensor:
+    kept, mass = [False] * len(probs), 0.0
+    for i in sorted(range(len(probs)), key=lambda i: -probs[i].item()):
+        if mass < p - 1e-9:
+            kept[i] = True
+        mass += probs[i].item()
+    probs.zero_()  # it is a copy
+    return torch.tensor(kept)
+
+
+def why_numpy(new_ids: list[int], text: str, eos: Any, stop: Any, limit: int) -> Any:
+    while (new_ids and new_ids[-1] in eos) or any(map(text.__contains__, stop)):
+        return np.str_("stop")
+    return None if np.int64(len(new_ids)) < limit else np.str_("length")
+
+
+WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
+    RIGHT["why_finished"],
+    """
+    >= max_tokens → > max_tokens
+        the last one counts
+    >= max_tokens → >= max_tokens - 1
+        one token is still allowed
+    >= max_tokens → >= 8
+        reached at the first token
+    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
+        look at new_ids[-1] as well
+    new_ids[-1] in eos_ids → len(new_ids) > 1 and new_ids[-1] in eos_ids
+        the first one is checked too
+    new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
+        eos_ids may hold several
+    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
+        look at new_ids[-1] alone
+    any(one in text for one in stop) → text.endswith(tuple(stop))
+        search the whole text
+    one in text for → text.find(one) > 0 for
+        text.find gives 0 there
+    one in text for → one in text.strip() for
+        strip() takes such characters away
+    any(one in text for one in stop) → stop in text
+        stop is a tuple of strings
+    any(one in text for one in stop) → stop and stop[0] in text
+        look for each of them
+    any(one in text for one in stop) → stop
+        not every text is stopped
+    any(one in text for one in stop) → False
+        look for it in text
+    if new_ids → if len(new_ids) < max_tokens and new_ids
+        stop wins over length
+    any(one → len(new_ids) < max_tokens and any(one
+        stop wins over length, for stop strings as well
+    else None → else "length"
+        it goes on: return None
+    else None → else False
+        answer "stop", "length" or None
+    """,
+)
+
+EXERCISES |= {
+    "MyCache": Exercise(
+        c2.check_cache,
+        [MyCache, WritesInPlace],
+        c2.CACHE_SLIPS,
+        [
+            (type("NoList", (Other,), {"answer": lambda _, pairs: pairs[0]}), "without the list"),
+            (type("NoPair", (Other,), {"answer": lambda _, pairs: [3]}), "its only entry is no"),
+            (type("Forgets", (Other,), {"answer": lambda _, pairs: None}), "end with `return`?"),
+            (Shared, "make the dict in __init__"),
+            (AlongHeads, "k and v are [tokens, heads, head_dim]: join axis 0."),
+            (NothingOld, "The first time, layer 0 has nothing old"),
+        ],
+    ),
+    "MyStaticCache": Exercise(
+        c2.check_static_cache,
+        [MyStaticCache, HeadsFirstView, CountsItself],
+        c2.STATIC_SLIPS,
+        [
+            (Grows, "the right k, but in new memory"),
+            (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
+            (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
+            (MyCache, "raised TypeError"),
+        ],
+    ),
+    "run_new": Exercise(
+        c2.check_run_new,
+        [RIGHT["run_new"], token_by_token, consumes],
+        c2.RUN_SLIPS,
+        [
+            (lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)), "runs 2 tokens"),
+            (
+                lambda m, a, ids, n: m.compute_logits(
+                    m(Batch.from_sequences([ids[n:]], [n + (n > 0)]), a)[-1:]
+                )[0],
+                "positions [6] ran; expected positions [5]",
+            ),
+            (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "a list of sequences"),
+            (lambda m, a, ids, n: m(Batch.from_sequences([ids[n:]], n), a), "a list of positions"),
+            (but("run_new", lambda logits: logits.tolist()), "got list"),
+            (but("run_new", lambda logits: logits + 1), "other logits"),
+        ],
+    ),
+    "slots_to_write": Exercise(
+        c2.check_slots_to_write,
+        [
+            slots_to_write,
+            lambda *case: np.array(slots_to_write(*case)),
+            lambda *case: torch.tensor(slots_to_write(*case)),
+            lambda *case: (float(slot) for slot in slots_to_write(*case)),
+            lambda *case: tuple(np.float64(slot) for slot in slots_to_write(*case)),
+        ],
+        c2.SLOT_SLIPS,
+        [
+            (slots_in_rows, "no list for each row"),
+            (lambda c, new, m: [7] * sum(new), "got [7, 7, 7, 7]; expected [0, 1, 2, 3]"),
+        ],
+    ),
+    "keep_top_p": Exercise(
+        c2.check_top_p,
+        [
+            *(RIGHT["keep_top_p"], nucleus_by_loop),
+            lambda probs, p: RIGHT["keep_top_p"](probs.double(), p),
+        ],
+        c2.TOP_P_SLIPS,
+        [
+            (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
+            (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
+            (but("keep_top_p", lambda keep: keep.tolist()), "got list"),
+            (but("keep_top_p", lambda keep: keep[:3]), "shape [3]"),
+            (lambda probs, p: probs > 0, "keeps 5 tokens, expected 1"),
+        ],
+    ),
+    "why_finished": Exercise(c2.check_why_finished, [RIGHT["why_finished"], why_numpy], WHY_SLIPS),
+    "least_seconds": Exercise(
+        c2.check_floor,
+        [
+            c2.least_seconds,
+            lambda *case: torch.tensor(c2.least_seconds(*case)),
+            lambda *case: np.float32(c2.least_seconds(*case)),
+        ],
+        c2.FLOOR_SLIPS,
+        [
+            (lambda *case: (c2.least_seconds(*case), "memory"), "return one number"),
+            (lambda *case: 1.5, "s: the slower of the two decides"),
+        ],
+    ),
+}
+
+# -- notebook 03 ---------------------------------------------------------------------------------
+
+Work = list[tuple[str, int]]
+
+
+def plan(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    return RIGHT["plan_step"](running, waiting, budget, most)
+
+
+def slots_by_recursion(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    if (slots := allocate(request)) is not None:
+        return slots
+    victim = running[-1]
+    preempt(victim)
+    if victim == request:
+        return None
+    return slots_by_recursion(request, running, allocate, preempt)
+
+
+def goes_on(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    while (slots := allocate(request)) is None:
+        preempt(running[-1])
+    return slots
+
+
+def preempts_nobody(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    while (slots := allocate(request)) is None:
+        pass
+    return slots
+
+
+def takes_the_victim(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    while (slots := allocate(request)) is None:
+        preempt(running.pop())
+    return slots
+
+
+def policy(next_waiting: Function) -> Any:
+    return type("Yours", (Scheduler,), {"next_waiting": next_waiting, "patience": 0.1})
+
+
+def by_prompt(request: Request) -> int:
+    return request.num_prompt_tokens
+
+
+def late(self: Any) -> list[Request]:
+    return [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+
+
+def by_loop(self: Any) -> Request:
+    best = self.waiting[0]
+    for request in self.waiting:
+        if request.num_prompt_tokens < best.num_prompt_tokens:
+            best = request
+    return best
+
+
+def first_that_is_late(self: Any) -> Request:
+    """The queue is in the order of arrival: the first of it that is late is the oldest."""
+    for one in self.waiting:
+        if one.arrival + self.patience < self.now():
+            return one
+    return by_loop(self)
+
+
+def takes_it_out(self: Any) -> Request:
+    chosen = by_loop(self)
+    self.waiting.remove(chosen)
+    return chosen
+
+
+def leaves_a_list(self: Any) -> Request:
+    self.waiting = sorted(self.waiting, key=by_prompt)
+    return self.waiting[0]
+
+
+def sorts_the_queue(self: Any) -> Request:
+    self.waiting.sort(key=by_prompt)
+    return self.waiting[0]
+
+
+def typed_patience(self: Any) -> Request:
+    same = object.__new__(type(self))
+    same.__dict__ |= self.__dict__ | {"patience": 0.15}
+    return first_that_is_late(same)
+
+
+class Sluggish(ShortestFirst):
+    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
+        return min(super().num_tokens_to_run(request, plan), 4)
+
+
+def metrics(change: Function) -> Function:
+    return but("ttft_and_tpot", change)
+
+
+tiny = cache(load_model)
+EXERCISES |= {
+    "num_tokens_to_run": Exercise(
+        c3.check_num_tokens,
+        [
+            RIGHT["num_tokens_to_run"],
+            but("num_tokens_to_run", np.int64),
+            but("num_tokens_to_run", torch.tensor),
+            lambda known, computed, budget: sorted((known - computed, budget))[0],
+        ],
+        c3.SHARE_SLIPS,
+        [
+            (lambda known, computed, budget: 1, "expected 10"),
+            (lambda known, computed, budget: 1.5, "no whole number"),
+            (lambda known, computed, budget: True, "got True, which is no whole number"),
+        ],
+    ),
+    "plan_step": Exercise(
+        c3.check_plan,
+        [
+            *(plan, but("plan_step", Counter)),
+            but("plan_step", lambda shares: {name: np.int64(n) for name, n in shares.items()}),
+        ],
+        c3.PLAN_SLIPS,
+        [
+            (lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
+            (lambda r, w, budget, most: plan(r, w, budget, 9), "more would run than may"),
+            (lambda r, w, budget, most: plan(r, w[:1], budget, most), "budget left"),
+            (lambda *case: {"Z": 8}, "no request 'Z'"),
+            (lambda *case: {"C": 8}, "C has only 3 tokens"),
+            (lambda *case: {"A": 1.5}, "a whole number"),
+            (lambda *case: [3], "must return a dict"),
+        ],
+    ),
+    "slots_for": Exercise(
+        lambda answer: check_slots_for(answer, tiny()),
+        [slots_for, slots_by_recursion],
+        GIVE_WAY_SLIPS,
+        [
+            (goes_on, "goes on after C itself gave way"),
+            (preempts_nobody, "nobody gives way"),
+            (takes_the_victim, "preempt takes it out"),
+            (lambda request, *case: case[1]("A"), "asks for slots for 'A'"),
+            (lambda *case: 3, "it returns 3; expected 'slots of A'"),
+            (
+                lambda request, *case: (
+                    None if isinstance(request, Request) else slots_for(request, *case)
+                ),
+                "planned nothing",
+            ),
+        ],
+    ),
+    "ttft_and_tpot": Exercise(
+        c3.check_metrics,
+        [
+            *(RIGHT["ttft_and_tpot"], metrics(list), metrics(torch.tensor)),
+            metrics(lambda pair: tuple(torch.tensor(x) for x in pair)),
+            lambda arrival, times: (np.array(times)[0] - arrival, np.diff(times).mean()),
+        ],
+        c3.METRIC_SLIPS,
+        [
+            (lambda arrival, times: (times[-1] - arrival, 1.0), "first token: 0.262 s"),
+            (metrics(lambda pair: (pair[0], 1.0)), "next: 0.0640 s"),
+            (lambda arrival, times: 3, "two numbers"),
+        ],
+    ),
+    "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price
+        lambda answer: c3.check_budget(answer, lambda budget: 10.0 + min(budget, 107)),
+        [lambda gap: int(gap - 10), lambda gap: (gap - 10) // 1, lambda gap: np.int64(gap - 10)],
+        {},
+        [
+            (lambda gap: int(gap), "with it the longest gap is 36 ms"),
+            (lambda gap: int(gap - 11), "with 16 the longest gap is 26 ms: that is short enough"),
+            (lambda gap: gap - 10, "for 60.7 ms got 50.7; a budget is a whole number of tokens"),
+            (lambda gap: int(gap - 26), "at least 1"),
+        ],
+    ),
+    "ShortestFirst": Exercise(
+        c3.check_shortest,
+        [
+            *(ShortestFirst, policy(by_loop)),
+            policy(lambda self: sorted(self.waiting, key=lambda one: len(one.token_ids))[0]),
+        ],
+        c3.SHORTEST_SLIPS,
+        [
+            (policy(lambda self: self.waiting[-1]), "num_prompt_tokens says"),
+            (policy(lambda self: min(map(by_prompt, self.waiting))), "a Request; got 3"),
+            (policy(takes_it_out), "takes the request out of self.waiting"),
+            (policy(leaves_a_list), "self.waiting is a list now"),
+            (policy(sorts_the_queue), "finds the smallest without sorting"),
+            (Sluggish, "unlike ours"),
+            (ShortestFirst.next_waiting, "hand over the class"),
+        ],
+    ),
+    "Fair": Exercise(
+        c3.check_fair,
+        [RIGHT["Fair"], policy(first_that_is_late)],
+        c3.FAIR_SLIPS,
+        [
+            (policy(typed_patience), "instead of self.patience?"),
+            (policy(lambda self: late(self)[0]), "IndexError"),
+        ],
+    ),
+}
+
+# -- notebook 04 and appendix A1 -----------------------------------------------------------------
+
+Refs, Cached = dict[int, int], dict[Any, int]
+
+
+def blocks_of_the_package(*case: int) -> int:
+    budget, layers, heads, dim, itemsize, size = case
+    dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
+    spec = KVCacheSpec(
+        num_layers=layers, num_kv_heads=heads, k_head_dim=dim, v_head_dim=dim, dtype=dtype
+    )
+    return num_blocks_in(budget, spec, size)
+
+
+def slots_and_clear(table: list[int], size: int, num_tokens: int) -> Tensor:
+    p, blocks = torch.arange(num_tokens), torch.tensor(table)
+    table.clear()  # it is a copy
+    return blocks[p // size] * size + p % size
+
+
+def free_by_emptying(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
+    while table:
+        block = table.pop()
+        ref_cnt[block] -= 1
+        if not ref_cnt[block]:
+            del ref_cnt[block]
+            free_queue += [block]
+
+
+def free_in_a_new_list(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> list[int]:
+    for block in table:
+        ref_cnt[block] -= 1
+    free_queue = free_queue + table[::-1]
+    return free_queue
+
+
+def take_by_popping(free_queue: list[int], names: dict[int, Any], cached: Cached) -> int:
+    block, *free_queue[:] = free_queue
+    cached.pop(names.pop(block, None), None)
+    return block
+
+
+def take_named_only(free_queue: list[int], names: dict[int, Any], cached: Cached) -> int:
+    block = free_queue.pop(0)
+    del cached[names[block]]
+    names[block] = None
+    return block
+
+
+def find_all_names_first(tokens: list[int], size: int, name_of: Function, cached: Cached) -> Any:
+    """Open blocks have names here as well, which nobody has; and the answer is a tensor."""
+    names: list[Any] = []
+    for start in range(0, len(tokens), size):
+        parent = names[-1] if names else None
+        names.append(name_of(parent, torch.tensor(tokens[start : start + size])))
+    count = next((i for i, name in enumerate(names) if name not in cached), len(names))
+    return torch.tensor([cached[n] for n in names[: min(count, (len(tokens) - 1) // size)]])
+
+
+def find_by_removing(tokens: list[int], size: int, name_of: Function, cached: Cached) -> Any:
+    found, name = [], None
+    while len(tokens) > size:
+        own, tokens[:size] = tuple(tokens[:size]), []
+        block = cached.get(name := name_of(name, own))
+        if block is None:
+            break
+        found.append(np.int64(block))
+    return tuple(found)
+
+
+def find_recursively(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+    def after(name: Any, rest: list[int]) -> list[int]:
+        if len(rest) <= size or (own := name_of(name, iter(rest[:size]))) not in cached:
+            return []
+        return [cached[own], *after(own, rest[size:])]
+
+    return after(None, tokens)
+
+
+def find_with_names(change: Function) -> Function:
+    """`find` by other names: `change` has name_of, the parent's name, all tokens so far."""
+
+    def changed(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+        seen: list[int] = []
+
+        def ask(parent: Any, own: list[int]) -> Any:
+            seen.extend(own)
+            return change(name_of, parent, seen)
+
+        return RIGHT["find"](tokens, size, ask, cached)
+
+    return changed
+
+
+def find_by_number(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+    first = cached[name_of(None, tokens[:size])]
+    return [cached[name_of(first, tokens[size : 2 * size])]]
+
+
+def find_without_looking(t: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+    return [cached[name_of(None, t[end - size : end])] for end in range(size, len(t), size)]
+
+
+def find_and_remove(*case: Any) -> list[int]:
+    found = RIGHT["find"](*case)
+    case[3].clear()
+    return found
+
+
+def stale(log: list[Line]) -> list[Line]:
+    return [
+        line
+        for i, line in enumerate(log)
+        if line.what == "finds"
+        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").name
+        != line.name
+    ]
+
+
+def visible_and_clear(cells: Any, seq_id: int, pos: int) -> tuple[int, ...]:
+    found = {p: i for i, (p, own) in enumerate(cells) if seq_id in own}
+    cells.clear()  # it is a copy
+    return tuple(found[p] for p in range(pos + 1) if p in found)
+
+
+def shift_token_by_token(cells: Any, seq_id: Any, keep: int, discard: int) -> None:
+    for _ in range(discard):
+        cells.seq_rm(seq_id, keep, keep + 1)
+        cells.seq_add(seq_id, keep, -1, -1)
+
+
+Table = list[int]
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, table: Table, kv_len: int) -> Tensor:
+    size, m = k.shape[1], torch.tensor(-math.inf)
+    total, out = torch.zeros(()), torch.zeros(v.shape[-1])
+    for p in range(kv_len):
+        where = table[p // size], p % size
+        scored = k[where].dot(q) / math.sqrt(len(q))
+        new = torch.maximum(m, scored)
+        total = total * torch.exp(m - new) + torch.exp(scored - new)
+        out = out * torch.exp(m - new) + torch.exp(scored - new) * v[where]
+        m = new
+    return out / total
+
+
+def two_rounds(q: Tensor, k: Tensor, v: Tensor, table: Table, kv_len: int) -> Tensor:
+    """The scores of all blocks first, then the values: no running softmax, and no gather."""
+    q /= len(q) ** 0.5
+    where = [(table[p // k.shape[1]], p % k.shape[1]) for p in range(kv_len)]
+    weights = torch.stack([k[w] @ q for w in where]).softmax(0)
+    out = torch.zeros(v.shape[-1])
+    for weight, w in zip(weights, where, strict=True):
+        out += weight * v[w]
+    return out
+
+
+def two_passes(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """The largest score first, then the sums: every key is read twice."""
+    size, blocks = k.shape[1], list(zip(range(0, n, k.shape[1]), table, strict=False))
+    scale = math.sqrt(len(q))
+    m = max(float((k[b, : min(size, n - at)] @ q).max()) for at, b in blocks) / scale
+    total, out = 0.0, torch.zeros(v.shape[-1])
+    for at, b in blocks:
+        p = torch.exp(k[b, : min(size, n - at)] @ q / scale - m)
+        total, out = total + float(p.sum()), out + p @ v[b, : len(p)]
+    return out / total
+
+
+def in_double(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    q = q.double()
+    size, m, total, out = k.shape[1], -math.inf, 0.0, q * 0
+    for start, block in zip(range(0, n, size), table, strict=False):
+        keys, values = (x[block, : min(size, n - start)].double() for x in (k, v))
+        scores = keys @ q / math.sqrt(len(q))
+        new = max(m, float(scores.max()))
+        p, factor = torch.exp(scores - new), math.exp(m - new)
+        m, total, out = new, total * factor + float(p.sum()), out * factor + p @ values
+    return out / total
+
+
+def gathered(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int, cat: bool = False) -> Tensor:
+    if cat:
+        keys, values = (torch.cat([pool[b] for b in table])[:n] for pool in (k, v))
+    else:
+        keys, values = k[table].flatten(0, 1)[:n], v[table].flatten(0, 1)[:n]
+    return (keys @ q / math.sqrt(len(q))).softmax(0) @ values
+
+
+def masked_rest(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """Right numbers, but the rest of the last block is computed with: 0 · NaN = NaN."""
+    size, m, total, out = k.shape[1], -math.inf, 0.0, torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        scores = k[block] @ q / math.sqrt(len(q))
+        scores[max(n - start, 0) :] = -math.inf
+        new = max(m, float(scores.max()))
+        p, factor = torch.exp(scores - new), math.exp(m - new)
+        m, total, out = new, total * factor + float(p.sum()), out * factor + p @ v[block]
+    return out / total
+
+
+def without_max(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    size, total, out = k.shape[1], torch.zeros(()), torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        p = torch.exp(k[block, : n - start] @ q / math.sqrt(len(q)))
+        total, out = total + p.sum(), out + p @ v[block, : n - start]
+    return out / total
+
+
+def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    k /= math.sqrt(len(q))
+    return RIGHT["block_attention"](q * math.sqrt(len(q)), k, v, table, n)
+
+
+def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
+    gate, up, down, rank, n = weights_and_rank
+    g, u, d = gate.chunk(n)[rank], up.chunk(n)[rank], down.chunk(n, 1)[rank]
+    return (torch.nn.functional.silu(x @ g.T).mul_(x @ u.T)) @ d.T
+
+
+def blocks_per(change: Function) -> Function:
+    return lambda budget, *sizes: change(budget / (2 * math.prod(sizes)))
+
+
+RIGHT_ATTENTION = [RIGHT["block_attention"], one_by_one, in_double, two_rounds, two_passes]
+EXERCISES |= {
+    "num_blocks": Exercise(
+        c4.check_num_blocks,
+        [RIGHT["num_blocks"], blocks_of_the_package, but("num_blocks", np.int64)],
+        c4.BUDGET_SLIPS,
+        [
+            (lambda b, n, h, d, i, s: b // (2 * h * d * i * s), "320 GiB in a budget of 10 GiB"),
+            (lambda b, n, h, d, i, s: b // (n * h * d * i * s), "2,560, that is 20 GiB"),
+            (blocks_per(lambda blocks: blocks), "1280.0 is a float; blocks are whole: use //"),
+            (but("num_blocks", float), "use //"),
+            (lambda *case: 1280, "expected 585"),
+            (lambda *case: 1, "expected 1,280"),
+            (lambda *case: "many", "no whole number"),
+            (lambda *case: True, "no whole number"),
+        ],
+    ),
+    "slots": Exercise(
+        c4.check_slots,
+        [
+            *(RIGHT["slots"], slots_and_clear, but("slots", partial(np.array, dtype=int))),
+            lambda table, s, n: [b * s + i for b in table for i in range(s)][:n],
+        ],
+        c4.SLOTS_SLIPS,
+        [
+            (lambda t, s, n: [t[max(p - 1, 0) // s] * s + p % s for p in range(n)], "number 0"),
+            (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "9 slots for 10 tokens"),
+            (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
+            (lambda t, s, n: [t[p] for p in range(n)], "IndexError"),
+            (lambda t, s, n: 7, "must return a list"),
+            (but("slots", lambda slots: [float(slot) for slot in slots]), "must return a list"),
+        ],
+    ),
+    "free": Exercise(
+        learn.check_free,
+        [RIGHT["free"], free_by_emptying],
+        FREE_SLIPS,
+        [
+            (free_in_a_new_list, "makes a new list that nobody else sees"),
+            (lambda table, *rest: RIGHT["free"](table[:4], *rest), "left ref_cnt"),
+        ],
+    ),
+    "take": Exercise(
+        learn.check_take,
+        [RIGHT["take"], take_by_popping, but("take", np.int64)],
+        TAKE_SLIPS,
+        [
+            (take_named_only, "KeyError: None; block 5 has no name"),
+            (lambda *_: "3", "got '3'"),
+            (but("take", lambda block: None), "does it end with `return`?"),
+        ],
+    ),
+    "find": Exercise(
+        learn.check_find,
+        [RIGHT["find"], find_all_names_first, find_by_removing, find_recursively],
+        FIND_SLIPS,
+        [
+            (find_with_names(lambda name_of, _, seen: name_of(None, seen)), "of one block alone"),
+            (find_with_names(lambda name_of, *rest: name_of(*rest)), "got 8 tokens in blocks"),
+            (find_by_number, "name_of got 5 as the parent"),
+            (find_without_looking, "which is the first miss"),
+            (find_and_remove, "find only looks"),
+            (lambda *case: [99], "got [99]; expected [5, 0, 3]"),
+            (but("find", set), "must return a list of blocks"),
+            (but("find", lambda found: found or None), "find returns None: does it end with"),
+            (lambda t, s, n, c: c["root"], "KeyError"),
+        ],
+    ),
+    "stale": Exercise(
+        learn.check_stale,
+        [stale, lambda log: tuple(stale(log))],
+        STALE_SLIPS,
+        [
+            (lambda log: [line.block for line in stale(log)], "must return a list of lines"),
+            (lambda log: log[-1], "must return a list of lines"),
+            (lambda log: stale(log)[::-1], "expected step"),
+        ],
+    ),
+    "block_attention": Exercise(
+        learn.check_block_attention,
+        RIGHT_ATTENTION,
+        BLOCK_SLIPS,
+        [
+            (lambda q, k, v, t, n: one_by_one(q, k, v, t, n + 1 - (n > 1)), "compare with softmax"),
+            (gathered, "that is a gather"),
+            (partial(gathered, cat=True), "that is a gather"),
+            (masked_rest, "slots that nobody wrote"),
+            (without_max, "exp() overflows"),
+            (scaled_in_place, "wrote to k_pool"),
+            (but("block_attention", lambda out: out[None]), "shape [1, 8], expected [8]"),
+            (lambda *case: 3.0, "must return a tensor"),
+        ],
+    ),
+    "visible": Exercise(
+        c4.check_visible,
+        [RIGHT["visible"], visible_and_clear],
+        c4.VISIBLE_SLIPS,
+        [
+            (
+                lambda c, s, q: [i for i, (p, own) in enumerate(c) if p <= q],
+                "An empty cell has position None",
+            ),
+            (
+                lambda c, s, q: RIGHT["visible"]([(p or 0, {s}) for p, _ in c], s, q),
+                "holds nothing",
+            ),
+            (but("visible", lambda cells: cells[1:]), "expected [0, 1, 4, 6]"),
+            (lambda c, s, q: 3, "must return a list"),
+            (lambda c, s, q: c + 1, "TypeError"),
+        ],
+    ),
+    "context_shift": Exercise(
+        c4.check_context_shift,
+        [context_shift, shift_token_by_token],
+        c4.SHIFT_SLIPS,
+        [
+            (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
+            (lambda c, s, k, d: c.seq_rm(s), "expected [0, 1, 2, 3, 4, 5]"),
+            (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
+            (lambda c, s, k, d: c.seq_add(s, k), "TypeError"),
+        ],
+    ),
+    "rank_mlp": Exercise(
+        check_rank_mlp,
+        [rank_by_chunks],
+        RANK_SLIPS,
+        [
+            (lambda x, gate, up, down, *_: (x @ gate[:6].T) @ down[:6].T, "down[:, own]"),
+            (lambda x, *_: x, "not the products of its features"),
+        ],
+    ),
+}
+
+# -- all of them ---------------------------------------------------------------------------------
+
+POLICIES, CACHES = ("ShortestFirst", "Fair"), ("MyCache", "MyStaticCache")
+RETURNS_NOTHING = ("free", "context_shift", "slots_for")
+every_exercise = pytest.mark.parametrize("name", EXERCISES)
+
+
+def pairs(kind: str) -> Iterator[Any]:
+    """A parameter for each answer of a kind: the exercise, the answer, what to say of it."""
+    for name, exercise in EXERCISES.items():
+        found = {
+            "right": [(answer, "") for answer in exercise.right],
+            "wrong": [*((slip, words) for words, slip in exercise.slips.items()), *exercise.wrong],
+        }[kind]
+        for i, (answer, words) in enumerate(found):
+            yield pytest.param(name, answer, words, id=f"{name}: {words or i}"[:60])
+
+
+@pytest.mark.parametrize(("name", "answer", "words"), pairs("right"))
+def test_right_answer_is_accepted_however_it_is_written(name: str, answer: Any, words: str) -> None:
+    verdict = EXERCISES[name].check(answer)
+    assert verdict.ok is True and repr(verdict).startswith("✔ "), verdict
+
+
+@pytest.mark.parametrize(("name", "answer", "words"), pairs("wrong"))
+def test_mistake_is_named(name: str, answer: Any, words: str) -> None:
+    verdict = EXERCISES[name].check(answer)
+    assert verdict.ok is False and repr(verdict).startswith("✘ ")
+    assert words in verdict.message, verdict
+
+
+@every_exercise
+def test_there_are_unusual_right_answers_and_mistakes_enough(name: str) -> None:
+    exercise = EXERCISES[name]
+    assert len(exercise.right) > 1 or name == "rank_mlp"
+    assert len(exercise.slips) + len(exercise.wrong) >= 4
+
+
+def answer_of(name: str, function: Function) -> Any:
+    """The function as an answer to this exercise: a policy's method, a cache's update."""
+    if name in POLICIES:
+        return policy(function)
+    if name in CACHES:
+        return type("Cache", (), {"__init__": lambda *sizes: None, "update": function})
+    return function
+
+
+def untouched(*_: object) -> Any:
+    """A docstring, as exercises have one."""
+    ...
+
+
+def with_a_gap(*args: object) -> Any:
+    first = args[0]
+    assert first is not None
+    ...
+
+
+def forgotten(*args: object) -> None:
+    answer = args[0]
+    assert answer is not None
+
+
+def always_none(*args: object) -> None:
+    return None
+
+
+@every_exercise
+def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -> None:
+    def verdict(function: Function) -> Verdict:
+        return EXERCISES[name].check(answer_of(name, function))
+
+    for function in (untouched, lambda *_: None, lambda *_: ...):
+        told = verdict(function)
+        assert told.ok is None and repr(told).startswith("☐ not done yet: the body of ")
+    told = verdict(with_a_gap)
+    assert told.ok is None and "not done yet: there is still a `...` in " in told.message
+    if name not in RETURNS_NOTHING:
+        told = verdict(forgotten)
+        assert told.ok is False
+        assert told.message.endswith("returns None: does it end with `return`?")
+    told = verdict(always_none)
+    assert told.ok is False and told.message.endswith("returns None whatever it is asked")
+
+
+@every_exercise
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("q"), ZeroDivisionError()])
+def test_function_that_raises_gets_a_verdict(name: str, error: Exception) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    verdict = EXERCISES[name].check(answer_of(name, broken))
+    assert verdict.ok is False
+    assert type(error).__name__ in verdict.message and str(error) in verdict.message
+    verdict = EXERCISES[name].check(answer_of(name, lambda: 1))
+    assert verdict.ok is False and "TypeError" in verdict.message
+
+
+@pytest.mark.parametrize("name", ["attention", "window_mask", "rope", "layer"])
+def test_other_shapes_and_types_are_named(name: str) -> None:
+    for value, words in (
+        (torch.zeros(2, 9, 1), "returned shape [2, 9, 1], expected ["),
+        ([1.0, 2.0], "must return a tensor, got list"),
+        (3, "must return a tensor, got int"),
+    ):
+        verdict = EXERCISES[name].check(lambda *_, value=value: value)
+        assert verdict.ok is False and words in verdict.message
+
+
+def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
+    namespace: dict[str, Any] = {}
+    code = "def project(*_): ...\ndef layer(x, w, angles, attend):\n    q, k, v = project(x)"
+    exec(code, namespace)
+    verdict = c1.check_layer(namespace["layer"])
+    assert verdict.ok is False
+    assert verdict.message.endswith("it calls project, which is not done yet")
+
+
+def test_a_right_number_for_a_wrong_reason_is_refused() -> None:
+    for function in (
+        lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
+        lambda c, size: c.num_hidden_layers * c.num_attention_heads * c.head_dim * size,
+        lambda c, size: 57_344 * size,
+    ):
+        assert function(QWEN3_06B, 2) == 114_688
+        assert c1.check_kv_bytes(function, QWEN3_06B).ok is False
+
+
+@pytest.mark.parametrize("function", RIGHT_ATTENTION)
+def test_right_attention_that_is_no_running_softmax_is_told_so(function: Function) -> None:
+    said = learn.check_block_attention(function).message.partition("none gathered")[2]
+    words = {two_rounds: ". But it keeps the scores of all", two_passes: ". But it reads keys more"}
+    assert said.startswith(words.get(function, "")) and bool(said) == (function in words)
+
+
+def test_find_is_told_by_names_that_can_be_read() -> None:
+    message = learn.check_find(next(FIND_SLIPS[w] for w in FIND_SLIPS if "are names" in w)).message
+    assert len(message) < 250 and "b'" not in message
+
+
+def test_visible_is_the_rule_of_the_cell_table() -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        table = CellTable(12)
+        for seq_id in (1, 2):
+            cells = draw.sample([i for i in range(12) if table[i].pos is None], 4)
+            table.place(cells, seq_id, range(4))
+        table.seq_rm(1, 2)
+        table.seq_cp(1, 3)
+        plain = [(table[i].pos, set(table[i].owners)) for i in range(12)]
+        for seq_id in (1, 2, 3, 4):
+            for pos in range(5):
+                assert RIGHT["visible"](plain, seq_id, pos) == sorted(table.visible(seq_id, pos))

@@ -1,0 +1,165 @@
+"""Introduced in notebook 01. How a check works: cases, the right function, a catalogue of slips.
+
+A slip is a usual mistake: the words that name it, and the wrong function itself. A wrong answer is
+compared with what each slip gives in all cases. The tests hand in the slips as answers.
+"""
+
+import inspect
+import linecache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from textwrap import dedent
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.learn.verdict import (
+    CannotBe,
+    Explain,
+    Told,
+    Verdict,
+    guarded,
+    not_done,
+    wrong_shape,
+)
+
+Function = Callable[..., Any]
+Slips = Mapping[str, Function]  # what to say → the function that makes this mistake
+Change = tuple[str, str]  # a text of the right source, and what stands there instead
+
+
+def rewritten(function: Any, *changes: Change) -> Any:
+    """A function or class as its source makes it with each first text replaced by its second.
+
+    ValueError for a text that is not there exactly once.
+    """
+    code = dedent(inspect.getsource(function))
+    for old, new in changes:
+        if code.count(old) != 1:
+            raise ValueError(f"{old!r} is {code.count(old)} times in {function.__qualname__}")
+        code = code.replace(old, new)
+    file = f"<{function.__qualname__} with {changes[0][1]!r}>"
+    made: dict[str, Any] = {}
+    exec(compile(code, file, "exec"), vars(sys.modules[function.__module__]), made)
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    return made[function.__name__]
+
+
+def slips_of(right: Any, text: str, *always: Change) -> dict[str, Function]:
+    """A catalogue from the right source: changes, a line each, and below, indented, what to say.
+
+    A change is `what is written → what a learner writes`; `always` are changes of every slip.
+    """
+    found: dict[str, Function] = {}
+    changes: list[Change] = []
+    words = ""
+    for line in [*dedent(text).strip().splitlines(), ""]:
+        if line.startswith(" "):
+            words = f"{words} {line.strip()}".strip()
+            continue
+        if words:
+            found[words] = rewritten(right, *always, *changes)
+            words, changes = "", []
+        old, _, new = line.partition("→")
+        changes.append((old.strip(), new.strip()))
+    return found
+
+
+def directly(function: Function, *case: Any) -> Any:
+    """What the function answers to the case."""
+    return function(*case)
+
+
+def judge(
+    name: str,
+    function: Function,
+    right: Function,
+    cases: Sequence[tuple[Any, ...]],
+    slips: Slips,
+    done: str,
+    *,
+    call: Function = directly,
+    read: Callable[[Any], Any] | None = None,
+    tolerance: float = 1e-5,
+    where: Callable[..., str] | None = None,
+    otherwise: Callable[..., str] | None = None,
+    explain: Explain = "",
+    then: Callable[[], str] | None = None,
+    body: object = None,
+) -> Verdict:
+    """✔ `done`, if the function's answers are the right ones in all cases; else what is wrong.
+
+    `call(function, *case)` asks it (it gets copies), `read` turns an answer into what is compared.
+    Of the first case that is wrong `where(answer, *case)` is told, and the slip that gives the same
+    answers, else `otherwise(answer, right answer, *case)`. `then` says what else is wrong, or "".
+    `body` is what a learner fills in, if that is not the function itself.
+    """
+
+    def answered(one: Function, case: tuple[Any, ...]) -> Any:
+        answer = call(one, *deepcopy(case))
+        bad = not_done(name, answer, body or one) if one is function else None
+        if bad is not None:
+            raise Told(bad)
+        return answer if read is None else read(answer)
+
+    def run() -> Verdict:
+        wants = [answered(right, case) for case in cases]
+        answers: list[Any] = []
+        first = None
+        for i, case in enumerate(cases):
+            try:
+                answers.append(answered(function, case))
+            except Exception:  # an answer before it is wrong: that is told
+                if first is None:
+                    raise
+                break
+            if first is None and not alike(answers[i], wants[i], tolerance):
+                first = i
+        if first is None:
+            if why := then() if then else "":
+                raise CannotBe(why)
+            return Verdict(True, done)
+        got, want, case = answers[first], wants[first], cases[first]
+        place = f"{where(got, *case)}; " if where else ""
+        why = next((words for words, slip in slips.items() if is_it(slip, answers)), "")
+        if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
+            return bad
+        why = why or (otherwise(got, want, *case) if otherwise else "")
+        return Verdict(False, f"{name}: {place}{why or f'expected {want}'}")
+
+    def is_it(slip: Function, answers: Sequence[Any]) -> bool:
+        with suppress(Exception):
+            pairs = zip(answers, cases, strict=False)
+            return all(alike(mine, answered(slip, case), tolerance) for mine, case in pairs)
+        return False
+
+    return guarded(name, run, body or function, explain)
+
+
+def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
+    """Is an answer the wanted one? Numbers may differ by the tolerance, of 1 or of the largest.
+
+    NaN is nothing's like; but where the wanted one (of a slip) is NaN, anything may stand.
+    """
+    if isinstance(want, Tensor):
+        is_bool = torch.bool in (want.dtype, getattr(got, "dtype", None))
+        if not isinstance(got, Tensor) or got.shape != want.shape or not want.numel():
+            return isinstance(got, Tensor) and got.shape == want.shape
+        if is_bool:
+            return got.dtype == want.dtype and torch.equal(got, want)
+        wanted = want.double()
+        size = max(1.0, float(wanted.nan_to_num(0, 0, 0).abs().max()))
+        return bool((((got.double() - wanted).abs() <= tolerance * size) | wanted.isnan()).all())
+    if isinstance(want, list | tuple):
+        pairs = zip(got, want, strict=True) if _as_long(got, want) else None
+        return pairs is not None and all(alike(a, b, tolerance) for a, b in pairs)
+    if isinstance(want, float) and isinstance(got, float | int):
+        return abs(got - want) <= tolerance * max(1.0, abs(want))
+    return bool(got == want)
+
+
+def _as_long(got: Any, want: Sequence[Any]) -> bool:
+    return isinstance(got, list | tuple) and len(got) == len(want)
