@@ -121,10 +121,10 @@ def serve(
     recorder = Recorder() if memory is None else memory.trace
     engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock(), trace=recorder)
     for name, prompt in prompts.items():
-        engine.add_request(prompt, params, name)
+        engine.add_request(name, prompt, params)
     tokens: Tokens = {}
     complaint = ""
-    while engine.has_unfinished_requests and engine.num_steps < MAX_STEPS:
+    while engine.has_unfinished_requests() and engine.num_steps < MAX_STEPS:
         try:
             for output in engine.run(max_steps=1):
                 tokens[output.request_id] = tuple(one.token_ids for one in output.outputs)

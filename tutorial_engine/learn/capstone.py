@@ -60,12 +60,12 @@ class Adapted:
     def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
         """As Engine."""
         params = SamplingParams(max_tokens=max_tokens)
-        self.engine.add_request(prompt_token_ids, params, request_id)
+        self.engine.add_request(request_id, prompt_token_ids, params)
 
     def step(self) -> list[tuple[str, int]]:
         """As Engine."""
-        told = self.engine.step() if self.engine.has_unfinished_requests else []
-        return [(one.request_id, one.token.token_id) for one in told if one.token is not None]
+        got = [(output.request_id, output.outputs[0]) for output in self.engine.step()]
+        return [(name, out.token_ids[-1]) for name, out in got if out.finish_reason != "error"]
 
 
 def package_engine(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
@@ -139,8 +139,8 @@ def workload(model: Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, limits: L
         params = [SamplingParams(max_tokens=job.max_tokens, logprobs=2) for job in drawn]
         prompts = [job.prompt for job in drawn]
         alone = [one.outputs[0] for one in generate(model, prompts, params, use_cache=False)]
-        pairs = [token.top_logprobs for one in alone for token in one.tokens]
-        close = any(first - second < MIN_MARGIN for (_, first), (_, second) in pairs)
+        tables = [table.values() for one in alone for table in one.logprobs or ()]
+        close = any(abs(first.logprob - second.logprob) < MIN_MARGIN for first, second in tables)
         if not close and alone[4].finish_reason == "stop":
             both = zip(drawn, alone, strict=True)
             return [job._replace(tokens=list(one.token_ids)) for job, one in both]

@@ -6,8 +6,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_run import Job, dry_run, steps
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
@@ -245,7 +246,7 @@ def check_budget(
 # -- 5. and 6. policies
 
 JOBS = (Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5), Job("D", 40, 4, 2), Job("E", 5, 8, 3))
-ONE_PLACE = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64)
+ONE_PLACE = EngineConfig(max_num_seqs=1, max_num_batched_tokens=64)
 SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
 PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
 LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobody waits for long

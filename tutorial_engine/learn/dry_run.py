@@ -10,8 +10,9 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
 from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded, Trace
@@ -28,7 +29,7 @@ class Job(NamedTuple):
 
 
 def dry_run(
-    policy: type[Scheduler], jobs: Sequence[Job], config: SchedulerConfig, max_steps: int = 1000
+    policy: type[Scheduler], jobs: Sequence[Job], config: EngineConfig, max_steps: int = 1000
 ) -> Trace:
     """Schedule the jobs to their end. RuntimeError when that takes more than max_steps, or stalls.
 

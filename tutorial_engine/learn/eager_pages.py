@@ -107,7 +107,7 @@ def crowd(
     most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
     for i, (prompt, limit) in enumerate(zip(prompts, most, strict=True)):
         params = SamplingParams(max_tokens=limit, ignore_eos=True)
-        engine.add_request(prompt, params, chr(ord("A") + i))
+        engine.add_request(chr(ord("A") + i), prompt, params)
     engine.run()
     return recorder.trace()
 

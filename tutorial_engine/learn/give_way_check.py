@@ -169,7 +169,7 @@ def _served(
         clock=VirtualClock(),
     )
     for name, ids in zip("ABC", PROMPTS, strict=True):
-        engine.add_request(ids, SamplingParams(max_tokens=6, ignore_eos=True), name)
+        engine.add_request(name, ids, SamplingParams(max_tokens=6, ignore_eos=True))
     texts = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
     preempted = [event for event in trace.trace().events if isinstance(event, Preempted)]
     return texts, [event.request_id for event in preempted]

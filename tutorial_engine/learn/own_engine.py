@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.engine.generate import generate, serve
-from tutorial_engine.engine.request import Request, RequestStatus
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import Run
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
 from tutorial_engine.learn.own_cache import CACHES, bytes_copied, make_cache
 from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
@@ -26,51 +27,34 @@ from tutorial_engine.sampling.sampler import FILTERS, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
-class OwnRunner:
-    """OwnModel as a Runner (see runner.py): each sequence alone, with a cache of its own or none.
+def run_own(
+    model: OwnModel, cached: bool, window: int | None = None, cache_part: str = "MyCache"
+) -> Run:
+    """OwnModel for the loop of notebook 02 and the ledger: each sequence alone.
 
-    What the loop of notebook 02 and the ledger drive.
+    With a cache of its own, or none.
     """
+    attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
 
-    can_chunk = False
-
-    def __init__(
-        self,
-        model: OwnModel,
-        cached: bool,
-        window: int | None = None,
-        cache_part: str = "MyCache",
-    ) -> None:
-        self.model, self.cached, self.window = model, cached, window
-        self.cache_part = cache_part
-        self.vocab_size = model.config.vocab_size
-        self.max_len = model.config.max_position_embeddings
-        self.eos_token_ids = model.config.eos_token_ids
-        self._attention: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
-
-    @torch.inference_mode()
-    def run(self, requests: Sequence[Request], chunk_size: int | None = None) -> Tensor:
-        """As Runner.run."""
-        return torch.stack([self._run_alone(request) for request in requests])
-
-    def _run_alone(self, request: Request) -> Tensor:
-        parts, name = self.model.parts, request.request_id
-        if not self.cached:
-            attention = OwnAttention(parts, NoCache(), self.window)
-            return parts("run_new", self.model, attention, request.token_ids, 0)
-        if request.num_computed_tokens == 0:
+    def run_alone(request: Request) -> Tensor:
+        parts, name = model.parts, request.request_id
+        if not cached:
+            attention = OwnAttention(parts, NoCache(), window)
+            return parts("run_new", model, attention, request.token_ids, 0)
+        computed = request.num_computed_tokens
+        if computed == 0:
             longest = request.num_tokens + request.params.max_tokens
-            cache = make_cache(parts, self.cache_part, self.model.config, longest)
-            self._attention[name] = OwnAttention(parts, cache, self.window, self.cache_part)
-        logits = parts(
-            "run_new",
-            self.model,
-            self._attention[name],
-            request.token_ids,
-            request.num_computed_tokens,
-        )
+            cache = make_cache(parts, cache_part, model.config, longest)
+            attentions[name] = OwnAttention(parts, cache, window, cache_part)
+        logits = parts("run_new", model, attentions[name], request.token_ids, computed)
         request.num_computed_tokens = request.num_tokens
         return logits
+
+    @torch.inference_mode()
+    def run(requests: Sequence[Request]) -> Tensor:
+        return torch.stack([run_alone(request) for request in requests])
+
+    return run
 
 
 class OwnSampler(Sampler):
@@ -118,7 +102,7 @@ class OwnChecker(StopChecker):
                 raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
         cuts = [at for at in (text.find(one) for one in stop) if at >= 0]
         self.end(Finish(reason))
-        self._safe.append(text[: min(cuts, default=len(text))])
+        self.text = text[: min(cuts, default=len(text))]
         return self.finish
 
 
@@ -170,9 +154,9 @@ class OwnEngine(PartsHolder):
         with self.parts.blamed(self.cache_part):
             return bytes_copied(cache, config, num_tokens)
 
-    def runner(self, window: int | None = None) -> OwnRunner:
-        """A fresh Runner over the parts as they are: for `generate`, or for a row of the ledger."""
-        return OwnRunner(self.model, self.cached, window, self.cache_part)
+    def runner(self, window: int | None = None) -> Run:
+        """What runs the parts as they are: for `serve`, or for a row of the ledger."""
+        return run_own(self.model, self.cached, window, self.cache_part)
 
     def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
         """The learner's parts over another model's weights; it must have the same vocabulary."""
@@ -193,14 +177,12 @@ class OwnEngine(PartsHolder):
         `on_token` is called after each token. PartFailed when a part raises.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
-        runner = self.runner(window)
-        eos = runner.eos_token_ids
+        eos = self.model.config.eos_token_ids
         sampler = OwnSampler(params, eos, self.parts)
         checker = OwnChecker(params, eos, self.tokenizer, self.parts)
         ids = self.tokenizer.encode(prompt).ids
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
-        request.status = RequestStatus.RUNNING
-        for _ in serve(runner, [request]):
+        for _ in serve(self.runner(window), [request]):
             on_token(request)
         return request
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.config import KVCacheSpec, length_for
@@ -20,9 +19,14 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.intake import Prompt, params_for_each, prompt_token_ids
-from tutorial_engine.engine.request import RequestOutput, ScheduledRequest
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.inputs import (
+    Prompt,
+    list_of_prompts,
+    params_for_each,
+    token_ids_of,
+)
+from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
@@ -73,15 +77,6 @@ class OwnRun:
 
     def __repr__(self) -> str:
         return f"{len(self.outputs)} requests in {self.trace.num_steps} steps"
-
-
-class RaisingRunner(ModelRunner):
-    """A ModelRunner that raises what a forward raises, so that a wrong part is found."""
-
-    @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
-        """As ModelRunner.run_once."""
-        return self.run_once(scheduled)
 
 
 class OwnServer(PartsHolder):
@@ -168,7 +163,7 @@ class OwnServer(PartsHolder):
             scheduler=policy,
             memory=memory,
             clock=VirtualClock(),
-            runner=RaisingRunner(model, memory.storage, attention),
+            runner=ModelRunner(model, memory.storage, attention),
         )
 
     def _memory(
@@ -182,8 +177,14 @@ class OwnServer(PartsHolder):
         """The memory that this server is about; without a size, room for all who may run."""
         model, trace = self.model, Recorder()
         if self.memory == "rows":
-            rows = config.rows(model.dtype, model.device)
-            return StaticKVCache.from_config(model.config, **rows, trace=trace)
+            return StaticKVCache.from_config(
+                model.config,
+                max_seqs=config.max_num_seqs,
+                max_len=config.max_model_len,
+                dtype=model.dtype,
+                device=model.device,
+                trace=trace,
+            )
         spec = KVCacheSpec.from_model(model.config, model.dtype)
         longest = length_for(model.config, config.max_model_len)
         if self.memory == "cells":
@@ -225,7 +226,7 @@ class OwnServer(PartsHolder):
         `times` are their arrivals in seconds (None: all at once); `limits` as in `engine`. A part
         that raises, or with which a request has other tokens than alone, is told and taken out.
         """
-        sequences = prompt_token_ids(prompts, self.tokenizer)
+        sequences = [token_ids_of(prompt, self.tokenizer) for prompt in list_of_prompts(prompts)]
         each = params_for_each(params, len(sequences))
         asked = list(zip(_names(len(sequences)), sequences, each, strict=True))
         when = [0.0] * len(sequences) if times is None else list(times)
@@ -264,13 +265,13 @@ class OwnServer(PartsHolder):
         outputs: dict[str, RequestOutput] = {}
         to_come = sorted(zip(when, asked, strict=True), key=lambda pair: pair[0])
         total = sum(len(ids) + params.max_tokens for _, ids, params in asked)
-        while to_come or engine.has_unfinished_requests:
-            if to_come and not engine.has_unfinished_requests:
+        while to_come or engine.has_unfinished_requests():
+            if to_come and not engine.has_unfinished_requests():
                 engine.clock.wait_until(to_come[0][0])
             while to_come and to_come[0][0] <= engine.clock.now():
                 time, (name, ids, params) = to_come.pop(0)
                 sampler = self._sampler(params)
-                engine.add_request(ids, params, name, arrival=time, sampler=sampler)
+                engine.add_request(name, ids, params, arrival=time, sampler=sampler)
             for output in engine.run(max_steps=1):
                 outputs[output.request_id] = output
             if self.parts.failure is not None:  # the engine ended one request, and went on
