@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tutorial_engine.cache.many_blocks import PagedAttention
 
 from tools.bench.contenders import SHAPES, OurServer, serving_config
 from tools.bench.race import PAUSE, Answer, Asked, Race, in_turn, race
@@ -22,6 +21,7 @@ from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -184,7 +184,7 @@ def measure_long_context(
             runner = ModelRunner(model, storage, attention)
             time.sleep(PAUSE)
             began = time.perf_counter()
-            logits[name] = runner.run(step).logits
+            logits[name] = runner.run(step)
             if number >= 0:
                 samples[name].append(time.perf_counter() - began)
     _compare(logits, model.dtype)
@@ -220,7 +220,7 @@ def _step(
                 torch.randn(len(slots), spec.num_kv_heads, dim, generator=generator)
                 for dim in (spec.k_head_dim, spec.v_head_dim)
             )
-            memory.storage.write(layer, slots, k.to(spec.dtype), v.to(spec.dtype))
+            memory.storage.write_slots(layer, slots, k.to(spec.dtype), v.to(spec.dtype))
     step = []
     for request in requests:
         room = memory.allocate(request.request_id, request.token_ids, context - 1, 1)

@@ -103,8 +103,8 @@ def ledger(
         got = path(prompts, num_tokens, tokens)
         difference = float((got - want).abs().max())
         equal = int((got.argmax(-1) == tokens).sum())
-        of_all = (difference, tolerance, equal, tokens.numel(), margin)
-        rows.append(LedgerRow(name, *of_all, is_reference=name == reference))
+        counts = (difference, tolerance, equal, tokens.numel(), margin)
+        rows.append(LedgerRow(name, *counts, is_reference=name == reference))
     return rows
 
 
@@ -112,10 +112,10 @@ def table(rows: Sequence[LedgerRow]) -> str:
     """The ledger as text: verdicts, integers and bounds, no digits that differ between machines."""
     lines = [f"{'path':<40}{'max |Δ logit|':<16}{'greedy tokens':<16}"]
     for row in rows:
-        what = f"≤ {_bound(row.difference):.0e}" if row.within else "> tolerance"
-        if row.within and row.is_reference:
-            what = "reference"
-        lines.append(f"{row.path:<40}{what:<16}{row.equal} of {row.steps} {'✔' if row.ok else '✘'}")
+        bound = f"≤ {_bound(row.difference):.0e}" if row.within else "> tolerance"
+        verdict = "reference" if row.within and row.is_reference else bound
+        mark = "✔" if row.ok else "✘"
+        lines.append(f"{row.path:<40}{verdict:<16}{row.equal} of {row.steps} {mark}")
     safe = "above" if rows[0].margin > SAFE_MARGIN else "BELOW"
     largest = f"{rows[0].tolerance:.2g} (1e-4 · the largest logit)"
     lines.append(f"tolerance: {largest}; smallest top1 − top2 is {safe} {SAFE_MARGIN:g}")
@@ -224,13 +224,14 @@ def engine_paths(
     def shuffled(n: int) -> list[int]:
         return random.Random(n).sample(range(n), n)
 
-    others = neighbours
     return {
         "engine, batched": engine_path(engine(512)),
         "engine, chunked prefill, budget 4": engine_path(engine(4)),
         "engine, random arrival order": engine_path(engine(16), order=shuffled, apart=2),
-        "engine, neighbours": engine_path(engine(16), neighbours=others),
-        "engine, a neighbour aborted": engine_path(engine(16), neighbours=others, abort_after=3),
+        "engine, neighbours": engine_path(engine(16), neighbours=neighbours),
+        "engine, a neighbour aborted": engine_path(
+            engine(16), neighbours=neighbours, abort_after=3
+        ),
     }
 
 
@@ -257,15 +258,15 @@ def engine_path(
         if samples > 1:  # who draws is chosen below
             params = replace(params, n=samples, temperature=1.0)
         forced = [None] * len(prompts) if tokens is None else tokens.tolist()
-        several = [[ForcedSampler(greedy, own) for _ in range(samples)] for own in forced]
-        watched = [own[-1] for own in several]
+        samplers = [[ForcedSampler(greedy, ids) for _ in range(samples)] for ids in forced]
+        watched = [of_prompt[-1] for of_prompt in samplers]
         long = SamplingParams(max_tokens=10**6, ignore_eos=True)
         others = {engine.add_request(None, prompt, long) for prompt in neighbours}
         to_come, step = list(order(len(prompts))), 0
         while to_come or any(len(sampler.logits) < num_tokens for sampler in watched):
             while to_come and step >= apart * (len(prompts) - len(to_come)):
                 i = to_come.pop(0)
-                engine.add_request(None, prompts[i], params, sampler=several[i])
+                engine.add_request(None, prompts[i], params, sampler=samplers[i])
             if step == abort_after:
                 engine.abort_request(others & engine.requests.keys())
             if not to_come and not engine.has_unfinished_requests():

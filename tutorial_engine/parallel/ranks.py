@@ -74,7 +74,7 @@ def _run(tp_size: int, job: Job, timeout_s: float = 120) -> tuple[ParallelReport
         folder = Path(name)
         (folder / "job").write_bytes(pickle.dumps(job))
         torchrun = f"-m torch.distributed.run --nproc-per-node={tp_size} --rdzv-backend=c10d"
-        torchrun += f" --rdzv-endpoint={LOOPBACK}:0 --local-addr={LOOPBACK}"
+        torchrun += f" --rdzv-endpoint={LOOPBACK}:0 --local-addr={LOOPBACK} --log-dir={name}"
         rank = ["-m", "tutorial_engine.parallel", f"--folder={name}"]
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
