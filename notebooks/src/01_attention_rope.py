@@ -23,7 +23,7 @@ import torch
 
 from tutorial_engine.learn import OwnEngine, Predictions, check_close, show_source, yours
 from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model, load_tokenizer
-from tutorial_engine.model.attention import naive_attention
+from tutorial_engine.model import naive_attention
 
 torch.set_grad_enabled(False)  # we only run the model; we do not train it
 predictions = Predictions()
@@ -524,7 +524,7 @@ check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 # next pair turns more slowly.
 
 # %%
-from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
+from tutorial_engine.model import RotaryEmbedding, apply_rope, inverse_frequencies
 
 D, theta = c.head_dim, c.rope_theta
 omega = torch.tensor([theta ** (-2 * i / D) for i in range(D // 2)])
@@ -712,7 +712,7 @@ for position in (0, 3):
 # is passed in as an object, because the next notebook replaces it: the cache lives there.
 
 # %%
-from tutorial_engine.model.qwen3 import Qwen3Attention
+from tutorial_engine.model import Qwen3Attention
 
 show_source(Qwen3Attention.forward)
 
@@ -778,8 +778,8 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # The formula of the norm is yours, computed in fp32 also where the weights are not.
 
 # %%
-from tutorial_engine.model.layers import RMSNorm
-from tutorial_engine.model.qwen3 import Qwen3DecoderLayer
+from tutorial_engine.model import RMSNorm
+from tutorial_engine.model import Qwen3DecoderLayer
 
 show_source(RMSNorm.forward)
 show_source(Qwen3DecoderLayer.forward)
@@ -871,7 +871,7 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(f"The table has as many weights as {ratio:.1f} layers.")
 
 # %%
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model import Qwen3ForCausalLM
 
 with torch.device("meta"):
     big = Qwen3ForCausalLM(qwen3_06b)
@@ -1039,7 +1039,7 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
 # %%
 import random
 
-from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
+from tutorial_engine.tiny import induction_scores, repeated_random_ids
 
 period, rng = 16, random.Random(5)
 noise = [repeated_random_ids(rng, c.vocab_size, period, 2 * period) for _ in range(20)]
@@ -1104,7 +1104,7 @@ heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noi
 # your score of L3 H3, in the text of the maps.)
 
 # %%
-from tutorial_engine.tiny.induction import score_of_heads
+from tutorial_engine.tiny import score_of_heads
 
 l3_h3 = float(score_of_heads(noise_shares, period)[3, 3])
 yours(induction_score, l3_h3, noise_shares[3, 3], period)
@@ -1301,7 +1301,7 @@ check_kv_bytes(kv_bytes, qwen3_06b)
 # head it would be twice as much. The next notebook builds this cache.
 
 # %%
-from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache import KVCacheSpec
 
 spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
 per_token = yours(kv_bytes, spec.bytes_per_token, qwen3_06b, 2)
@@ -1319,7 +1319,7 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # model ends it by itself, with a token that means "end of text".
 
 # %%
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling import SamplingParams
 
 LONG = SamplingParams(max_tokens=120)  # greedy, and at most so many new tokens
 mine.tell(PROMPT, LONG)

@@ -105,7 +105,7 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 
 # %%
 from tutorial_engine.model import Batch, SdpaAttention
-from tutorial_engine.model.attention import NoCache
+from tutorial_engine.model import NoCache
 
 
 class Catcher(NoCache):
@@ -158,7 +158,7 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
 
 
 # %%
-from tutorial_engine.model.attention import naive_attention
+from tutorial_engine.model import naive_attention
 
 
 class WithoutMask(SdpaAttention):
@@ -352,7 +352,7 @@ mine.tell(PROMPTS[0])
 # - `commit` tells the cache how many are complete.
 
 # %%
-from tutorial_engine.engine.runner import forward, run_scheduled
+from tutorial_engine.engine import forward, run_scheduled
 
 show_source(forward)
 print()
@@ -716,7 +716,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.lab.one_forward import Work, best_seconds, count_operations, ready
+from tutorial_engine.lab import Work, best_seconds, count_operations, ready
 
 
 def both_ways(n):
@@ -763,7 +763,7 @@ for n in (1, 8, 64):
 # compiled program that does one operation. Otherwise we would measure two kernels, and blame the cache.
 
 # %% tags=["nbval-ignore-output"]
-from tutorial_engine.lab.one_forward import token_times
+from tutorial_engine.lab import token_times
 
 for n in (10, 100, 900):
     prompt = ([*prompts[0]] * 90)[:n]
@@ -817,7 +817,7 @@ check_floor(least_seconds)
 # forwards below can be faster than the memory allows.)
 
 # %%
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model import Qwen3ForCausalLM
 
 four_layers = replace(qwen3_06b, num_hidden_layers=4, vocab_size=512)
 large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
@@ -958,7 +958,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.sampling.sampler import filter_logits, min_p, top_k, top_p
+from tutorial_engine.sampling import filter_logits, min_p, top_k, top_p
 
 example = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]).log()
 if predictions.reveal("top_p", int(top_p(example, 0.8).isfinite().sum())):
@@ -1132,7 +1132,7 @@ for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
 # has fewer tokens than its `min_tokens`, a setting that we leave at 0:
 
 # %%
-from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.sampling import StopChecker
 
 show_source(StopChecker._add)
 
@@ -1221,7 +1221,7 @@ if predictions.reveal("rows", (different > 1) + (different > 16)):
 import math
 from itertools import islice
 
-from tutorial_engine.tiny.corpus import stories
+from tutorial_engine.tiny import stories
 from tutorial_engine.viz import margins_picture
 
 margins, largest = [], 0.0

@@ -16,7 +16,7 @@
 import torch
 
 from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualClock
-from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine import generate
 from tutorial_engine.learn import OwnServer, Predictions, show_source, steps
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 from tutorial_engine.sampling import Sampler, SamplingParams
@@ -473,7 +473,7 @@ if predictions.reveal("overtake", first):
 # transition raises an error.
 
 # %% tags=["figure-life"]
-from tutorial_engine.engine.request import TRANSITIONS
+from tutorial_engine.engine import TRANSITIONS
 from tutorial_engine.viz import state_machine
 
 state_machine(TRANSITIONS)
@@ -504,8 +504,8 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace.events import Admitted, Finished
-from tutorial_engine.trace.history import history
+from tutorial_engine.trace import Admitted, Finished
+from tutorial_engine.trace import history
 
 lacks, lines = [], []
 for step in list(history(trace))[:6]:
@@ -527,7 +527,7 @@ if predictions.reveal("why", answer):
 # `save_chrome(trace, "steps.json")` writes them for `chrome://tracing` and Perfetto (ui.perfetto.dev).
 
 # %%
-from tutorial_engine.lab.chrome import to_chrome
+from tutorial_engine.lab import to_chrome
 
 print("the replay equals the live engine:", [s.after.unfinished() for s in history(trace)] == live)
 print(len(to_chrome(trace)["traceEvents"]), "entries for Perfetto")
@@ -629,7 +629,7 @@ print(predictions.score())
 # request). When nobody runs and none of them waits, the next `max_num_seqs` become the batch.
 
 # %%
-from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.lab import Arrival, serve
 
 lengths = [6, 24, 4, 12, 8, 24, 4, 12]  # new tokens that A to H want
@@ -717,7 +717,7 @@ print(box("static_batching"))
 # of 20 do not exceed. (Of eight requests, p95 is the worst.)
 
 # %%
-from tutorial_engine.engine.metrics import percentile
+from tutorial_engine.engine import percentile
 
 
 def in_ms(seconds, percent):

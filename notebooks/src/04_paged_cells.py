@@ -74,7 +74,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace.pool import PoolHistory
+from tutorial_engine.trace import PoolHistory
 
 rows_trace = on_rows.trace.trace()
 usage = [snapshot.usage for snapshot in PoolHistory.of(rows_trace).snapshots]
@@ -272,7 +272,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-pages"]
-from tutorial_engine.trace.events import BlockTaken
+from tutorial_engine.trace import BlockTaken
 from tutorial_engine.viz import block_view
 
 events = on_pages.trace.events
@@ -394,7 +394,7 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # context together into one tensor. These are the contexts that attention read in section 4, step by step:
 
 # %%
-from tutorial_engine.trace.events import Scheduled
+from tutorial_engine.trace import Scheduled
 
 tables, contexts = {}, {}
 for e in events:
@@ -489,7 +489,7 @@ run = server.serve(PROMPTS, params)
 # mask keeps a new token from seeing later ones.
 
 # %%
-from tutorial_engine.cache.paged_attention import NaivePagedAttention, attend_in_blocks
+from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 
 show_source(attend_in_blocks, first="n = min", last="m = new_m")
 
@@ -498,8 +498,8 @@ show_source(attend_in_blocks, first="n = min", last="m = new_m")
 # the pool, and the sums of different blocks can be merged in any order. All three ways give the same tokens:
 
 # %%
-from tutorial_engine.lab.many_blocks import PagedAttention
-from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab import PagedAttention
+from tutorial_engine.engine import ModelRunner
 
 ways = {"gather": None, "block by block": NaivePagedAttention, "many blocks": PagedAttention}
 for name, backend in ways.items():
@@ -603,7 +603,7 @@ for name, backend in ways.items():  # measured here
 # first blocks have known names takes these blocks into its table, and does not run their tokens again.
 
 # %%
-from tutorial_engine.trace.events import Admitted
+from tutorial_engine.trace import Admitted
 
 STORY = PROMPTS[0] + " " + PROMPTS[1]
 ids_a, ids_b = (
@@ -665,7 +665,7 @@ chosen = predictions.reveal("full", found_by(again)["B"])
 # In the package a name is called by what it is, a *hash*. Here it is made:
 
 # %%
-from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache import BlockManager
 
 show_source(BlockManager.hash_of)
 
@@ -753,7 +753,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-fork"]
-from tutorial_engine.trace.events import BlockCopied
+from tutorial_engine.trace import BlockCopied
 
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
 forked = make_engine(make_pages())
@@ -1084,7 +1084,7 @@ if predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1]))):
 # not yet taken, so the prefix cache found the full ones. C's had been taken.
 
 # %%
-from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.engine import Scheduler
 
 show_source(Scheduler.preempt)
 
@@ -1115,7 +1115,7 @@ predictions.ask(
 
 
 # %%
-from tutorial_engine.trace.events import Preempted
+from tutorial_engine.trace import Preempted
 
 
 def preemptions(num_blocks):
@@ -1221,7 +1221,7 @@ predictions.ask(
 
 # %% tags=["figure-thrash"]
 from tutorial_engine.learn import cost, drama, tokens
-from tutorial_engine.trace.events import TokenSampled
+from tutorial_engine.trace import TokenSampled
 from tutorial_engine.viz import timelines
 
 rules = drama(model, tokenizer)
@@ -1296,7 +1296,7 @@ box("admission")
 
 
 # %%
-from tutorial_engine.cache.cell_table import CellTable
+from tutorial_engine.cache import CellTable
 
 
 def a_gap():

@@ -42,9 +42,11 @@ class Ours:
         params = SamplingParams(max_tokens=one.new_tokens, ignore_eos=True)
         seconds = []
         began = time.perf_counter()
+        token_ids: tuple[int, ...] = ()
         for output in stream(self.model, [one.prompt], params):
             seconds.append(time.perf_counter() - began)
-        return Answer(output.outputs[0].token_ids, tuple(seconds))
+            token_ids = output.outputs[0].token_ids
+        return Answer(token_ids, tuple(seconds))
 
 
 class OurServer:

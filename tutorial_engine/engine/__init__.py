@@ -6,12 +6,16 @@ only as `KVMemory` (rows, pages and cells are one to it), and draws nothing.
 """
 
 from tutorial_engine.engine.args import EngineArgs
+from tutorial_engine.engine.chat import load_chat_template
 from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate, serve, stream
 from tutorial_engine.engine.llm import LLM
+from tutorial_engine.engine.metrics import percentile
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import (
+    TRANSITIONS,
     CompletionOutput,
     Logprob,
     Request,
@@ -22,7 +26,9 @@ from tutorial_engine.engine.request import (
 from tutorial_engine.engine.runner import (
     ModelRunner,
     decode,
+    forward,
     prefill,
+    run_scheduled,
     run_with_cache,
     run_without_cache,
 )
@@ -30,22 +36,30 @@ from tutorial_engine.engine.scheduler import Scheduler
 
 __all__ = [
     "LLM",
+    "TRANSITIONS",
     "CompletionOutput",
     "EngineArgs",
     "EngineConfig",
     "LLMEngine",
     "Logprob",
     "ModelRunner",
+    "OneByOne",
+    "PrefillFirst",
     "Request",
     "RequestOutput",
     "RequestStatus",
     "ScheduledRequest",
     "Scheduler",
+    "StaticBatching",
     "VirtualClock",
     "WallClock",
     "decode",
+    "forward",
     "generate",
+    "load_chat_template",
+    "percentile",
     "prefill",
+    "run_scheduled",
     "run_with_cache",
     "run_without_cache",
     "serve",

@@ -4,7 +4,7 @@ Knows the names that scripts for vLLM use; decides nothing itself.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.args import EngineArgs
+from tutorial_engine.engine.chat import Message, load_chat_template
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.inputs import Prompt
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import DEFAULT_TEMPERATURE, SamplingParams
+
+Conversation = Sequence[Message]
 
 
 class LLM:
@@ -29,6 +32,7 @@ class LLM:
 
     def __init__(self, model: str | Path | Qwen3ForCausalLM = TINY, **options: Any) -> None:
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **options))
+        self._checkpoint = None if isinstance(model, Qwen3ForCausalLM) else model
         self._has_warned = False
 
     def generate(
@@ -41,6 +45,30 @@ class LLM:
 
         A prompt is a text, a list of token ids, or a table with "prompt" or "prompt_token_ids".
         """
+        self._warn_of_greedy(sampling_params)
+        return self.llm_engine.generate(prompts, sampling_params, progress=use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """As `generate`, for one conversation or several, written by the checkpoint's own template.
+
+        A conversation is a list of {"role": "user", "content": "Hello"}. ValueError where the
+        checkpoint has no template.
+        """
+        template = self._checkpoint and load_chat_template(self._checkpoint)
+        if not template:
+            raise ValueError("this checkpoint has no chat template: use generate with plain text")
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        each: Any = [messages] if is_one else messages
+        prompts = [
+            template.render(conversation, add_generation_prompt=add_generation_prompt)
+            for conversation in each
+        ]
         self._warn_of_greedy(sampling_params)
         return self.llm_engine.generate(prompts, sampling_params, progress=use_tqdm)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 HOMES = {
     "block_size": "block_size_trade, table as trade_table",
+    "chrome": "to_chrome",
     "dial": "sharing, sweep_block_sizes",
     "hf": "OurCache, run_transformers",
     "hit_rate": "BEGINS, EVICTED, SALT, SAME_STEP, SHORT, cases",
@@ -25,7 +26,10 @@ HOMES = {
         "engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, loop_path, "
         "memory_paths, our_paths, table as ledger_table"
     ),
+    "many_blocks": "PagedAttention",
+    "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
     "pool_log": "pool_log as log_of_pool",
+    "roofline": "forward_flops, weight_bytes",
     "shift": "next_probabilities, random_model, shift_gap, shifted_text",
     "static_batch": "static_as_it_was",
     "when_full": "LLAMA_2_7B, Price, when_full as when_memory_full",

@@ -5,18 +5,38 @@ that its weights are read from. It knows no cache, no request and no text beyond
 attention asks "give me all keys and values" and does not know who answers.
 """
 
-from tutorial_engine.model.attention import NaiveAttention, SdpaAttention, causal_mask
+from tutorial_engine.model.attention import (
+    NaiveAttention,
+    NoCache,
+    SdpaAttention,
+    causal_mask,
+    naive_attention,
+)
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
+from tutorial_engine.model.layers import RMSNorm
+from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 __all__ = [
     "TINY",
     "Batch",
     "ModelConfig",
     "NaiveAttention",
+    "NoCache",
+    "Qwen3Attention",
+    "Qwen3DecoderLayer",
+    "Qwen3ForCausalLM",
+    "RMSNorm",
+    "RotaryEmbedding",
     "SdpaAttention",
+    "apply_rope",
     "causal_mask",
+    "inverse_frequencies",
     "load_model",
     "load_tokenizer",
+    "naive_attention",
+    "use_fast_layers",
 ]

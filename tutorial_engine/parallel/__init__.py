@@ -7,5 +7,6 @@ runs the same engine on its part of the model: the scheduler does not know that 
 
 from tutorial_engine.parallel.ranks import parallel_paths, run_ranks
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.tensor_parallel import RowParallelLinear
 
-__all__ = ["ParallelReport", "parallel_paths", "run_ranks"]
+__all__ = ["ParallelReport", "RowParallelLinear", "parallel_paths", "run_ranks"]

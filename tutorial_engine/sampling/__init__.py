@@ -6,7 +6,24 @@ queue.
 """
 
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken, Sampler
+from tutorial_engine.sampling.sampler import (
+    SampledToken,
+    Sampler,
+    filter_logits,
+    min_p,
+    top_k,
+    top_p,
+)
 from tutorial_engine.sampling.stopping import Finish, StopChecker
 
-__all__ = ["Finish", "SampledToken", "Sampler", "SamplingParams", "StopChecker"]
+__all__ = [
+    "Finish",
+    "SampledToken",
+    "Sampler",
+    "SamplingParams",
+    "StopChecker",
+    "filter_logits",
+    "min_p",
+    "top_k",
+    "top_p",
+]

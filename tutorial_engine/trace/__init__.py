@@ -6,13 +6,38 @@ and names only: no engine, no model and no picture.
 """
 
 from tutorial_engine.trace.events import (
+    Admitted,
+    BlockCopied,
+    BlockTaken,
     EngineState,
     Event,
+    Finished,
+    Preempted,
     Recorder,
     RequestEvent,
     RequestState,
+    Scheduled,
+    TokenSampled,
     Trace,
 )
-from tutorial_engine.trace.history import Step
+from tutorial_engine.trace.history import Step, history
+from tutorial_engine.trace.pool import PoolHistory
 
-__all__ = ["EngineState", "Event", "Recorder", "RequestEvent", "RequestState", "Step", "Trace"]
+__all__ = [
+    "Admitted",
+    "BlockCopied",
+    "BlockTaken",
+    "EngineState",
+    "Event",
+    "Finished",
+    "PoolHistory",
+    "Preempted",
+    "Recorder",
+    "RequestEvent",
+    "RequestState",
+    "Scheduled",
+    "Step",
+    "TokenSampled",
+    "Trace",
+    "history",
+]

@@ -61,7 +61,7 @@ check_rank_mlp(rank_mlp)
 # `down_proj`, become this class. `linear` has the rank's columns.
 
 # %%
-from tutorial_engine.parallel.tensor_parallel import RowParallelLinear
+from tutorial_engine.parallel import RowParallelLinear
 
 show_source(RowParallelLinear)
 
