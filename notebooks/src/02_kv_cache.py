@@ -461,13 +461,13 @@ check_slots_to_write(slots_to_write)
 
 # %% [markdown]
 # The package's map does the same arithmetic. Its answer has the slots to *write* for the new tokens,
-# and the slots to *read* for all tokens so far. The first print shows its last lines; the others let it answer
-# for three prompts.
+# and the slots to *read* for all tokens so far: the last lines of the first print. The lines before them find the row
+# of a sequence, or give it one. The other prints let the map answer for three prompts.
 
 # %%
 from tutorial_engine.cache import StaticKVCache
 
-show_source(StaticKVCache.allocate, first="start = ")
+show_source(StaticKVCache.allocate)
 cache = StaticKVCache.from_config(c, max_seqs=3, max_len=16)
 rooms = [cache.allocate(name, ids, 0, len(ids)) for name, ids in zip("ABC", prompts, strict=True)]
 batch = Batch.from_allocations(prompts, rooms, "ABC")
@@ -477,12 +477,13 @@ print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shap
 
 # %% [markdown]
 # The storage knows slots and nothing else. `_by_slot[layer]` is K and V of a layer, with the slots as
-# the first axis. `write` puts each new key into its slot. `read` gives a view of a row, as yours does.
+# the first axis. `write_slots` puts each new key into its slot, when `_check` has seen that the shapes fit. `read` gives a
+# view of a row, as yours does.
 
 # %%
 from tutorial_engine.cache import KVStorage
 
-show_source(KVStorage.write_slots, first="all_k, all_v = ")
+show_source(KVStorage.write_slots)
 
 # %% [markdown]
 # A slot that nobody wrote holds whatever was in this memory before. It must never be read. To prove

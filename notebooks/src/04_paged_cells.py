@@ -491,7 +491,7 @@ run = server.serve(PROMPTS, params)
 # %%
 from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 
-show_source(attend_in_blocks, first="n = min", last="m = new_m")
+show_source(attend_in_blocks)
 
 # %% [markdown]
 # A second version, `PagedAttention`, works on many blocks in one call: neighbouring blocks are one view of
@@ -722,7 +722,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # %%
 from tutorial_engine.learn import box
 
-show_source(BlockManager.admit, first="chain = ")
+show_source(BlockManager.admit)
 box("radix")
 
 # %% [markdown]
@@ -731,7 +731,7 @@ box("radix")
 # same block? Then the first one keeps the name and is found. The other one stays in its table, without a name.
 
 # %%
-show_source(BlockManager.commit, first="for index", last="self.blocks[block].hash")
+show_source(BlockManager.commit)
 
 # %% [markdown]
 # ## 8 · Two answers to one prompt
@@ -780,7 +780,7 @@ block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 # %%
 show_source(BlockManager._is_own)
 print()
-show_source(BlockManager._copy_on_write, last="self._release")
+show_source(BlockManager._copy_on_write)
 
 # %%
 box("fork")
@@ -1335,7 +1335,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 # (llama.cpp's `find_slot` also goes back to the first cell when much is free before `head`.)
 
 # %%
-show_source(CellTable.find_slot, first="empty: list", last="return empty")
+show_source(CellTable.find_slot)
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
@@ -1421,7 +1421,7 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 # %%
 from tutorial_engine.cache import CellKVCache
 
-show_source(CellKVCache.apply_shifts, first="for k in", last="keys[cells]")
+show_source(CellKVCache.apply_shifts)
 
 # %% [markdown]
 # ### Exercise 10: shift the context (5 minutes)
