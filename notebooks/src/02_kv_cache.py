@@ -1117,7 +1117,10 @@ for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
         out = output.outputs[0]  # all that has come so far
         piece = token_labels(tokenizer, out.token_ids[-1:])[0]
         new = out.text.removeprefix(shown)
-        print(f"token {piece:6} shown now: {new!r}", out.finish_reason or "", out.stop_reason or "")
+        print(
+            f"token {piece:6} shown now: {new!r}",
+            *filter(None, [out.finish_reason, out.stop_reason]),
+        )
         shown = out.text
     print()
 
