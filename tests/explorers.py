@@ -26,6 +26,7 @@ from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 SVG = "{http://www.w3.org/2000/svg}"
 AnyExplorer = TypeVar("AnyExplorer", bound=Explorer)
 Make = Callable[[Qwen3ForCausalLM, Tokenizer, str], Explorer]
+PROMPT = "Anna had a red kite. Ben had a hat. Anna"
 MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
 
 

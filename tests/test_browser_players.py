@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from browser import barriers, chromium, reached_by_tab
+from explorers import MAKE, PROMPT
 from playwright.sync_api import Browser, expect
-from test_every_explorer import MAKE, PROMPT
 from tokenizers import Tokenizer
 
 from tools.publish.figures import FIGURES, MOVES, MOVING

@@ -15,7 +15,19 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
-from explorers import LARGEST, MAKE, Text, caption_of, inside, message_of, seen, svg_of, tips, turn
+from explorers import (
+    LARGEST,
+    MAKE,
+    PROMPT,
+    Text,
+    caption_of,
+    inside,
+    message_of,
+    seen,
+    svg_of,
+    tips,
+    turn,
+)
 from inputs import PROMPTS
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
@@ -46,7 +58,6 @@ from tutorial_engine.viz.scene import Item, Scene, plain
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.style import new_figure
 
-PROMPT = "Anna had a red kite. Ben had a hat. Anna"
 NASTY = ["<script>a</script>", '</svg>&"]]>', "a\x00\u202eb😀", "$x$\n\t "]
 REFUSED: dict[str, list[dict[str, Any]]] = {  # by `set`, with nothing changed
     "attention": [{"layer": 99}, {"prompt": "Ben had a hat.", "step": 999}],
