@@ -13,7 +13,7 @@ import torch
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.learn.dry_run import Job, dry_run, steps
+from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.elsewhere import (
     BOXES,
     LLAMA_CPP,

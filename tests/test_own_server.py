@@ -16,7 +16,7 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import ledger, our_paths
 from tutorial_engine.learn import OwnServer, checks_03
-from tutorial_engine.learn.dry_run import steps
+from tutorial_engine.learn.dry_runs import steps
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04

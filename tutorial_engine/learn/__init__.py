@@ -33,7 +33,7 @@ _HANDS_OUT = {  # module → its names for notebooks
     ),
     "checks_04": ("check_context_shift", "check_num_blocks", "check_slots", "check_visible"),
     "checks_a1": ("check_rank_mlp",),
-    "dry_run": ("Job", "dry_run", "steps"),
+    "dry_runs": ("Job", "dry_run", "steps"),
     "eager_pages": ("EagerPages", "cost", "drama", "tokens"),
     "earlier": ("bring",),
     "elsewhere": ("box", "in_vllm", "names_elsewhere"),

@@ -9,7 +9,7 @@ from typing import Any
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.dry_run import Job, dry_run, steps
+from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
