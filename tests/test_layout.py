@@ -250,7 +250,9 @@ def test_everything_public_has_a_docstring_of_few_lines(file: Path) -> None:
         name: len((ast.get_docstring(node) or "").splitlines())
         for name, node in public(parsed(file).body)
     }
-    assert not {name: many for name, many in lines.items() if not 1 <= many <= 8}
+    # a method that implements a protocol says nothing that the protocol does not say: see ruff's D102
+    least = {name: 0 if "." in name else 1 for name in lines}
+    assert not {name: many for name, many in lines.items() if not least[name] <= many <= 8}
 
 
 @every_file

@@ -233,6 +233,8 @@ class PagedKVCache:
         numbers, size = as_slots(blocks), self.block_size
         if isinstance(numbers, slice):  # neighbours: one piece
             return slice(numbers.start * size, numbers.stop * size)
+        if size == 1:
+            return numbers
         return (numbers[:, None] * size + torch.arange(size)).flatten()
 
     def _copy_block(self, source: int, target: int, num_tokens: int) -> None:
