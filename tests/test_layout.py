@@ -250,7 +250,7 @@ def test_everything_public_has_a_docstring_of_few_lines(file: Path) -> None:
         name: len((ast.get_docstring(node) or "").splitlines())
         for name, node in public(parsed(file).body)
     }
-    # a method that implements a protocol says nothing that the protocol does not say: see ruff's D102
+    # what implements a protocol need not say so again (see D102 in pyproject.toml)
     least = {name: 0 if "." in name else 1 for name in lines}
     assert not {name: many for name, many in lines.items() if not least[name] <= many <= 8}
 
