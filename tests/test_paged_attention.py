@@ -386,7 +386,7 @@ def test_what_lies_alone_is_read_at_once_and_the_open_block_by_itself() -> None:
     assert plan.asking == [0, 1] and plan.runs == [[Run(3, 6, 1)], [Run(3, 7, 1)]]
     assert plan.scattered.blocks == slice(0, 6)
     assert plan.scattered.reader.tolist() == [0, 1, 0, 1, 0, 1]
-    assert plan.scattered.own.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert plan.scattered.blocks_of.tolist() == [[0, 2, 4], [1, 3, 5]]
     assert not plan.scattered.missing.any()
 
 
@@ -395,7 +395,7 @@ def test_blocks_of_several_readers_are_read_by_each() -> None:
     grown(memory, "ab", 6)
     memory.fork("a", "c", 6)
     plan = planned(memory, ("a", 6), ("b", 6), ("c", 6))
-    assert plan.asking == [1] and plan.scattered.own.tolist() == [[0, 2, 4]]
+    assert plan.asking == [1] and plan.scattered.blocks_of.tolist() == [[0, 2, 4]]
     shared = plan.runs[0][:3]
     assert shared == plan.runs[2][:3] == [Run(0, 0, 1), Run(1, 2, 1), Run(2, 4, 1)]
 

@@ -135,10 +135,10 @@ class CellKVCache:
         ValueError for a parent that does not hold one cell for each of these positions, or a child
         that has cells.
         """
-        known = len(self.table.visible(parent_id, num_tokens - 1))
-        if known != num_tokens or self.table.cells_of(child_id):
+        num_held = len(self.table.visible(parent_id, num_tokens - 1))
+        if num_held != num_tokens or self.table.cells_of(child_id):
             raise ValueError(
-                f"sequence {parent_id} holds {known} of the first {num_tokens} positions, "
+                f"sequence {parent_id} holds {num_held} of the first {num_tokens} positions, "
                 f"{child_id} has {len(self.table.cells_of(child_id))} cells: only what is there "
                 "can be shared, and only from the start"
             )
@@ -166,8 +166,10 @@ class CellKVCache:
         """The table's, and that forks hold the cells that they share."""
         self.table.check_integrity()
         for fork, num_tokens in self._shared.items():
-            known = len(self.table.cells_of(fork))
-            assert known >= num_tokens, f"{fork} shares {num_tokens} tokens, has {known} cells"
+            num_cells = len(self.table.cells_of(fork))
+            assert num_cells >= num_tokens, (
+                f"{fork} shares {num_tokens} tokens, has {num_cells} cells"
+            )
         assert self._waiting.keys() <= self._shared.keys(), f"{list(self._waiting)} wait"
 
     # ---- what else the table can do, and what that does to K and V

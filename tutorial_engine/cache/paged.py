@@ -155,11 +155,10 @@ class PagedKVCache:
                 f"{room} at most: set num_computed_tokens to 0, and they are run again"
             )
         if is_new:
-            found = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
-            if found is None:
-                return False
-            self._num_cached[seq_id] = found
-            return True
+            admitted = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
+            if admitted is not None:
+                self._num_cached[seq_id] = admitted
+            return admitted is not None
         first = max(num_computed, num_cached)
         end = min(first + num_new, len(token_ids)) if is_running else len(token_ids)
         if not self.blocks.extend(seq_id, first, end):
@@ -221,8 +220,8 @@ class PagedKVCache:
     def _context(self, seq_id: str, num_tokens: int) -> Slots:
         """Where a sequence's first tokens lie. Computed when its blocks are others than before."""
         blocks = self.blocks.tables[seq_id][: self.blocks.num_blocks_for(num_tokens)]
-        known, slots = self._read.get(seq_id, ([], slice(0, 0)))
-        if known != blocks:
+        last_blocks, slots = self._read.get(seq_id, ([], slice(0, 0)))
+        if last_blocks != blocks:
             slots = self._slots_of(blocks)
             self._read[seq_id] = blocks, slots
         if isinstance(slots, slice):
@@ -234,6 +233,8 @@ class PagedKVCache:
         numbers, size = as_slots(blocks), self.block_size
         if isinstance(numbers, slice):  # neighbours: one piece
             return slice(numbers.start * size, numbers.stop * size)
+        if size == 1:
+            return numbers
         return (numbers[:, None] * size + torch.arange(size)).flatten()
 
     def _copy_block(self, source: int, target: int, num_tokens: int) -> None:

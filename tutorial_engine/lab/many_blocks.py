@@ -58,13 +58,13 @@ class Scattered(NamedTuple):
     """Blocks without neighbours, of all sequences that decode: read at once, where they are.
 
     `blocks` is the part of the pool that they are in; `reader` [n] says which query each block of
-    this part gets (the first where nobody asks). `own` [S, most] are the blocks of each sequence,
-    counted from the start of the part; `missing` [S, most] is True where it has no more.
+    this part gets (the first where nobody asks). `blocks_of` [S, n] are those of each sequence,
+    counted from the start of the part; `missing` [S, n] is True where it has no more.
     """
 
     blocks: slice
     reader: Tensor
-    own: Tensor
+    blocks_of: Tensor
     missing: Tensor
 
 
@@ -108,10 +108,10 @@ class PagedAttention:
         ]
         if plan.scattered is not None:
             rows = torch.stack([by_kv_head(outs[s], k.shape[1]) for s in plan.asking])
-            theirs = ask_scattered(rows, *self._pools[layer], plan.scattered)
+            scattered = ask_scattered(rows, *self._pools[layer], plan.scattered)
             each = enumerate(plan.asking)
             alone = [sum_views(rows[i], views[s], lens[s], 1) for i, s in each]
-            sums = theirs.merge(Sums(*map(torch.stack, zip(*alone, strict=True))))
+            sums = scattered.merge(Sums(*map(torch.stack, zip(*alone, strict=True))))
             answers = (sums.acc / sums.l).flatten(1, 2).to(q.dtype)  # [S, H, D_v]
             for s, answer in zip(plan.asking, answers.split(1), strict=True):
                 outs[s] = answer
@@ -140,17 +140,19 @@ def plan_reading(memory: PagedKVCache, batch: Batch) -> Plan:
     num_blocks = map(memory.blocks.num_blocks_for, batch.context_lens)
     tables = [table[:n] for table, n in zip(tables_of(memory, batch), num_blocks, strict=True)]
     readers = Counter(block for table in tables for block in table)
-    own: dict[int, list[int]] = {}  # sequence -> its scattered blocks
+    blocks_of: dict[int, list[int]] = {}  # sequence -> its scattered blocks
     for s, table in enumerate(tables):
         if batch.query_lens[s] == 1:
             short = [run for run in runs_of(table[:-1]) if run.length < LONG_RUN]
             blocks = [block for run in short for block in range(run.block, run.block + run.length)]
-            own |= {s: mine} if (mine := [b for b in blocks if readers[b] == 1]) else {}
-    scattered = [block for blocks in own.values() for block in blocks]
-    if not own or 2 * len(scattered) < max(scattered) + 1 - min(scattered):
+            if alone := [block for block in blocks if readers[block] == 1]:
+                blocks_of[s] = alone
+    scattered = [block for blocks in blocks_of.values() for block in blocks]
+    if not blocks_of or 2 * len(scattered) < max(scattered) + 1 - min(scattered):
         return Plan([runs_of(table) for table in tables], [], None)
-    runs = [runs_of(table, leave_out=own.get(s, ())) for s, table in enumerate(tables)]
-    return Plan(runs, list(own), _scattered(list(own.values()), batch.input_ids.device))
+    runs = [runs_of(table, leave_out=blocks_of.get(s, ())) for s, table in enumerate(tables)]
+    device = batch.input_ids.device
+    return Plan(runs, list(blocks_of), _scattered(list(blocks_of.values()), device))
 
 
 def runs_of(table: Sequence[int], leave_out: Collection[int] = ()) -> list[Run]:
@@ -169,14 +171,14 @@ def runs_of(table: Sequence[int], leave_out: Collection[int] = ()) -> list[Run]:
     return runs
 
 
-def _scattered(own: Sequence[Sequence[int]], device: torch.device) -> Scattered:
+def _scattered(blocks_of: Sequence[Sequence[int]], device: torch.device) -> Scattered:
     """The blocks of each row as tensors."""
-    every = [block for blocks in own for block in blocks]
-    low, high, most = min(every), max(every) + 1, max(map(len, own))
-    reader = {block - low: row for row, blocks in enumerate(own) for block in blocks}
-    somebodys = own[0][0] - low  # a block that holds numbers, where there is none to name
-    table = [[*(block - low for block in row), *[somebodys] * (most - len(row))] for row in own]
-    missing = [[False] * len(row) + [True] * (most - len(row)) for row in own]
+    every = [block for blocks in blocks_of for block in blocks]
+    low, high, width = min(every), max(every) + 1, max(map(len, blocks_of))
+    reader = {block - low: row for row, blocks in enumerate(blocks_of) for block in blocks}
+    filler = blocks_of[0][0] - low  # a block that holds numbers, where there is none to name
+    table = [[*(block - low for block in row), *[filler] * (width - len(row))] for row in blocks_of]
+    missing = [[False] * len(row) + [True] * (width - len(row)) for row in blocks_of]
     tensors = [[reader.get(i, 0) for i in range(high - low)], table, missing]
     return Scattered(slice(low, high), *(torch.tensor(x, device=device) for x in tensors))
 
@@ -192,7 +194,7 @@ def ask_scattered(q: Tensor, k_pool: Tensor, v_pool: Tensor, scattered: Scattere
     for h in range(k.shape[1]):
         asked = q[scattered.reader, h]  # [n, group, D]: queries are copied, K and V are not
         part = Sums.of(torch.bmm(asked, k[:, h].transpose(1, 2)).float(), v[:, h])  # [n, group, ·]
-        m, l, acc = (x[scattered.own] for x in part)  # [S, most, group, ·]
+        m, l, acc = (x[scattered.blocks_of] for x in part)  # [S, n, group, ·]
         m = m.masked_fill(missing, LOWEST)
         best = m.amax(1, keepdim=True)
         weight = torch.exp(m - best)

@@ -243,12 +243,12 @@ class Trace(NamedTuple):
         """
         try:
             head, *entries = json.loads(text)
-            found, settings = head["format"], dict(head["settings"])
+            file_format, settings = head["format"], dict(head["settings"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"this is no trace: {type(error).__name__}: {error}") from error
-        if found != FORMAT:
+        if file_format != FORMAT:
             raise ValueError(
-                f"the trace has format {found!r}, and this version reads format {FORMAT}: "
+                f"the trace has format {file_format!r}, and this version reads format {FORMAT}: "
                 "record the run again with this version"
             )
         return cls(settings, tuple(_event(i, entry) for i, entry in enumerate(entries)))
