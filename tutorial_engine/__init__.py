@@ -8,7 +8,7 @@ tutorial_engine/
     batch           01 the tokens of one forward, end to end, no padding
     rope            01 positions turn pairs of a head
     layers          01 Linear, RMSNorm, SiluAndMul
-    fast            02 faster twins of layers, swapped into a loaded model
+    fast            01 faster twins of layers, swapped into a loaded model
     attention       01 the causal rule, the textbook attention, its fast twins
     qwen3           01 the decoder
     checkpoint      01 Hugging Face files to a running model

@@ -63,7 +63,7 @@ ROOMS = (
             Module("batch", 1, "the tokens of one forward, end to end, no padding"),
             Module("rope", 1, "positions turn pairs of a head"),
             Module("layers", 1, "Linear, RMSNorm, SiluAndMul"),
-            Module("fast", 2, "faster twins of layers, swapped into a loaded model"),
+            Module("fast", 1, "faster twins of layers, swapped into a loaded model"),
             Module("attention", 1, "the causal rule, the textbook attention, its fast twins"),
             Module("qwen3", 1, "the decoder"),
             Module("checkpoint", 1, "Hugging Face files to a running model"),
