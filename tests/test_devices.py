@@ -25,7 +25,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner, decode, prefill
 from tutorial_engine.lab.many_blocks import PagedAttention
-from tutorial_engine.model.attention import BlockedAttention, SdpaAttention
+from tutorial_engine.model.attention import AttentionBackend, BlockedAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
@@ -138,21 +138,18 @@ def test_neither_share_of_two_ranks_mixes_devices(kind: str, rank: int) -> None:
 @pytest.mark.parametrize("backend", [SdpaAttention, BlockedAttention])
 def test_a_loop_by_hand_mixes_no_devices(kind: str, backend: type[SdpaAttention]) -> None:
     memory = GrowingKVCache() if kind == "by cat" else MEMORIES[kind](MODEL.config, unbound())
-    attention = backend(memory.storage)
-    requests = [Request(str(i), ids) for i, ids in enumerate(random_sequences([7, 3], VOCAB))]
-    with OneDevice():
-        assert prefill(MODEL, memory, requests, 4, attention).device == META
-        for request in requests:
-            request.token_ids.append(5)
-        assert decode(MODEL, memory, requests, attention).device == META
+    loop_by_hand(memory, backend(memory.storage))
 
 
 @pytest.mark.parametrize("backend", [NaivePagedAttention, PagedAttention])
 @pytest.mark.parametrize("kind", ["pages of 1", "pages of 4"])
 def test_paged_attention_in_place_mixes_no_devices(kind: str, backend: Any) -> None:
     memory = MEMORIES[kind](MODEL.config, unbound())
+    loop_by_hand(memory, backend(memory))
+
+
+def loop_by_hand(memory: KVMemory, attention: AttentionBackend) -> None:
     requests = [Request(str(i), ids) for i, ids in enumerate(random_sequences([7, 3], VOCAB))]
-    attention = backend(memory)
     with OneDevice():
         assert prefill(MODEL, memory, requests, 4, attention).device == META
         for request in requests:

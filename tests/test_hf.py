@@ -80,19 +80,14 @@ def test_generate_of_transformers_gives_the_same_with_our_cache(
     assert want.unique().numel() >= 4
 
 
-def test_two_rows_of_one_length_give_the_same(peer: Any) -> None:
-    want = free_run(peer, two_rows())
-    assert torch.equal(free_run(peer, two_rows(), past_key_values=our_cache(peer, 2)), want)
-    assert not torch.equal(want[0], want[1])
-
-
-def test_rows_padded_on_the_left_give_the_same(peer: Any) -> None:
+@pytest.mark.parametrize("padded", [0, 3])
+def test_two_rows_one_padded_on_the_left_give_the_same(peer: Any, padded: int) -> None:
     ids = two_rows()
     mask = torch.ones_like(ids)
-    mask[1, :3] = 0
+    mask[1, :padded] = 0
     want = free_run(peer, ids, mask)
-    got = free_run(peer, ids, mask, past_key_values=our_cache(peer, 2))
-    assert torch.equal(got, want)
+    assert torch.equal(free_run(peer, ids, mask, past_key_values=our_cache(peer, 2)), want)
+    assert not torch.equal(want[0], want[1])
 
 
 def test_attention_kernels_of_transformers_all_take_our_cache(one_peer: Any) -> None:
@@ -141,17 +136,13 @@ def test_overflow_is_refused_and_the_cache_works_after_a_reset(one_peer: Any) ->
     with pytest.raises(ValueError, match="row 0 would have 17 tokens, a row has room for 16"):
         free_run(one_peer, long, past_key_values=cache)
     assert cache.num_tokens == 16
+    before = memory(cache.cache.storage)
+    with pytest.raises(ValueError, match="row 0 would have 28 tokens, a row has room for 16"):
+        one_peer(long, past_key_values=cache)
+    assert memory(cache.cache.storage) == before and cache.num_tokens == 16, "nothing is written"
     cache.reset()
     assert torch.equal(free_run(one_peer, short, past_key_values=cache), free_run(one_peer, short))
     assert cache.num_tokens == 16
-
-
-def test_prompt_that_does_not_fit_writes_nothing(one_peer: Any) -> None:
-    cache = our_cache(one_peer, max_len=11)
-    before = memory(cache.cache.storage)
-    with pytest.raises(ValueError, match="row 0 would have 12 tokens, a row has room for 11"):
-        one_peer(torch.tensor([PROMPTS[2]]), past_key_values=cache)
-    assert memory(cache.cache.storage) == before and cache.num_tokens == 0
 
 
 def test_a_cache_that_others_use_is_refused(one_peer: Any) -> None:
@@ -220,11 +211,9 @@ def test_runner_takes_the_ends_of_the_generation_config(one_peer: Any, eos: Any)
         get_input_embeddings=one_peer.get_input_embeddings,
     )
     want = {"None": (), "5": (5,), "[5, 7]": (5, 7)}[str(eos)]
-    assert TransformersRunner(model).eos_token_ids == want
-
-
-def test_runner_is_as_long_as_the_model(one_peer: Any) -> None:
-    assert TransformersRunner(one_peer).max_len == one_peer.config.max_position_embeddings == 512
+    runner = TransformersRunner(model)
+    assert runner.eos_token_ids == want
+    assert runner.max_len == one_peer.config.max_position_embeddings == 512
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -5,12 +5,9 @@ refuses is tested beside it; here is what goes wrong between several parts.
 """
 
 import asyncio
-import copy
-import pickle
 import re
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,8 +27,6 @@ from tutorial_engine.engine.request import Request, StepOutput
 from tutorial_engine.engine.runner import make_runner, prefill
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.lab.hf import TransformersRunner
-from tutorial_engine.model.checkpoint import load_model
-from tutorial_engine.model.layers import Linear
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, filter_logits
@@ -351,23 +346,3 @@ def test_another_thread_is_told_that_it_is_another_thread() -> None:
         PROMPTS[:1]
     )
     assert "another thread runs a step" in said[0] and "a callback cannot" in said[1]
-
-
-def packed(checkpoint: Path) -> Qwen3ForCausalLM:
-    """All of it packed, even where that is not faster on this machine."""
-    model = load_model(checkpoint, prepack=False)
-    if not all([one.prepack() for one in model.modules() if isinstance(one, Linear)]):
-        pytest.skip("this build of PyTorch has no oneDNN linear")
-    return model
-
-
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
-def test_a_prepacked_model_says_why_it_cannot_be_copied(copied: Any, checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match=r"prepacked model .* load_model\(..., prepack=False\)"):
-        copied(packed(checkpoint))
-    copied(load_model(checkpoint, prepack=False))
-
-
-def test_the_weights_of_a_prepacked_model_can_be_saved(checkpoint: Path) -> None:
-    got, want = packed(checkpoint).state_dict(), load_model(checkpoint, prepack=False).state_dict()
-    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)

@@ -95,7 +95,7 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """The same from the parsed file. Absent optional keys take transformers' Qwen3 defaults."""
         _refuse_unsupported(raw)
-        sizes = {"head_dim": 128, "max_position_embeddings": 32768}
+        sizes: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 32768}
         sizes |= {name: raw[name] for name in SIZES if raw.get(name) is not None}
         if "num_key_value_heads" in raw:  # null: one per head
             sizes.setdefault("num_key_value_heads", raw.get("num_attention_heads"))

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import MERGED, TINY
+from tutorial_engine.model.checkpoint import TINY, split_merged
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.tiny.corpus import stories
@@ -202,25 +202,11 @@ def hugging_face_tensors(
     model: Qwen3ForCausalLM, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, Tensor]:
     """The weights in this dtype under transformers' names: what we merged is apart again."""
-    config = model.config
-    q_rows, kv_rows = (
-        n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
-    )
-    sizes = {
-        "qkv_proj": (q_rows, kv_rows, kv_rows),
-        "gate_up_proj": (config.intermediate_size,) * 2,
+    return {
+        part: rows.detach().to(dtype).contiguous()
+        for name, parameter in model.named_parameters()
+        for part, rows in split_merged(model.config, name, parameter).items()
     }
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach().to(dtype)
-        ours = next((m for m in sizes if m in name), None)
-        if ours is None:
-            tensors[name] = weight
-            continue
-        parts = [part for part, (merged, _) in MERGED.items() if merged == ours]
-        for part, rows in zip(parts, weight.split(sizes[ours]), strict=True):
-            tensors[name.replace(ours, part)] = rows.contiguous()
-    return tensors
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, object]:
