@@ -68,3 +68,41 @@ def _greedy(ids: tuple[int, ...], count: int) -> list[int]:
         torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
     )
     return told[0, len(ids) :].tolist()
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def free_by_emptying(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
+    while table:
+        block = table.pop()
+        ref_cnt[block] -= 1
+        if not ref_cnt[block]:
+            del ref_cnt[block]
+            free_queue += [block]
+
+
+def take_by_popping(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:
+    block, *free_queue[:] = free_queue
+    cached.pop(names.pop(block, None), None)
+    return block
+
+
+def untouched(*_: object) -> Any:
+    """A docstring, as exercises have one."""
+    ...
+
+
+def with_a_gap(*args: object) -> Any:
+    first = args[0]
+    assert first is not None
+    ...
+
+
+def forgotten(*args: object) -> None:
+    answer = args[0]
+    assert answer is not None
+
+
+def always_none(*args: object) -> None:
+    return None

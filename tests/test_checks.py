@@ -14,6 +14,14 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import QWEN3_06B
+from learners import (
+    always_none,
+    forgotten,
+    free_by_emptying,
+    take_by_popping,
+    untouched,
+    with_a_gap,
+)
 from torch import Tensor
 
 from tutorial_engine import learn
@@ -841,26 +849,11 @@ def slots_and_clear(table: list[int], size: int, num_tokens: int) -> Tensor:
     return blocks[p // size] * size + p % size
 
 
-def free_by_emptying(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> None:
-    while table:
-        block = table.pop()
-        ref_cnt[block] -= 1
-        if not ref_cnt[block]:
-            del ref_cnt[block]
-            free_queue += [block]
-
-
 def free_in_a_new_list(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> list[int]:
     for block in table:
         ref_cnt[block] -= 1
     free_queue = free_queue + table[::-1]
     return free_queue
-
-
-def take_by_popping(free_queue: list[int], names: dict[int, Any], cached: Cached) -> int:
-    block, *free_queue[:] = free_queue
-    cached.pop(names.pop(block, None), None)
-    return block
 
 
 def take_named_only(free_queue: list[int], names: dict[int, Any], cached: Cached) -> int:
@@ -1224,26 +1217,6 @@ def answer_of(name: str, function: Function) -> Any:
     if name in CACHES:
         return type("Cache", (), {"__init__": lambda *sizes: None, "update": function})
     return function
-
-
-def untouched(*_: object) -> Any:
-    """A docstring, as exercises have one."""
-    ...
-
-
-def with_a_gap(*args: object) -> Any:
-    first = args[0]
-    assert first is not None
-    ...
-
-
-def forgotten(*args: object) -> None:
-    answer = args[0]
-    assert answer is not None
-
-
-def always_none(*args: object) -> None:
-    return None
 
 
 @every_exercise
