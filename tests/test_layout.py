@@ -307,7 +307,7 @@ ADDED = {
     "tutorial_engine/lab/answer.py": MODULE,
     "tutorial_engine/answer.py": MODULE,
     "tools/answer.py": MODULE,
-    "tests/test_answer.py": "def test_the_answer() -> None:\n    assert 6 * 7 == 42\n",
+    "tests/test_answer.py": "def test_six_times_seven() -> None:\n    assert 6 * 7 == 42\n",
     "notebooks/my_03_scheduler.ipynb": "{}",
     "notebooks/Untitled.ipynb": "",
     "notebooks/scratch.py": "import os,sys\nx=1",
@@ -356,5 +356,5 @@ def test_a_fork_runs_and_passes_the_tests_of_the_house(fork: Path) -> None:
     assert "[16, 16]" in run(sys.executable, "-c", USE, folder=fork)
     tests = ["tests/test_layout.py", "tests/test_answer.py", "tests/test_notebooks.py"]
     # a section is built with `make notebooks`, as every change of a source is
-    chosen = "not fork and not readme_runs and (not test_notebooks or of_a_source)"
+    chosen = "of_a_source or six_times_seven or test_layout and not (fork or runs or quickly)"
     run(sys.executable, "-m", "pytest", "-q", "-k", chosen, *tests, folder=fork)

@@ -64,7 +64,7 @@ VLLM_SCHEDULER = {  # ours -> in vllm/v1/core/sched/scheduler.py, unless another
     "engine.scheduler.Scheduler.schedule_running": "Scheduler.schedule, the first loop",
     "engine.scheduler.Scheduler.schedule_waiting": "Scheduler.schedule, the second loop",
     "engine.scheduler.Scheduler.preempt": "Scheduler._preempt_request",
-    "cache.memory.KVCacheManager.allocate": "KVCacheManager.allocate_slots (another file)",
+    "cache.memory.KVMemory.allocate": "KVCacheManager.allocate_slots (another file)",
 }
 
 
