@@ -308,19 +308,21 @@ ADDED = {
     "tutorial_engine/lab/answer.py": MODULE,
     "tutorial_engine/answer.py": MODULE,
     "tools/answer.py": MODULE,
-    "tests/test_answer.py": "def test_the_answer() -> None:\n    assert 6 * 7 == 42\n",
+    "tests/test_answer.py": "def test_six_times_seven() -> None:\n    assert 6 * 7 == 42\n",
     "notebooks/my_03_scheduler.ipynb": "{}",
     "notebooks/Untitled.ipynb": "",
     "notebooks/scratch.py": "import os,sys\nx=1",
 }
 USE = """
+from tools.publish.build import make_notebook, sources
 from tutorial_engine.engine import LLMEngine
 from tutorial_engine.engine.longest_first import LongestFirst
 from tutorial_engine.model import load_model, load_tokenizer
 from tutorial_engine.model.counting import Counting
 
 engine = LLMEngine(load_model(), load_tokenizer(), scheduler=LongestFirst)
-print([len(output.outputs[0].token_ids) for output in engine.generate(["Once", "One day Mia"])])
+told = [len(one.outputs[0].token_ids) for one in engine.generate(["Once", "One day Mia"])]
+print(told, make_notebook(sources()["03_scheduler"], solved=True).cells[-1].source)
 """
 
 
@@ -354,8 +356,7 @@ def test_a_fork_passes_the_linters(fork: Path, command: str) -> None:
 
 
 def test_a_fork_runs_and_passes_the_tests_of_the_house(fork: Path) -> None:
-    assert "[16, 16]" in run(sys.executable, "-c", USE, folder=fork)
-    tests = ["tests/test_layout.py", "tests/test_answer.py", "tests/test_notebooks.py"]
-    # a section is built with `make notebooks`, as every change of a source is
-    chosen = "not fork and not readme_runs and (not test_notebooks or of_a_source)"
-    run(sys.executable, "-m", "pytest", "-q", "-k", chosen, *tests, folder=fork)
+    assert "[16, 16] print(6 * 7)" in run(sys.executable, "-c", USE, folder=fork)
+    chosen = "not (fork or runs or quickly)"
+    tests = ("tests/test_layout.py", "tests/test_answer.py")
+    run(sys.executable, "-m", "pytest", "-q", "-k", chosen, *tests, folder=fork, seconds=600)
