@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer
-
 from tutorial_engine.engine.delivery import Inbox, Update
+
 from tutorial_engine.engine.request import Request, RequestStatus, SampleGroup, StepOutput
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from tutorial_engine.engine.delivery import Inbox
 from workloads import (
     EOS,
     LIMITS,
@@ -28,7 +29,6 @@ from workloads import (
     the_tokenizer,
 )
 
-from tutorial_engine.engine.delivery import Inbox
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.request import Request, RequestOutput, StepOutput
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from fuzz import failure, random_workload, run_random
+from tutorial_engine.engine.delivery import Inbox, Update
 from workloads import (
     BACKENDS,
     BLOCK_SIZES,
@@ -35,7 +36,6 @@ from workloads import (
     several,
 )
 
-from tutorial_engine.engine.delivery import Inbox, Update
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.runner import ModelOutput, ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler

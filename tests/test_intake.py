@@ -7,8 +7,6 @@ import pytest
 import torch
 from engines import random_model
 from tokenizers import Tokenizer
-
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.intake import (
     Intake,
     check_token_ids,
@@ -16,6 +14,8 @@ from tutorial_engine.engine.intake import (
     prompt_token_ids,
     sample_ids,
 )
+
+from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request, RequestStatus
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler

@@ -9,9 +9,8 @@ from types import FrameType
 
 import pytest
 from at_line import AtLine
-from workloads import LIMITS, Visitor, Workload, check
-
 from tutorial_engine.engine.delivery import interrupts_wait
+from workloads import LIMITS, Visitor, Workload, check
 
 pytestmark = pytest.mark.slow
 

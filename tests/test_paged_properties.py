@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from fuzz import failure, random_workload
+from tutorial_engine.engine.intake import Intake
 from workloads import (
     LIMITS,
     POOL_SIZE,
@@ -31,7 +32,6 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.intake import Intake
 from tutorial_engine.engine.request import Request, SampleGroup
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation

@@ -84,6 +84,7 @@ from traces import (
     six,
     story,
 )
+from tutorial_engine.viz.bench_plots import bench_picture
 
 from tutorial_engine import viz
 from tutorial_engine.engine.metrics import RequestMetrics
@@ -97,7 +98,6 @@ from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz import style
-from tutorial_engine.viz.bench_plots import bench_picture
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
 from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView
 from tutorial_engine.viz.cell_steps import CellsSnapshot, take_snapshot

@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from traces import POLICIES, box, chunked, items, plot_words, served
 from transformers import AutoModelForCausalLM
+from tutorial_engine.viz.bench_plots import bench_picture, main
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
@@ -42,7 +43,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
 from tutorial_engine.viz import bench_plots, cache_plots
-from tutorial_engine.viz.bench_plots import bench_picture, main
 from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
 from tutorial_engine.viz.memory_plots import users_at_once, waste_over_time

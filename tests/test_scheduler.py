@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tutorial_engine.engine.delivery import Update
 
 from tutorial_engine.cache.memory import SequenceMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.delivery import Update
 from tutorial_engine.engine.request import Request, RequestStatus, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
 from tutorial_engine.model.batch import Allocation
