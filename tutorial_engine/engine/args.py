@@ -16,11 +16,6 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-DTYPES = {
-    "auto": torch.float32,
-    **{str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)},
-    **{"half": torch.float16, "float": torch.float32},
-}
 CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
 
 # Options of vLLM that change nothing here; and those that would, with values that ask for nothing.
@@ -46,7 +41,7 @@ class EngineArgs:
     """What vLLM's class of this name takes, as far as this engine has it.
 
     `model` is a folder, a hub id, or a model that is loaded already (then `tokenizer` is one, too).
-    `dtype` "auto" is float32. K and V lie in pages of `block_size` with a prefix cache: in
+    `dtype` "auto" is that of its files. K and V lie in pages of `block_size` with a prefix cache: in
     `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to 4 GiB.
     `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine has
     not, and for an option that nobody knows.
@@ -57,7 +52,7 @@ class EngineArgs:
         model: str | Path | Qwen3ForCausalLM = TINY,
         *,
         tokenizer: str | Path | Tokenizer | None = None,
-        dtype: str | torch.dtype = "auto",
+        dtype: str | torch.dtype = "float32",
         device: str = "cpu",
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 512,
@@ -72,14 +67,10 @@ class EngineArgs:
         **options: Any,
     ) -> None:
         _check_options(options)
-        if isinstance(dtype, str) and dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}")
         if isinstance(model, Qwen3ForCausalLM):
             self.model = model
         else:
-            self.model = load_model(
-                model, device, DTYPES[dtype] if isinstance(dtype, str) else dtype
-            )
+            self.model = load_model(model, device, dtype)
             tokenizer = model if tokenizer is None else tokenizer
         self.tokenizer = (
             load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
