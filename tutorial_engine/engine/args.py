@@ -41,10 +41,10 @@ class EngineArgs:
     """What vLLM's class of this name takes, as far as this engine has it.
 
     `model` is a folder, a hub id, or a model that is loaded already (then `tokenizer` is one, too).
-    `dtype` "auto" is that of its files. K and V lie in pages of `block_size` with a prefix cache: in
-    `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to 4 GiB.
-    `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine has
-    not, and for an option that nobody knows.
+    `dtype` "auto" is that of its files. K and V lie in pages of `block_size`, with a prefix cache:
+    in `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to
+    4 GiB. `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine
+    has not, and for an option that nobody knows.
     """
 
     def __init__(
