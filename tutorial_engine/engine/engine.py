@@ -146,7 +146,7 @@ class LLMEngine:
         with self._undivided():
             for group in dict.fromkeys(self.requests[name].group for name in names):
                 self._end(group)
-                self._outputs[group.request_id] = group.output()
+                self._put_output(group)
 
     def has_unfinished_requests(self) -> bool:
         """Is there anything left to run, or to return?"""
@@ -192,6 +192,11 @@ class LLMEngine:
         for sample in group.samples:
             self.requests.pop(sample.request_id, None)
 
+    def _put_output(self, group: SampleGroup) -> None:
+        """Behind those that are there: what ended first comes first."""
+        self._outputs.pop(group.request_id, None)
+        self._outputs[group.request_id] = group.output()
+
     def _take_memory(self) -> None:
         """From now on it is this engine's. ValueError while it serves another one, or holds things.
 
@@ -220,13 +225,17 @@ class LLMEngine:
         As far as it has come. [] also when only parts of prompts ran: loop on
         `has_unfinished_requests()`. What it raises leaves the engine as it was before the step.
         """
+        self._run_step()
+        outputs = list(self._outputs.values())
+        self._outputs = {}
+        return outputs
+
+    def _run_step(self) -> None:
+        """The step itself. What it brings is kept, so that no Ctrl-C on its way out can lose it."""
         if self.scheduler.has_unfinished:
             scheduled = self._schedule()
             logits = self.runner.run(scheduled)
             self._update(scheduled, logits)
-        outputs = list(self._outputs.values())
-        self._outputs = {}
-        return outputs
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""
@@ -250,7 +259,7 @@ class LLMEngine:
             for group in dict.fromkeys(request.group for request in ready):
                 if group.is_over:
                     self._forget(group)
-                self._outputs[group.request_id] = group.output()
+                self._put_output(group)
             if self.trace is not None:
                 self.trace.record(StepEnded, num_tokens)
                 self.trace.step += 1
@@ -293,13 +302,10 @@ class LLMEngine:
         After an interrupt they are still there, for the next call.
         """
         end = None if max_steps is None else self.num_steps + max_steps
-        ended: list[RequestOutput] = []
-        try:
-            while self.has_unfinished_requests() and (end is None or self.num_steps < end):
-                ended += [output for output in self.step() if output.finished]
-        except BaseException:
-            self._outputs = {output.request_id: output for output in ended} | self._outputs
-            raise
+        while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
+            self._run_step()
+        ended = [output for output in self._outputs.values() if output.finished]
+        self._outputs = {}
         return ended
 
     def generate(
@@ -355,11 +361,11 @@ class LLMEngine:
         try:
             self._enter(groups, self.clock.now())
             while not is_over:
-                outputs = {output.request_id: output for output in self.step()}
+                self._run_step()
                 is_over = all(group.is_over for group in groups)
-                # what is another's is for whoever steps next
-                self._outputs |= {name: outputs[name] for name in outputs.keys() - names}
-                yield from [outputs[name] for name in outputs if name in names]
+                mine = [name for name in self._outputs if name in names]
+                # what is another's stays, for whoever steps next
+                yield from [self._outputs.pop(name) for name in mine]
         finally:
             try:
                 self._leave(groups)
