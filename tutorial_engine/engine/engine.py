@@ -4,7 +4,7 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -23,6 +23,8 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.inputs import (
     InputProcessor,
     Prompt,
+    check_model,
+    check_part,
     list_of_prompts,
     params_for_each,
     sample_ids,
@@ -64,8 +66,10 @@ class LLMEngine:
         trace: Recorder | None = None,
         runner: ModelRunner | None = None,
     ) -> None:
-        if not isinstance(model, Qwen3ForCausalLM):
-            raise ValueError(f"model must be a loaded model (load_model()), got {model!r}")
+        check_model(model)
+        check_part("clock", clock, "now", "forward_done", "wait_until")
+        check_part("trace", trace, "bind", "record")
+        check_part("runner", runner, "run")
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
@@ -137,8 +141,10 @@ class LLMEngine:
         self._enter([group], self.clock.now() if arrival is None else arrival)
         return name
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
         """End requests in any state, now, with all their samples; `step` returns what they have."""
+        if not isinstance(request_ids, str | list | tuple):
+            raise ValueError(f"abort_request takes an id or a list of ids, got {request_ids!r}")
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         for name in names:
             if name not in self.requests:
