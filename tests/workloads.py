@@ -380,9 +380,11 @@ class BreakingRunner(ModelRunner):
 
     at: int | None = None
     num_broken = 0
+    most = 0  # forwards: a generate that never ends is noticed, too
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
         logits = super().run(scheduled)
+        assert self.num_forwards <= self.most, f"still running after {self.most} forwards"
         if self.num_forwards - 1 == self.at:
             self.num_broken += 1
             self.num_tokens -= sum(item.num_tokens for item in scheduled)
@@ -433,7 +435,7 @@ class Party:
             enable_chunked_prefill=workload.chunked,
         )
         self.runner = BreakingRunner(small_model(), self.memory.storage, self.make_attention())
-        self.runner.at = workload.breaks
+        self.runner.at, self.runner.most = workload.breaks, 2 * workload.max_steps
         self.engine = LLMEngine(
             small_model(),
             tokenizer or the_tokenizer(),

@@ -166,7 +166,10 @@ class LLMEngine:
         """The same, with a seed where the engine has one to give and the request has none."""
         if self._seeds is None or not isinstance(params, SamplingParams) or params.seed is not None:
             return params
-        return replace(params, seed=next(self._seeds)) if params.temperature else params
+        if params.temperature == 0:
+            return params
+        # sample i draws with seed + i: so many are this request's
+        return replace(params, seed=[next(self._seeds) for _ in range(params.n)][0])
 
     def _new_id(self, params: SamplingParams | None) -> str:
         n = params.n if isinstance(params, SamplingParams) else 1
