@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tutorial_engine
 
 PACKAGE = Path(tutorial_engine.__file__).parent
-# Where state is kept. test_ctrl_c_in_a_step has the forward, and what it calls in the storage.
+# Where state is kept. The forward, and what it calls in the storage, change nothing that counts.
 WATCHED = tuple(str(PACKAGE / room) for room in ("engine", "cache", "sampling", "trace"))
 UNWATCHED = str(PACKAGE / "cache" / "storage.py")
 
@@ -41,11 +41,12 @@ class Moment(NamedTuple):
 def line_of(file: str, number: int, function: str) -> Line | None:
     """None for a line before which CPython handles no signal.
 
-    It handles them where a function begins, a call ends and a loop goes round. What stands before
-    `try:` is an assignment; a call that ends a `try` block ends within it, not in the `finally`.
+    It handles them where a function begins, a call ends and a loop goes round: not before a line
+    that neither calls nor loops, nor between a `try` block and its `finally`.
     """
     here, before = (linecache.getline(file, n).strip() for n in (number, number - 1))
-    if here == "try:" or before == "finally:":
+    may = "(" in here or " for " in here or here.startswith(("for ", "while ", "with ", "class "))
+    if not may or before == "finally:":
         return None
     return Line(Path(file).name, number, function)
 

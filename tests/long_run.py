@@ -3,10 +3,9 @@
     .venv/bin/python tests/long_run.py --minutes 60 --seed 1
     .venv/bin/python tests/long_run.py --seed 1 --only 4711
 
-Memories, policies, samples, streams, failing samplers, callbacks and forwards, aborts, Ctrl-C and
-callers' mistakes are mixed (fuzz.py); each request must come out as if it were alone, and alone it
-says what transformers says. Prints what happened, in numbers, at the end. Exit status 1 if anything
-failed.
+Memories, policies, samples, streams, failing samplers, checkers and forwards, aborts and Ctrl-C
+are mixed (fuzz.py); each request must come out as if it were alone, and alone it says what
+transformers says. Prints what happened, in numbers, at the end. Exit status 1 if anything failed.
 """
 
 import argparse

@@ -1,20 +1,39 @@
-"""Ctrl-C waits for the end of a shielded block; and whenever it comes, the engine stays whole."""
+"""Ctrl-C: the first waits for the end of bookkeeping, a second ends what never ends.
 
+Whenever it comes, nothing is lost, and the engine works on or says that a new one is needed.
+"""
+
+import os
+import queue
 import signal
 import threading
-from collections import Counter
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 import pytest
 from at_line import AtLine
-from tutorial_engine.engine.delivery import interrupts_wait
+from engines import random_model
 from workloads import LIMITS, Visitor, Workload, check
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.engine.clock import WallClock
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.interrupts import interrupts_wait
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.slow
 
 usual_handler = signal.default_int_handler
+MODEL = random_model()
+FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
 def ctrl_c() -> None:
@@ -31,35 +50,10 @@ def usual() -> Iterator[None]:
     assert after is usual_handler, "a handler was left behind"
 
 
-def test_an_interrupt_waits_for_the_end_and_then_is_at_once_again() -> None:
-    done = []
-    with pytest.raises(KeyboardInterrupt):
-        with interrupts_wait():
-            ctrl_c()
-            done.append("the rest of the block")
-        done.append("what comes after it")
-    assert done == ["the rest of the block"]
-    assert signal.getsignal(signal.SIGINT) is usual_handler
-    with pytest.raises(KeyboardInterrupt):
-        ctrl_c()
+# -- the block ------------------------------------------------------------------------------------
 
 
-def test_an_impatient_user_interrupts_once_and_by_the_handler_that_is_back() -> None:
-    seen = []
-
-    def mine(number: int, frame: FrameType | None) -> None:
-        seen.append((number, frame is not None, signal.getsignal(signal.SIGINT)))
-
-    signal.signal(signal.SIGINT, mine)
-    with interrupts_wait():
-        for _ in range(5):
-            ctrl_c()
-        assert seen == []
-    signal.signal(signal.SIGINT, usual_handler)
-    assert seen == [(signal.SIGINT, True, mine)]
-
-
-def test_nested_blocks_wait_for_the_outermost() -> None:
+def test_the_first_waits_for_the_end_of_the_outermost_block() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), interrupts_wait():
         with interrupts_wait():
@@ -67,6 +61,24 @@ def test_nested_blocks_wait_for_the_outermost() -> None:
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()
+
+
+def test_the_second_comes_at_once_and_by_the_handler_that_was_there() -> None:
+    seen = []
+
+    def mine(number: int, frame: FrameType | None) -> None:
+        seen.append((number, frame is not None))
+
+    signal.signal(signal.SIGINT, mine)
+    with interrupts_wait():
+        ctrl_c()
+        assert seen == []
+        ctrl_c()
+        assert seen == [(signal.SIGINT, True)]
+    assert len(seen) == 1 and signal.getsignal(signal.SIGINT) is mine
+    signal.signal(signal.SIGINT, usual_handler)
 
 
 def test_exceptions_pass_and_no_interrupt_is_lost_to_them() -> None:
@@ -78,7 +90,7 @@ def test_exceptions_pass_and_no_interrupt_is_lost_to_them() -> None:
     assert isinstance(interrupt.value.__context__, ArithmeticError)
 
 
-def test_other_threads_are_left_alone() -> None:
+def test_other_threads_and_other_handlers_are_left_alone() -> None:
     seen = []
 
     def work() -> None:
@@ -89,32 +101,228 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [usual_handler]
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_an_interrupt_that_is_not_pythons_stays_so(handler: signal.Handlers) -> None:
-    signal.signal(signal.SIGINT, handler)
-    try:
+    for handler in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, handler)
         with interrupts_wait():
             assert signal.getsignal(signal.SIGINT) is handler
-            if handler is signal.SIG_IGN:
-                ctrl_c()
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
         signal.signal(signal.SIGINT, usual_handler)
 
 
-def test_ctrl_c_at_any_line_leaves_the_engine_whole() -> None:
-    """At one line in twelve of two workloads; long_run.py takes others of others."""
-    counts: Counter[str] = Counter()
-    for memory in ("rows", "pages"):
-        visitors = [Visitor(i, i // 3) for i in range(4)]
-        visitors[1] = replace(visitors[1], aborted_at=2)
-        visitors += [Visitor(4, 1, way="stream", leaves=2), Visitor(5, 2, way="generate")]
-        limits = {"budget": 9, "capacity": max(LIMITS), "limit": max(LIMITS), "block_size": 4}
-        workload, at = Workload(tuple(visitors), memory=memory, **limits), AtLine()
-        counts += check(workload, at)
-        for moment in at.moments()[::12]:
-            counts += check(replace(workload, interrupt=moment))
-    assert counts["interrupts"] > 60 and counts["preemptions"], counts
-    assert counts["interrupts that lose a result"] <= 12, "only at the end of a step"
+# -- one Ctrl-C, at any line ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["rows", "pages"])
+def test_ctrl_c_at_any_line_loses_nothing(memory: str) -> None:
+    """At one moment in forty, and each of the loop's own; long_run.py takes others of others."""
+    visitors = [Visitor(i, i // 3, aborted_at=2 if i == 1 else None) for i in range(3)]
+    visitors += [Visitor(4, 1, way="stream", leaves=2), Visitor(5, 2, way="generate")]
+    limits = {"budget": 9, "capacity": max(LIMITS), "limit": max(LIMITS), "block_size": 4}
+    workload, at = Workload(tuple(visitors), memory=memory, **limits), AtLine()
+    assert check(workload, at)["steps"]
+    moments = at.moments()
+    loop = [m for m in moments if m.line.function in ("step", "_serve", "_leave", "generate")]
+    interrupts = 0
+    for moment in {*moments[::40], *loop}:
+        interrupts += check(replace(workload, interrupt=moment))["interrupts"]
+    assert interrupts > 15
+
+
+def test_what_ended_in_an_interrupted_run_is_returned_by_the_next() -> None:
+    engine = small_engine()
+    for name, many in (("a", 1), ("b", 4), ("c", 2)):
+        engine.add_request(name, [1, 2], SamplingParams(max_tokens=many, ignore_eos=True))
+    forward, calls = engine.runner.run, iter(range(9))
+
+    def interrupted_once(scheduled: Any) -> Any:
+        if next(calls) == 2:
+            ctrl_c()
+        return forward(scheduled)
+
+    engine.runner.run = interrupted_once  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert [output.request_id for output in engine.run()] == ["a", "c", "b"]
+
+
+# -- what never ends ------------------------------------------------------------------------------
+
+SECOND_AFTER, AT_MOST = 0.15, 1.5  # seconds; the second bound is for a busy machine
+
+
+def small_engine(**parts: Any) -> LLMEngine:
+    return LLMEngine(MODEL, config=EngineConfig(max_num_seqs=3, max_model_len=20), **parts)
+
+
+def for_ever() -> None:
+    while True:
+        pass
+
+
+class LoopingPolicy(Scheduler):
+    def next_waiting(self) -> Request:
+        while True:
+            pass
+
+
+class LoopingSampler(Sampler):
+    def sample(self, logits: Any) -> Any:
+        while True:
+            pass
+
+
+class LoopingMemory(CellKVCache):
+    def allocate(self, *args: Any) -> Any:
+        while True:
+            pass
+
+
+class LoopingClock(WallClock):
+    """The hook that a learner has in every step."""
+
+    def forward_done(self, num_tokens: int) -> None:
+        while True:
+            pass
+
+
+class NoPreemption(Scheduler):
+    """`preempt` does nothing: `schedule_running` asks for ever."""
+
+    def preempt(self, victim: Request) -> None:
+        pass
+
+
+def in_policy() -> Callable[[], object]:
+    engine = small_engine(scheduler=LoopingPolicy)
+    return lambda: engine.generate([[1, 2]], FIVE)
+
+
+def in_sampler() -> Callable[[], object]:
+    engine = small_engine()
+    engine.add_request("a", [1, 2], FIVE, sampler=LoopingSampler(FIVE))
+    return engine.step
+
+
+def in_memory() -> Callable[[], object]:
+    engine = small_engine(memory=LoopingMemory.from_config(MODEL.config, 40))
+    return lambda: engine.generate([[1, 2]], FIVE)
+
+
+def in_clock() -> Callable[[], object]:
+    engine = small_engine(clock=LoopingClock())
+    return lambda: list(engine.stream([[1, 2]], FIVE))
+
+
+def in_stop_checker() -> Callable[[], object]:
+    engine = small_engine()
+    engine.add_request("a", [1, 2], FIVE)
+    engine.requests["a"].checker.update = lambda token_id: for_ever()  # type: ignore
+    return engine.run
+
+
+def in_preempt() -> Callable[[], object]:
+    pool = CellKVCache.from_config(MODEL.config, 12)
+    engine = small_engine(memory=pool, scheduler=NoPreemption)
+    return lambda: engine.generate([[1, 2, 3, 4, 5]] * 2, SamplingParams(max_tokens=6))
+
+
+LOOPS = (in_policy, in_sampler, in_memory, in_clock, in_stop_checker, in_preempt)
+
+
+@contextmanager
+def pressing(times: int) -> Iterator[queue.Queue[float]]:
+    """Ctrl-C is pressed so often, by a thread of its own; when."""
+    pressed: queue.Queue[float] = queue.Queue()
+    done = threading.Event()
+
+    def press() -> None:
+        for _ in range(times):
+            if done.wait(SECOND_AFTER):
+                return
+            pressed.put(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield pressed
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_endless_loop_ends_with_the_second_ctrl_c(loop: Callable[[], Any]) -> None:
+    call = loop()
+    engine = call.__self__ if hasattr(call, "__self__") else call.__closure__[0].cell_contents
+    with pressing(2) as pressed, pytest.raises(KeyboardInterrupt):
+        call()
+    ended = time.monotonic()
+    while not pressed.empty():
+        last = pressed.get()
+    assert ended - last < AT_MOST
+    for use in (
+        engine.step,
+        lambda: engine.generate([[1]], FIVE),
+        lambda: engine.add_request("z", [1]),
+    ):
+        with pytest.raises(RuntimeError, match=r"second Ctrl-C broke this engine off.*make a new"):
+            use()
+    fresh = small_engine()
+    assert len(fresh.generate([[1, 2]], FIVE)[0].outputs[0].token_ids) == 5
+
+
+def test_a_loop_in_the_model_ends_with_the_first_and_the_engine_works_on() -> None:
+    engine = small_engine()
+    engine.add_request("a", [1, 2], FIVE)
+    handle = MODEL.register_forward_pre_hook(lambda *_: for_ever())
+    try:
+        with pressing(1), pytest.raises(KeyboardInterrupt):
+            engine.run()
+    finally:
+        handle.remove()
+    (output,) = engine.run()
+    assert output.outputs[0].token_ids == engine.generate([[1, 2]], FIVE)[0].outputs[0].token_ids
+
+
+IN_A_NOTEBOOK = """
+from tutorial_engine.engine import LLMEngine
+from tutorial_engine.model import load_model
+from tutorial_engine.engine.scheduler import Scheduler
+class Mine(Scheduler):
+    def next_waiting(self):
+        while True:
+            pass
+model = load_model()
+engine = LLMEngine(model, scheduler=Mine)
+print("ready", flush=True)
+engine.generate([[1, 2, 3]])
+"""
+
+
+def test_stop_pressed_twice_in_a_notebook_ends_a_loop_in_a_policy() -> None:
+    """In a real kernel, as nbclient drives it."""
+    jupyter = pytest.importorskip("jupyter_client")
+    manager, client = jupyter.manager.start_new_kernel(kernel_name="python3", startup_timeout=120)
+
+    def error_of(message_id: str) -> str | None:
+        while True:
+            reply = client.get_shell_msg(timeout=60)
+            if reply["parent_header"]["msg_id"] == message_id:
+                return reply["content"].get("ename")
+
+    try:
+        loop = client.execute(IN_A_NOTEBOOK)
+        text = ""
+        while "ready" not in text:
+            text = client.get_iopub_msg(timeout=120)["content"].get("text", "")
+        for _ in range(2):
+            time.sleep(0.3)
+            manager.interrupt_kernel()
+        began = time.monotonic()
+        assert error_of(loop) == "KeyboardInterrupt"
+        assert time.monotonic() - began < AT_MOST
+        assert error_of(client.execute("engine.step()")) == "RuntimeError"
+        assert error_of(client.execute("LLMEngine(model).generate([[1]])")) is None
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

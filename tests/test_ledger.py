@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoints import largest_difference, load_reference, random_sequences, save_random
-from engines import VOCAB, BackendRunner, random_model
+from engines import VOCAB, random_model, run_with_backend
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -95,8 +95,8 @@ def every_path(
     paths |= memory_paths(model, max_len) | in_place_paths(model, max_len)
     paths |= {f"chunked, {n}": runner_path(static(model), chunk_size=n) for n in (1, 5)}
     paths |= {
-        "naive attention": runner_path(static(model, BackendRunner)),
-        "naive attention, batched": runner_path(static(model, BackendRunner), together=True),
+        "naive attention": loop_path(static(model, run_with_backend)),
+        "naive attention, batched": loop_path(static(model, run_with_backend), together=True),
     }
     if theirs is not None:
 
@@ -316,7 +316,7 @@ def test_planted_bug_is_caught_and_only_where_it_is(bug: str) -> None:
 
 def test_wrong_heads_are_caught_in_the_textbook_attention() -> None:
     model = random_model()
-    right = runner_path(static(model, BackendRunner), together=True)
+    right = runner_path(static(model, run_with_backend), together=True)
 
     def wrong(*args: Any) -> Tensor:
         with planted("query head h reads K/V head h % n"):

@@ -1,7 +1,7 @@
 """The engine on pages and cells: whatever comes, and however small the pool, each as if alone.
 
 The check is in workloads.py. Here it runs on every block size, and on memories with planted bugs,
-which must all be seen; test_engine_properties.py has random workloads on every memory.
+which must all be seen; test_as_if_alone.py has random workloads on every memory.
 """
 
 import random
@@ -32,6 +32,7 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.inputs import InputProcessor
 from tutorial_engine.engine.request import Request, SampleGroup
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation
@@ -83,7 +84,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers_and_the_others_do_not_notic
 ALLOCATE, SLOTS, FORK_PAGES = PagedKVCache.allocate, PagedKVCache._slots_of, PagedKVCache.fork
 ALLOCATE_CELLS, CONTEXT = CellKVCache.allocate, PagedKVCache._context
 FORK_CELLS, FREE_CELLS, DROP = CellKVCache.fork, CellKVCache.free, CellTable._drop
-FORK, RECORD, MAKE = Scheduler.fork, Recorder.record, Intake.make
+FORK, RECORD, PROCESS = Scheduler.fork, Recorder.record, InputProcessor.process
 
 
 def commits_what_is_planned(
@@ -197,8 +198,8 @@ def neighbours_assumed(cells: list[int]) -> Any:
     return slice(start, start + len(cells))
 
 
-def one_generator_for_all_samples(self: Intake, *what: Any, **options: Any) -> SampleGroup:
-    group = MAKE(self, *what, **options)
+def one_generator_for_all_samples(self: InputProcessor, *what: Any, **options: Any) -> SampleGroup:
+    group = PROCESS(self, *what, **options)
     for sample in group.samples:
         sample.sampler._generator = group.samples[0].sampler._generator
     return group
@@ -216,7 +217,7 @@ def silent_about_forks(self: Recorder, kind: type[Event], *values: object) -> No
 def aborts_the_first_alone(self: LLMEngine, request_id: str) -> None:
     request = self.requests[request_id]
     if not request.is_over:
-        self._inbox.deliver([self.scheduler.abort(request)])
+        self.scheduler.abort(request)
 
 
 def hashes_without_a_parent(self: BlockManager, parent: bytes | None, ids: Sequence[int]) -> bytes:
@@ -242,8 +243,13 @@ BUGS: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "forked from one that is freed": ("pages", PagedKVCache, "fork", forks_of_one_that_is_freed),
     "samples queue last": ("pages", Scheduler, "fork", queues_samples_last),
-    "abort ends the first sample": ("pages", LLMEngine, "abort", aborts_the_first_alone),
-    "one generator for all samples": ("pages", Intake, "make", one_generator_for_all_samples),
+    "abort ends the first sample": ("pages", LLMEngine, "abort_request", aborts_the_first_alone),
+    "one generator for all samples": (
+        "pages",
+        InputProcessor,
+        "process",
+        one_generator_for_all_samples,
+    ),
     "one seed for all samples": ("cells", SamplingParams, "sample", one_seed_for_all_samples),
     "cells freed while others own them": ("cells", CellTable, "_drop", frees_what_others_own),
     "one cell too many is shared": ("cells", CellKVCache, "fork", shares_one_too_many(FORK_CELLS)),

@@ -1,64 +1,80 @@
-"""New tokens in, logits out: how many run, where they stand, and that a failure leaves no trace."""
+"""New tokens in, logits out, and the loop over it: how many run, where they stand, how rows end.
+
+A failure leaves no trace, each token runs once, and the greedy tokens are those of transformers.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import fp32_tolerance, largest_difference, random_sequences
-from engines import VOCAB, BackendRunner, poison, random_model
+from checkpoints import (
+    fp32_tolerance,
+    largest_difference,
+    load_reference,
+    random_sequences,
+    save_random,
+)
+from engines import VOCAB, poison, random_model, run_with_backend, watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kv_storage import memory
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.request import Request, ScheduledRequest
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate, serve, stream
+from tutorial_engine.engine.inputs import InputProcessor
+from tutorial_engine.engine.request import Request, RequestOutput, ScheduledRequest
 from tutorial_engine.engine.runner import (
-    CachedRunner,
-    ModelOutput,
     ModelRunner,
-    RecomputeRunner,
-    Runner,
+    Run,
     decode,
     forward,
-    make_runner,
     prefill,
+    run_with_cache,
+    run_without_cache,
 )
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
-from tutorial_engine.learn.capstone import watched
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
-from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batch import Allocation, Batch
+from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
 
-ROWS, MAX_LEN = 4, 24
+ROWS, MAX_LEN, NEW = 4, 24, 10
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
+TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and", "The"]
+FREELY = SamplingParams(max_tokens=NEW, ignore_eos=True)
 CACHES = ["static", "growing", "pages", "cells"]
 EVERY_CACHE = pytest.mark.parametrize("name", CACHES)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Qwen3ForCausalLM:
-    """Look at it, never change it."""
-    return random_model(eos=(5, 7))
+    """A random model with 64 positions and no end. Look at it, never change it."""
+    return random_model(seed=2)
 
 
 def make(name: str, engine: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> Any:
     if name == "growing":
         return GrowingKVCache()
     if name == "pages":
-        return poison(PagedKVCache.from_config(engine.config, block_size=4, num_blocks=40))
+        return poison(PagedKVCache.from_config(engine.config, block_size=4, num_blocks=64))
     if name == "cells":
-        return poison(CellKVCache.from_config(engine.config, 120))
-    return poison(StaticKVCache.from_config(engine.config, max_seqs=ROWS, max_len=max_len))
+        return poison(CellKVCache.from_config(engine.config, 256))
+    config = CacheConfig(max_seqs=ROWS, max_len=max_len)
+    return poison(StaticKVCache.from_config(engine.config, config))
 
 
 def requests_of(prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -216,7 +232,7 @@ def test_an_exception_inside_a_layer_changes_nothing(
     assert torch.equal(*logits)
 
 
-def add(call: Callable[..., object], sequences: Any, *args: Any, say: Any = ()) -> Any:
+def add(call: Callable[..., object], sequences: Any, *args: Any) -> Any:
     """A call with requests of their own, beside those that are there."""
     made = [Request(f"n{i}", ids) for i, ids in enumerate(sequences)]
     return lambda model, cache, all_: call(model, cache, made, *args)
@@ -276,155 +292,50 @@ def test_bad_call_is_refused_and_nothing_is_run(
     call, named = (BAD_CALLS | NO_ROOM)[what]
     cache, all_ = make(name, engine), requests_of(PROMPTS)
     prefill(engine, cache, all_)
-    bytes_before = None if name == "growing" else memory(cache.storage)
     with pytest.raises(ValueError, match=named), watched(engine) as batches:
         call(engine, cache, all_)
     assert lens(all_) == [7, 1, 12, 5] and not batches
-    assert bytes_before is None or memory(cache.storage) == bytes_before
     for request, prompt in zip(all_, PROMPTS, strict=True):
         request.token_ids = list(prompt)
     assert right(engine, decode(engine, cache, say(all_, [1, 2, 3, 4])), all_)
 
 
-# -- runners --------------------------------------------------------------------------------------
-
-RUNNERS: dict[str, Callable[[Qwen3ForCausalLM], Runner]] = {
-    "static cache": lambda m: make_runner(m, num_seqs=2, max_len=MAX_LEN),
-    "torch.cat cache": lambda m: CachedRunner(m, GrowingKVCache()),
-    "pages": lambda m: CachedRunner(m, make("pages", m)),
-    "textbook attention": lambda m: BackendRunner(m, make("cells", m)),
-    "no cache": lambda m: make_runner(m, use_cache=False),
-}
-
-
-@pytest.mark.parametrize("name", RUNNERS)
-def test_a_runner_runs_what_is_new_also_after_what_it_refused(
-    engine: Qwen3ForCausalLM, name: str
-) -> None:
-    runner = RUNNERS[name](engine)
-    assert runner.eos_token_ids == (5, 7) and runner.vocab_size == VOCAB
-    for bad in ([[1, 2], [3, VOCAB]], [[1], []], [[-1], [1]]):
-        with pytest.raises(ValueError):
-            runner.run(requests_of(bad))
-    two = requests_of(PROMPTS[:2])
-    assert right(engine, runner.run(two), two)
-    for bad in ([3, VOCAB], [VOCAB, 3], [3, -1]):
-        with pytest.raises(ValueError, match=str(max(bad) if min(bad) > 0 else -1)):
-            runner.run(say(two, bad))
-        for request in two:
-            request.token_ids.pop()
-    assert right(engine, runner.run(say(two, [1, 2])), two)
-
-
-@pytest.mark.parametrize("name", [name for name in RUNNERS if name != "no cache"])
-def test_what_a_cache_held_under_the_id_of_a_new_request_is_forgotten(
-    engine: Qwen3ForCausalLM, name: str
-) -> None:
-    runner = RUNNERS[name](engine)
-    for prompts in (PROMPTS[:2], PROMPTS[2:], [PROMPTS[3]]):
-        new = requests_of(prompts)
-        assert right(engine, runner.run(new, 5), new)
-
-
-@pytest.mark.parametrize(
-    ("max_len", "length"), [(None, 64), (0, 64), (10, 10), (64, 64), (10**6, 64)]
-)
-def test_runner_is_as_long_as_cache_and_model_allow(
-    engine: Qwen3ForCausalLM, max_len: int | None, length: int
-) -> None:
-    runner = make_runner(engine, num_seqs=3, max_len=max_len)
-    assert isinstance(runner, CachedRunner) and isinstance(runner.cache, StaticKVCache)
-    assert runner.max_len == runner.cache.max_len == length and runner.cache.num_rows == 3
-    assert CachedRunner(engine, GrowingKVCache()).max_len == 64
-    for num_seqs in (0, -1, True):
-        with pytest.raises(ValueError, match=f"max_seqs.*{num_seqs}"):
-            make_runner(engine, num_seqs=num_seqs)
-
-
-def test_cache_takes_the_models_dtype() -> None:
-    runner = make_runner(random_model().bfloat16(), max_len=8)
-    assert isinstance(runner, CachedRunner) and isinstance(runner.cache, StaticKVCache)
-    assert runner.cache.storage.k.dtype == torch.bfloat16
-    new = requests_of([[1, 2]])
-    assert runner.run(new).dtype == torch.float32
-    assert runner.run(say(new, [3])).isfinite().all()
-
-
-def test_recompute_runs_everything_again_and_refuses_chunks(engine: Qwen3ForCausalLM) -> None:
-    runner, all_ = RecomputeRunner(engine), requests_of(PROMPTS)
-    runner.run(all_)
-    runner.run(say([all_[0], all_[2]], [1, 2]))
-    assert runner.tokens_run == 25 + 8 + 13 and not any(lens(all_)) and not runner.can_chunk
-    with pytest.raises(ValueError, match="needs a cache"):
-        runner.run(all_, 4)
-
-
 # -- the engine's runner: a step in one forward ---------------------------------------------------
 
-BAD = 13  # the token at which a faulty model stumbles
 THREE = {"a": [1, 2, 3], "b": [4, 5, 6, 7, 8, 9, 10], "c": [11, 12]}
-
-
-class Bench:
-    """Scheduler, rows full of NaN, and the runner; next tokens are given by hand."""
-
-    def __init__(
-        self,
-        model: Qwen3ForCausalLM,
-        prompts: dict[str, list[int]] = THREE,
-        naive: bool = False,
-        **limits: Any,
-    ) -> None:
-        rows = make("static", model, max_len=32)
-        self.scheduler = Scheduler(SchedulerConfig(**limits), rows, VirtualClock().now)
-        attention = NaiveAttention(cache=rows.storage) if naive else None
-        self.runner, self.model = ModelRunner(model, rows.storage, attention), model
-        for name, prompt in prompts.items():
-            self.scheduler.add(Request(name, prompt, SamplingParams(max_tokens=20)))
-
-    def step(self) -> tuple[list[str], ModelOutput]:
-        """Plan and run; whoever is due a token gets 50 + its number of outputs → who ran.
-
-        Each row of logits must be what the model says of that request alone, without a cache.
-        """
-        scheduled = self.scheduler.schedule()
-        output = self.runner.run(scheduled)
-        if output.ready:
-            assert right(self.model, output.logits, [one.request for one in output.ready])
-        result: dict[str, SampledToken | Exception] = {
-            one.request.request_id: SampledToken(50 + len(one.request.tokens))
-            for one in output.ready
-        }
-        self.scheduler.update(scheduled, result | output.faults)
-        self.scheduler.check_integrity()
-        return names(scheduled), output
-
-
-def names(scheduled: Sequence[ScheduledRequest]) -> list[str]:
-    return [one.request.request_id for one in scheduled]
 
 
 @pytest.mark.parametrize("naive", [False, True])
 def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
     engine: Qwen3ForCausalLM, naive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, heads = Bench(engine, naive=naive, max_num_batched_tokens=8), list[int]()
-    real = engine.compute_logits
-    with watched(engine) as batches:
-        for want in (["a"], ["a", "b", "c"], ["a", "b", "c"]):
-            with monkeypatch.context() as patch:
-                patch.setattr(
-                    bench.runner.model,
-                    "compute_logits",
-                    lambda hidden: heads.append(len(hidden)) or real(hidden),
-                )
-                _, output = bench.step()
-            assert names(output.ready) == want and output.faults == {}
-    ran_batches = [batch for batch in batches if batch.seq_ids]
-    assert [batch.query_lens for batch in ran_batches] == [(3, 5), (1, 2, 2), (1, 1, 1)]
-    assert bench.runner.num_forwards == 3 and bench.runner.num_tokens == 8 + 5 + 3
-    assert heads[::2] == [1, 3, 3], "the head computes no other rows (then comes the truth's)"
-    batch = ran_batches[1]
+    rows, heads = make("static", engine, max_len=32), list[int]()
+    scheduler = Scheduler(EngineConfig(max_num_batched_tokens=8), rows, VirtualClock().now)
+    attention = NaiveAttention(cache=rows.storage) if naive else None
+    runner, real = ModelRunner(engine, rows.storage, attention), engine.compute_logits
+    for name, prompt in THREE.items():
+        scheduler.add(Request(name, prompt, SamplingParams(max_tokens=20)))
+
+    def noted(hidden: Tensor) -> Tensor:
+        heads.append(len(hidden))
+        return real(hidden)
+
+    ran = []
+    for want in (["a"], ["a", "b", "c"], ["a", "b", "c"]):
+        scheduled = scheduler.schedule()
+        with monkeypatch.context() as patch, watched(engine) as batches:
+            patch.setattr(engine, "compute_logits", noted)
+            logits = runner.run(scheduled)
+        ran += batches
+        ready = [item.request for item in scheduled if item.yields_token]
+        assert [request.request_id for request in ready] == want and right(engine, logits, ready)
+        tokens = {r.request_id: SampledToken(50 + len(r.output_token_ids)) for r in ready}
+        scheduler.update(scheduled, tokens)
+        scheduler.check_integrity()
+    assert [batch.query_lens for batch in ran] == [(3, 5), (1, 2, 2), (1, 1, 1)]
+    assert runner.num_forwards == 3 and runner.num_tokens == 8 + 5 + 3
+    assert heads == [1, 3, 3], "the head computes no other rows"
+    batch = ran[1]
     assert batch.input_ids.tolist() == [50, 9, 10, 11, 12]
     assert batch.positions.tolist() == [3, 5, 6, 0, 1] and batch.seq_ids == ("a", "b", "c")
     assert batch.slot_mapping is not None
@@ -432,122 +343,9 @@ def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
     assert batch.context_slots == (slice(0, 4), slice(32, 39), slice(64, 66))
 
 
-def test_one_in_the_middle_or_all_may_not_be_due(engine: Qwen3ForCausalLM) -> None:
-    ran, output = Bench(engine, long_prefill_token_threshold=4).step()
-    assert (ran, names(output.ready)) == (["a", "b", "c"], ["a", "c"])
-    bench = Bench(engine, {"b": THREE["b"]}, max_num_batched_tokens=4)
-    _, output = bench.step()
-    assert output.ready == [] and output.logits.numel() == 0 and output.faults == {}
-    assert bench.runner.num_forwards == 1
-    assert names(bench.step()[1].ready) == ["b"]
-
-
-def test_a_resumed_request_is_computed_again(engine: Qwen3ForCausalLM) -> None:
-    bench = Bench(engine)
-    bench.step()
-    bench.step()
-    bench.scheduler.preempt(bench.scheduler.running[-1])
-    with watched(engine) as batches:
-        assert names(bench.step()[1].ready) == ["a", "b", "c"]
-    assert batches[0].query_lens == (1, 1, 4)
-
-
-def test_nothing_is_kept_for_training() -> None:
-    model = random_model().requires_grad_(True)
-    with torch.enable_grad():
-        _, output = Bench(model).step()
-    assert not output.logits.requires_grad
-
-
-@contextmanager
-def stumbling(model: Qwen3ForCausalLM, fault: BaseException | None = None) -> Iterator[None]:
-    """Inside the block the model fails in its second layer when it meets BAD in a cache."""
-    met = []
-
-    def look(_: object, args: tuple[Batch]) -> None:
-        met.append(bool(args[0].seq_ids) and bool((args[0].input_ids == BAD).any()))
-
-    def fail(*_: object) -> None:
-        if met[-1]:
-            raise fault or ArithmeticError("thirteen")
-
-    handles = [
-        model.register_forward_pre_hook(look),
-        model.model.layers[1].register_forward_pre_hook(fail),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@pytest.mark.filterwarnings("ignore:a forward of")
-def test_a_model_that_raises_fails_the_faulty_one_only(engine: Qwen3ForCausalLM) -> None:
-    bench = Bench(engine, THREE | {"x": [20, BAD, 21]})
-    with stumbling(engine):
-        ran, output = bench.step()
-        assert (ran, names(output.ready)) == ([*"abcx"], [*"abc"])
-        assert {key: str(fault) for key, fault in output.faults.items()} == {"x": "thirteen"}
-        assert bench.runner.num_forwards == 1 + 4
-        for _ in range(2):
-            ran, output = bench.step()
-            assert ran == [*"abc"] and output.faults == {}
-        assert bench.runner.num_forwards == 5 + 2
-        bench.scheduler.running[1].token_ids[-1] = BAD  # in decode, after a good prefill
-        _, output = bench.step()
-    assert (names(output.ready), list(output.faults)) == (["a", "c"], ["b"])
-
-
-@pytest.mark.filterwarnings("ignore:a forward of")
-@pytest.mark.parametrize(
-    ("prompts", "good", "forwards"),
-    [
-        ({"a": [1], "x": [BAD], "y": [BAD, 2]}, ["a"], 4),
-        ({"x": [BAD], "y": [BAD]}, [], 3),
-        ({"x": [BAD]}, [], 2),  # who is alone has a second try, too
-        ({"a": [1], "y": [2, -4], "c": [11]}, ["a", "c"], 3),  # no batch can be made: 1 less
-    ],
-)
-def test_several_may_fail_and_also_all(
-    prompts: dict[str, list[int]], good: list[str], forwards: int, engine: Qwen3ForCausalLM
-) -> None:
-    bench = Bench(engine, prompts)
-    with stumbling(engine):
-        _, output = bench.step()
-    assert (names(output.ready), sorted(output.faults)) == (good, sorted({*prompts} - {*good}))
-    assert bench.scheduler.has_unfinished == bool(good)
-
-
-@pytest.mark.filterwarnings("ignore:a forward of")
-def test_a_fault_with_nobody_due_is_a_fault_too(engine: Qwen3ForCausalLM) -> None:
-    bench = Bench(engine, {"x": [1, BAD], "b": THREE["b"]}, max_num_batched_tokens=4)
-    with stumbling(engine):
-        ran, output = bench.step()
-        assert (ran, output.ready, list(output.faults)) == (["x", "b"], [], ["x"])
-        while not output.ready:
-            _, output = bench.step()
-
-
-def test_what_is_run_again_is_told(engine: Qwen3ForCausalLM) -> None:
-    with stumbling(engine), pytest.warns(UserWarning, match="2 requests failed .*thirteen"):
-        Bench(engine, {"a": [1], "x": [BAD]}).step()
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()])
-def test_an_interrupt_is_no_fault_and_the_step_can_be_run_again(
-    engine: Qwen3ForCausalLM, stop: BaseException
-) -> None:
-    bench = Bench(engine, THREE | {"x": [BAD]})
-    with stumbling(engine, stop), pytest.raises(type(stop)):
-        bench.step()
-    assert bench.runner.num_forwards == 1
-    assert names(bench.step()[1].ready) == [*"abcx"]
-
-
 def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM) -> None:
     """Calls from Python into PyTorch: what a small model's step costs besides its arithmetic."""
-    cache = StaticKVCache.from_config(model.config, max_len=32)
+    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=32))
     request = Request("a", [5, 6, 7])
     prefill(model, cache, [request])
     request.token_ids.append(8)
@@ -564,11 +362,300 @@ def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM
     assert 40 * layers < len(outer) <= 200, Counter(event.name for event in outer)
 
 
-def test_a_backend_without_this_memory_is_refused(model: Qwen3ForCausalLM) -> None:
-    cache, other = (StaticKVCache.from_config(model.config, max_len=8) for _ in "ab")
-    for backend in (SdpaAttention(), SdpaAttention(other.storage), NaiveAttention()):
-        with pytest.raises(ValueError, match=r"does not read this memory.*memory\.storage"):
-            ModelRunner(model, cache.storage, backend)
-    with pytest.raises(ValueError, match=r"make a SdpaAttention first, with memory\.storage"):
-        ModelRunner(model, cache.storage, SdpaAttention)  # type: ignore[arg-type]
-    ModelRunner(model, cache.storage, NaiveAttention(cache=cache.storage))
+# -- a request ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "num_tokens", "outputs", "token_ids", "yields"),
+    [
+        (0, 6, 0, [10, 11, 12, 13, 14, 15], True),  # a whole prompt
+        (0, 4, 0, [10, 11, 12, 13], False),  # its beginning
+        (2, 3, 0, [12, 13, 14], False),  # its middle
+        (5, 1, 0, [15], True),  # its end
+        (7, 1, 2, [51], True),  # a decode
+        (0, 8, 2, [10, 11, 12, 13, 14, 15, 50, 51], True),  # resumed, all again
+        (0, 6, 2, [10, 11, 12, 13, 14, 15], False),  # resumed, its prompt only
+    ],
+)
+def test_what_reaches_the_newest_token_yields_one(
+    first: int, num_tokens: int, outputs: int, token_ids: list[int], yields: bool
+) -> None:
+    request = Request("a", range(10, 16))
+    for i in range(outputs):
+        request.append(SampledToken(50 + i), 0.0)
+    end = first + num_tokens
+    item = ScheduledRequest(
+        request, num_tokens, Allocation(first, range(first, end), slice(0, end))
+    )
+    assert item.token_ids == token_ids and item.yields_token is yields
+
+
+def test_requests_copy_the_prompt_and_own_what_follows(tokenizer: Tokenizer) -> None:
+    prompt = [1, 2]
+    requests = [Request(name, prompt, SamplingParams(max_tokens=1)) for name in "ab"]
+    assert requests[0].sampler is not requests[1].sampler
+    assert requests[0].append(SampledToken(3), 4.0) == ("length", None)
+    with pytest.raises(ValueError, match="after the end"):
+        requests[0].append(SampledToken(8), 5.0)
+    assert (requests[0].token_ids, requests[0].token_times) == ([1, 2, 3], [4.0])
+    assert prompt == requests[1].token_ids == [1, 2] and requests[1].metrics == (
+        0.0,
+        None,
+        (),
+        None,
+    )
+
+
+# -- the loop: the same tokens --------------------------------------------------------------------
+
+
+def said(outputs: Sequence[RequestOutput]) -> list[tuple[Any, ...]]:
+    """What was said, without the times."""
+    return [(output.prompt_token_ids, *output.outputs) for output in outputs]
+
+
+def ids_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def in_engine(
+    model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[RequestOutput]:
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, max_model_len=None)
+    return LLMEngine(model, config=config).generate(prompts, params)
+
+
+def served(make_run: Callable[[Qwen3ForCausalLM], Run]) -> Callable[..., list[RequestOutput]]:
+    """By `serve`, which takes any function that runs requests."""
+
+    def way(
+        model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[RequestOutput]:
+        inputs = InputProcessor(
+            None, model.config.vocab_size, model.config.eos_token_ids, 64, lambda *_: None
+        )
+        pairs = enumerate(prompts)
+        requests = [inputs.process(str(i), ids, params).samples[0] for i, ids in pairs]
+        for _ in serve(make_run(model), requests):
+            pass
+        return [request.group.output() for request in requests]
+
+    return way
+
+
+WAYS: dict[str, Callable[..., list[RequestOutput]]] = {
+    "use_cache": generate,
+    "no cache": lambda m, *rest: generate(m, *rest, use_cache=False),
+    "chunked, 1": lambda m, *rest: generate(m, *rest, chunk_size=1),
+    "chunked, 3": lambda m, *rest: generate(m, *rest, chunk_size=3),
+    "max_len": lambda m, *rest: generate(m, *rest, max_len=30),
+    "torch.cat cache": served(lambda m: run_with_cache(m, GrowingKVCache())),
+    "pages, chunked": served(lambda m: run_with_cache(m, make("pages", m), 3)),
+    "cells, chunked": served(lambda m: run_with_cache(m, make("cells", m), 3)),
+    "textbook attention": served(lambda m: run_with_backend(m, make("cells", m))),
+    "all again": served(run_without_cache),
+    "stream": lambda m, *rest: sorted(
+        (output for output in stream(m, *rest) if output.finished), key=lambda o: o.request_id
+    ),
+    "engine": in_engine,
+}
+
+
+def transformers_tokens(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """transformers' own generate(), each prompt alone; no greedy choice of it is a close one."""
+    theirs, made = load_reference(folder), []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            pad_token_id=0,
+        )
+        best = theirs(out).logits[0, len(prompt) - 1 : -1].topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > 1e-3, "take another seed"
+        made.append(out[0, len(prompt) :].tolist())
+    return made
+
+
+@pytest.mark.parametrize("source", ["random", "tiny"])
+def test_every_way_gives_the_greedy_tokens_of_transformers(source: str, tmp_path: Path) -> None:
+    folder = TINY if source == "tiny" else save_random(tmp_path, 2, max_position_embeddings=64)
+    model, prompts = load_model(folder), PROMPTS
+    want = transformers_tokens(folder, prompts)
+    alone = [said(generate(model, [prompt], FREELY))[0] for prompt in prompts]
+    for name, way in WAYS.items():
+        outputs = way(model, prompts, FREELY)
+        assert ids_of(outputs) == want, name
+        assert said(outputs) == alone, name
+
+
+# -- what is run --------------------------------------------------------------------------------
+
+
+def lengths_that_differ() -> list[SamplingParams]:
+    return [SamplingParams(max_tokens=n, ignore_eos=True) for n in (4, 1, 7, 2)]
+
+
+def test_stopped_row_is_run_no_more(engine: Qwen3ForCausalLM) -> None:
+    with watched(engine) as batches:
+        outputs = generate(engine, PROMPTS, lengths_that_differ())
+    assert [len(ids) for ids in ids_of(outputs)] == [4, 1, 7, 2]
+    # prompts first; then of each row all tokens but its last
+    assert [batch.query_lens for batch in batches] == [(7, 1, 12, 5), (1,) * 3] + [(1,) * 2] * 2 + [
+        (1,)
+    ] * 3
+    assert [batch.seq_ids for batch in batches[1:]] == [
+        tuple(x) for x in ("023", "02", "02", "2", "2", "2")
+    ]
+    ran = sum(batch.num_tokens for batch in batches)
+    assert ran == sum(len(p) + n - 1 for p, n in zip(PROMPTS, (4, 1, 7, 2), strict=True))
+    fed = [token for batch in batches[1:] for token in batch.input_ids[-1:].tolist()]
+    assert len(fed) == 6
+
+
+def test_without_a_cache_everything_runs_again(engine: Qwen3ForCausalLM) -> None:
+    with watched(engine) as batches:
+        generate(engine, PROMPTS[:1], SamplingParams(max_tokens=4), use_cache=False)
+    assert [batch.num_tokens for batch in batches] == [7, 8, 9, 10]
+
+
+# -- ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("max_len", [13, 64, None, 1000])
+def test_context_ends_the_row_with_length(
+    engine: Qwen3ForCausalLM, use_cache: bool, max_len: int | None
+) -> None:
+    (output,) = generate(engine, [PROMPTS[0]], SamplingParams(max_tokens=5), max_len=8)
+    assert len(output.outputs[0].token_ids) == 1, "one short of the limit"
+    params = SamplingParams(max_tokens=10_000, ignore_eos=True)
+    for output in generate(engine, PROMPTS, params, max_len=max_len, use_cache=use_cache):
+        (got,) = output.outputs
+        assert got.finish_reason == "length" and got.stop_reason is None
+        assert len(output.prompt_token_ids) + len(got.token_ids) == min(max_len or 64, 64)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_stop_id_ends_its_row_only(engine: Qwen3ForCausalLM, at: int, use_cache: bool) -> None:
+    free = ids_of(generate(engine, PROMPTS, FREELY))
+    stop = free[2][at]
+    params = SamplingParams(max_tokens=NEW, stop_token_ids=[stop])
+    outputs = generate(engine, PROMPTS, params, use_cache=use_cache)
+    for whole, output in zip(free, outputs, strict=True):
+        end = whole.index(stop) + 1 if stop in whole else NEW
+        (got,) = output.outputs
+        assert list(got.token_ids) == whole[:end]
+        assert got.finish_reason == ("stop" if stop in whole else "length")
+        assert got.stop_reason == (stop if stop in whole else None)
+    assert outputs[2].outputs[0].finish_reason == "stop"
+
+
+def test_stop_wins_over_length(engine: Qwen3ForCausalLM) -> None:
+    (free,) = ids_of(generate(engine, PROMPTS[:1], FREELY))
+    last = next(i for i, token in enumerate(free) if token not in free[:i] and i >= 2)
+    params = SamplingParams(max_tokens=last + 1, stop_token_ids=[free[last]])
+    ((_, got),) = said(generate(engine, PROMPTS[:1], params))
+    assert list(got.token_ids) == free[: last + 1] and got.finish_reason == "stop"
+
+
+def test_eos_of_the_model_ends_unless_ignored() -> None:
+    (free,) = ids_of(generate(random_model(seed=2), PROMPTS[:1], FREELY))
+    ended = random_model(seed=2, eos=(96, free[3]))
+    ((_, got),) = said(generate(ended, PROMPTS[:1], SamplingParams(max_tokens=NEW)))
+    assert list(got.token_ids) == free[: free.index(free[3]) + 1]
+    assert (got.finish_reason, got.stop_reason) == ("stop", None)
+    assert ids_of(generate(ended, PROMPTS[:1], FREELY)) == [free]
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [(), (" the",)])
+def test_a_stream_grows_to_the_outputs(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, stop: Sequence[str]
+) -> None:
+    params = [SamplingParams(max_tokens=n, stop=stop) for n in (25, 3, 12, 1)]
+    outputs = generate(model, TEXTS, params, tokenizer=tokenizer)
+    results = list(stream(model, TEXTS, params, tokenizer=tokenizer))
+    for output in outputs:
+        mine = [result for result in results if result.request_id == output.request_id]
+        texts = [result.outputs[0].text for result in mine]
+        assert all(after.startswith(before) for before, after in pairwise(texts))
+        counts = [len(result.outputs[0].token_ids) for result in mine]
+        assert counts == list(range(1, len(mine) + 1))
+        assert [result.finished for result in mine] == [False] * (len(mine) - 1) + [True]
+        assert mine[-1].outputs == output.outputs and output.outputs[0].text
+
+
+def test_a_stream_runs_no_further_than_it_is_read(engine: Qwen3ForCausalLM) -> None:
+    names = [output.request_id for output in stream(engine, PROMPTS, lengths_that_differ())]
+    assert "".join(names) == "01230230202222"
+    with watched(engine) as batches:
+        results = stream(engine, PROMPTS[:2], FREELY)
+        assert not batches
+        next(results), next(results)
+        assert len(batches) == 1
+        next(results)
+        assert len(batches) == 2
+        results.close()  # type: ignore[attr-defined]
+
+
+def test_two_streams_at_once_do_not_mix(engine: Qwen3ForCausalLM) -> None:
+    alone = [ids_of(generate(engine, [prompt], FREELY))[0] for prompt in PROMPTS[:2]]
+    streams = [stream(engine, [prompt], FREELY) for prompt in PROMPTS[:2]]
+    together = [ids_of(outputs) for outputs in zip(*streams, strict=True)]
+    assert together[-1] == alone
+
+
+def test_progress_shows_a_bar_and_changes_nothing(
+    engine: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    want = said(generate(engine, PROMPTS, lengths_that_differ()))
+    assert capsys.readouterr().err == ""
+    got = said(generate(engine, PROMPTS, lengths_that_differ(), progress=True))
+    shown = capsys.readouterr().err
+    assert got == want and "14/14" in shown and "token" in shown
+
+
+# -- seeds --------------------------------------------------------------------------------------
+
+
+def warm(seed: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=1.5, seed=seed, max_tokens=8, ignore_eos=True, **changes)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_draws_do_not_depend_on_the_neighbours(engine: Qwen3ForCausalLM, use_cache: bool) -> None:
+    params = [warm(seed) for seed in (11, 12, 13, 14)]
+    together = ids_of(generate(engine, PROMPTS, params, use_cache=use_cache))
+    for i, own in enumerate(params):
+        assert ids_of(generate(engine, [PROMPTS[i]], own, use_cache=use_cache)) == [together[i]]
+    # a neighbour that stops early or is greedy draws nothing of the others'
+    mixed = [params[0], SamplingParams(max_tokens=2), warm(99, top_k=3), params[3]]
+    others = ids_of(generate(engine, PROMPTS, mixed, use_cache=use_cache))
+    assert (others[0], others[3]) == (together[0], together[3])
+
+
+def test_seed_is_reproducible_and_another_one_differs(engine: Qwen3ForCausalLM) -> None:
+    one, again, other = (ids_of(generate(engine, PROMPTS[:1], warm(seed))) for seed in (3, 3, 4))
+    assert one == again != other
+    assert len(set(one[0])) > 3, "not the same draw for ever"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_logits_that_are_no_numbers_are_refused(temperature: float, use_cache: bool) -> None:
+    broken = random_model(seed=2)
+    weight = broken.lm_head.weight[5].clone()
+    broken.lm_head.weight[5] = float("nan")
+    params = SamplingParams(max_tokens=3, temperature=temperature, seed=1)
+    with pytest.raises(ValueError, match="not numbers"):
+        generate(broken, PROMPTS, params, use_cache=use_cache)
+    broken.lm_head.weight[5] = weight
+    want = said(generate(random_model(seed=2), PROMPTS, params))
+    assert said(generate(broken, PROMPTS, params, use_cache=use_cache)) == want

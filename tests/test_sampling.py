@@ -18,17 +18,20 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tutorial_engine.engine.request import Request
 from tutorial_engine.sampling.sampler import (
     SampledToken,
     Sampler,
     SamplingParams,
     apply_temperature,
+    best_of_each,
     filter_logits,
     min_p,
-    sample_each,
+    next_token,
     top_k,
     top_p,
 )
+from tutorial_engine.sampling.stopping import StopChecker
 
 NEAR = 1e-6  # closer to a limit than this, rounding decides; see the pinned cases
 
@@ -46,9 +49,9 @@ def token_ids(sampler: Sampler, rows: Tensor) -> list[int]:
 
 
 def tokens_of(logits: Tensor, samplers: list[Sampler]) -> list[SampledToken]:
-    found = sample_each(logits, samplers)
-    assert not [one for one in found if isinstance(one, Exception)]
-    return [one for one in found if isinstance(one, SampledToken)]
+    """The next token of each, as the loop and the engine ask for them."""
+    rows = zip(samplers, best_of_each(logits), strict=True)
+    return [next_token(sampler, logits, row, best) for row, (sampler, best) in enumerate(rows)]
 
 
 # -- against transformers -----------------------------------------------------------------------
@@ -111,11 +114,11 @@ def check_chain(logits: Tensor, pick: Callable[[float, float], float]) -> bool:
 
 
 @pytest.mark.parametrize("check", [check_top_k, check_top_p, check_min_p, check_chain])
-def test_kept_set_is_that_of_transformers_in_4000_cases_each(
+def test_kept_set_is_that_of_transformers_in_2000_cases_each(
     check: Callable[[Tensor, Callable[[float, float], float]], bool],
 ) -> None:
     near = 0
-    for seed in range(4000):
+    for seed in range(2000):
         generator = torch.Generator().manual_seed(seed)
 
         def pick(low: float, high: float, draw: torch.Generator = generator) -> float:
@@ -123,7 +126,7 @@ def test_kept_set_is_that_of_transformers_in_4000_cases_each(
 
         logits = torch.randn(int(pick(2, 200)), generator=generator) * pick(0.1, 5) + pick(-9, 9)
         near += not check(logits, pick)
-    assert near <= 40, "too many were near a border"
+    assert near <= 20, "too many were near a border"
 
 
 # -- the borders, and what comes in filtered ----------------------------------------------------
@@ -234,30 +237,18 @@ def test_stop_becomes_a_tuple_whatever_it_was() -> None:
     [
         ("temperature", -0.1, "temperature must be from 0 .* got -0.1"),
         ("temperature", math.nan, "got nan"),
-        ("temperature", math.inf, "got inf"),
         ("temperature", 1e-9, "temperature 1e-09 overflows fp32; for greedy use 0"),
         ("temperature", True, "temperature must be a number .* got True"),
-        ("temperature", False, "got False"),
         ("temperature", "hot", "got 'hot'"),
-        ("temperature", None, "got None"),
         ("top_k", 2.0, "top_k must be a whole number .* got 2.0"),
-        ("top_k", True, "got True"),
         ("top_p", 0, "for greedy use temperature=0"),
-        ("top_p", 0.0, "for greedy use temperature=0"),
         ("top_p", 1.1, "top_p must be from 0 to 1 .* got 1.1"),
-        ("top_p", -0.1, "got -0.1"),
-        ("top_p", math.nan, "got nan"),
-        ("top_p", True, "got True"),
         ("min_p", -0.1, "min_p must be from 0 to 1 .* got -0.1"),
-        ("min_p", 1.1, "got 1.1"),
-        ("min_p", math.nan, "got nan"),
         ("seed", 1.5, "seed must be a whole number .* got 1.5"),
         ("seed", -1, "got -1"),
         ("seed", 2**64, "got 18446744073709551616"),
-        ("seed", False, "got False"),
         ("max_tokens", 0, "max_tokens must be from 1 .* got 0"),
         ("max_tokens", None, "got None"),
-        ("max_tokens", 4.0, "got 4.0"),
         ("min_tokens", -1, "min_tokens must be from 0 .* got -1"),
         ("min_tokens", 17, "min_tokens 17 is over max_tokens 16"),
         ("ignore_eos", 1, "ignore_eos must be True or False, got 1"),
@@ -269,11 +260,8 @@ def test_stop_becomes_a_tuple_whatever_it_was() -> None:
         ("stop", None, "stop must be strings"),
         ("stop", "a\ufffd", "holds U[+]FFFD"),
         ("stop_token_ids", [-1], r"stop_token_ids .* got \[-1\]"),
-        ("stop_token_ids", [True], r"got \[True\]"),
         ("stop_token_ids", 5, "got 5"),
-        ("stop_token_ids", "5", "got '5'"),
         ("logprobs", -1, "logprobs must be from 0 .* got -1"),
-        ("logprobs", True, "logprobs must be a whole number .* got True"),
     ],
 )
 def test_params_that_mean_nothing_are_refused(field: str, value: object, named: str) -> None:
@@ -330,7 +318,7 @@ class Recorder(TorchDispatchMode):
 def test_greedy_batch_is_one_max_without_a_softmax() -> None:
     logits = torch.randn(5, 300)
     with Recorder() as recorder:
-        tokens = sample_each(logits, [Sampler(SamplingParams()) for _ in range(5)])
+        tokens = tokens_of(logits, [Sampler(SamplingParams()) for _ in range(5)])
     assert tokens == [SampledToken(i) for i in logits.argmax(-1).tolist()]
     assert recorder.names.count("aten.max.dim") == 1
     assert len(recorder.names) <= 6, recorder.names  # as many for five rows as for one
@@ -400,7 +388,7 @@ def test_batch_is_each_request_alone() -> None:
     for _ in range(10):
         logits = torch.randn(len(kinds), 12)
         rows = zip(logits, alone, strict=True)
-        assert sample_each(logits, together) == [s.sample(row) for row, s in rows]
+        assert tokens_of(logits, together) == [s.sample(row) for row, s in rows]
     assert [s.num_sampled for s in together] == [10] * len(kinds)
 
 
@@ -535,17 +523,18 @@ def test_bad_row_is_refused_and_the_next_call_works(bad: list[float], temperatur
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_bad_row_has_its_error_and_the_others_go_on(temperature: float) -> None:
+def test_one_bad_row_is_refused_and_the_others_are_not(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=7)
     samplers, twins = [Sampler(params) for _ in range(3)], [Sampler(params) for _ in range(3)]
     good = torch.randn(3, 30)
     bad = good.clone()
     bad[1, 4] = math.nan
-    first, fault, last = sample_each(bad, samplers)
-    assert isinstance(fault, ValueError) and "not numbers, the largest is nan" in str(fault)
-    assert [first, None, last] == [twins[0].sample(good[0]), None, twins[2].sample(good[2])]
+    best = best_of_each(bad)
+    with pytest.raises(ValueError, match="not numbers, the largest is nan"):
+        next_token(samplers[1], bad, 1, best[1])
+    for row in (0, 2):
+        assert next_token(samplers[row], bad, row, best[row]) == twins[row].sample(good[row])
     assert [s.num_sampled for s in samplers] == [1, 0, 1]
-    assert sample_each(good, samplers) == sample_each(good, twins)
 
 
 def test_scores_that_overflow_or_are_all_filtered_out_are_refused() -> None:
@@ -562,15 +551,17 @@ def test_scores_that_overflow_or_are_all_filtered_out_are_refused() -> None:
     assert token_ids(sampler, rows) == token_ids(twin, rows)
 
 
-def test_shapes_that_are_no_row_for_each_sampler_are_refused() -> None:
+def test_what_a_row_or_a_filter_cannot_be_is_named() -> None:
     for shape in ((), (2, 3), (1, 3), (0,)):
         with pytest.raises(ValueError, match=r"V\], got"):
             Sampler(SamplingParams()).sample(torch.zeros(shape))
-    samplers = [Sampler(SamplingParams()) for _ in range(3)]
-    for shape in ((2, 5), (4, 5), (3,), (3, 0), (1, 3, 5)):
-        with pytest.raises(ValueError, match=r"3 samplers take logits \[3, V\], got \["):
-            sample_each(torch.zeros(shape), samplers)
-    assert sample_each(torch.zeros(0, 7), []) == []
+    for gives in (lambda logits, p: None, lambda logits, p: logits[:3]):
+        gives.__name__ = "top_p"
+        with pytest.raises(ValueError, match=r"filter top_p gave .*logits \[97\] are wanted"):
+            filter_logits(torch.zeros(97), SamplingParams(temperature=1.0), [gives])
+    for made in (Sampler, StopChecker, lambda params: Request("a", [1], params)):
+        with pytest.raises(ValueError, match=r"params must be SamplingParams\(.* got"):
+            made({"max_tokens": 5})
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])

@@ -1,23 +1,26 @@
 """Who runs in the next step: the one rule, chunk by chunk, when memory is short, and at the end.
 
+The older policies beside it give the same tokens, in the order that each of them promises.
+
 No model runs here: Toy has a memory of few slots, and a next token that depends on all it reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tutorial_engine.engine.delivery import Update
 
 from tutorial_engine.cache.memory import SequenceMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import Request, RequestStatus, ScheduledRequest
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
@@ -123,7 +126,7 @@ class Toy:
         if recorder is not None:
             recorder.bind(self.clock.now, {})
             self.recorder = recorder
-        config = SchedulerConfig(**limits)
+        config = EngineConfig(**limits)
         self.scheduler = policy(config, self.memory, self.clock.now, recorder)
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, int]] = []
@@ -167,22 +170,20 @@ class Toy:
         return sampled
 
     def update(
-        self,
-        scheduled: Sequence[ScheduledRequest],
-        sampled: Mapping[str, SampledToken | Exception],
-    ) -> list[Update]:
-        updates = self.scheduler.update(scheduled, sampled)
+        self, scheduled: Sequence[ScheduledRequest], sampled: Mapping[str, SampledToken]
+    ) -> None:
+        self.scheduler.update(scheduled, sampled)
         if self.recorder is not None:
-            self.recorder.record(StepEnded, sum(one.num_tokens for one in scheduled))
+            self.recorder.record(StepEnded, sum(item.num_tokens for item in scheduled))
             self.recorder.step += 1
         self.scheduler.check_integrity()
-        return updates
 
-    def step(self, faults: Mapping[str, Exception] | None = None) -> list[Update]:
+    def step(self) -> list[ScheduledRequest]:
         scheduled = self.schedule()
         assert scheduled, "a step without tokens"
-        self.steps.append({one.request.request_id: one.num_tokens for one in scheduled})
-        return self.update(scheduled, {**self.forward(scheduled), **(faults or {})})
+        self.steps.append({item.request.request_id: item.num_tokens for item in scheduled})
+        self.update(scheduled, self.forward(scheduled))
+        return scheduled
 
     def run(self, max_steps: int = 500) -> list[dict[str, int]]:
         while self.scheduler.has_unfinished:
@@ -285,11 +286,11 @@ def test_who_runs_how_many_tokens(name: str) -> None:
     """Those who run come first, in the order of admission; then those who wait, in theirs."""
     options, requests, want = PLANS[name]
     toy = Toy(**options)
-    for one in requests:
-        toy.add(*one)
+    for request in requests:
+        toy.add(*request)
     assert [shares(step) for step in toy.run()[: len(want)]] == [shares(step) for step in want]
-    for one in requests:
-        assert toy.requests[one[0]].output_token_ids == alone(*one)
+    for request in requests:
+        assert toy.requests[request[0]].output_token_ids == alone(*request)
     assert len(toy.memory.free_slots) == toy.memory.max_len
 
 
@@ -297,30 +298,13 @@ def test_a_chunk_that_stops_short_yields_no_token() -> None:
     toy = Toy(max_num_batched_tokens=4)
     a = toy.add("a", 10)
     for computed in (4, 8):
-        assert toy.step() == []
+        toy.step()
         assert (a.num_computed_tokens, a.output_token_ids) == (computed, ())
         assert a.metrics.ttft is None
-    (update,) = toy.step()
+    toy.step()
     assert toy.steps == [{"a": 4}, {"a": 4}, {"a": 2}]
-    assert update == Update(a, SampledToken(alone("a", 10, 1)[0]))
+    assert a.output_token_ids == alone("a", 10, 1)
     assert (a.num_computed_tokens, a.num_tokens, a.num_new_tokens) == (10, 11, 1)
-
-
-def test_those_who_run_come_first_in_the_order_of_admission() -> None:
-    toy = Toy(max_num_batched_tokens=4)
-    toy.add("z", 1, max_tokens=9)
-    toy.add("m", 1, max_tokens=9)
-    toy.step()
-    toy.add("a", 9)
-    toy.step()
-    toy.add("b", 1)
-    toy.step()
-    assert [shares(step) for step in toy.steps] == [
-        [("z", 1), ("m", 1)],
-        [("z", 1), ("m", 1), ("a", 2)],
-        [("z", 1), ("m", 1), ("a", 2)],
-    ]
-    assert (toy.running, toy.waiting) == (["z", "m", "a"], ["b"])
 
 
 def test_a_policy_may_choose_another_than_the_first() -> None:
@@ -334,40 +318,18 @@ def test_a_policy_may_choose_another_than_the_first() -> None:
     assert toy.run() == [{"b": 2}, {"c": 3}, {"a": 5}]
 
 
-# -- limits ---------------------------------------------------------------------------------------
+# -- what can never run, and the narrowest limits -------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name",
     "max_num_seqs max_num_batched_tokens max_model_len long_prefill_token_threshold".split(),
 )
-@pytest.mark.parametrize("value", [0, -3, 1.5, "8", True, None])
+@pytest.mark.parametrize("value", [0, -3, "8", True])
 def test_a_limit_below_one_is_refused_by_name_and_value(name: str, value: Any) -> None:
-    assert getattr(SchedulerConfig(**{name: 1}), name) == 1
-    if value is None and name in ("max_model_len", "long_prefill_token_threshold"):
-        assert getattr(SchedulerConfig(**{name: None}), name) is None
-        return
+    assert getattr(EngineConfig(**{name: 1}), name) == 1
     with pytest.raises(ValueError, match=f"{name} must be .* got {value!r}"):
-        SchedulerConfig(**{name: value})
-    with pytest.raises(ValueError, match=name):
-        replace(SchedulerConfig(), **{name: value})
-
-
-@pytest.mark.parametrize("value", [1, 0, None, "no"])
-def test_chunked_prefill_is_a_yes_or_no(value: Any) -> None:
-    with pytest.raises(ValueError, match=f"enable_chunked_prefill is True or False, got {value!r}"):
-        SchedulerConfig(enable_chunked_prefill=value)
-
-
-def test_limits_are_frozen_and_plans_do_not_share_their_lists() -> None:
-    with pytest.raises(FrozenInstanceError):
-        SchedulerConfig().max_num_seqs = 3  # type: ignore[misc]
-    one, other = StepPlan(5), StepPlan(5)
-    one.preempted.append(Request("a", [1]))
-    assert (other.scheduled, other.preempted) == ([], [])
-
-
-# -- what can never run, and the narrowest limits -------------------------------------------------
+        EngineConfig(**{name: value})
 
 
 @pytest.mark.parametrize(("limits", "most"), [({"slots": 12}, 12), ({"max_model_len": 9}, 9)])
@@ -383,15 +345,6 @@ def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(
     c = toy.add("c", most - 1, max_tokens=5)
     toy.run()
     assert c.finish == Finish("length") and c.num_tokens == most
-
-
-def test_without_chunks_a_prompt_over_the_budget_is_refused() -> None:
-    toy = Toy(max_num_batched_tokens=8, enable_chunked_prefill=False)
-    with pytest.raises(ValueError, match=r"request a has 9 tokens .* one step of at most 8:"):
-        toy.add("a", 9)
-    assert toy.waiting == []
-    toy.add("b", 8, max_tokens=1)
-    assert toy.run() == [{"b": 8}]
 
 
 # -- out of memory --------------------------------------------------------------------------------
@@ -475,70 +428,101 @@ def test_without_chunks_a_resumed_request_longer_than_a_step_is_cut() -> None:
     assert max(sum(step.values()) for step in toy.steps) <= 6
 
 
-# -- abort ----------------------------------------------------------------------------------------
+# -- ends -----------------------------------------------------------------------------------------
 
 
-def abort(toy: Toy, name: str) -> None:
-    """Abort it, and see that it holds nothing and that the others end as if alone."""
+def end_of(toy: Toy, name: str, status: RequestStatus) -> None:
+    """It holds nothing, nothing more may happen to it, and the others end as if alone."""
     request, before = toy.requests[name], toy.requests[name].output_token_ids
-    assert toy.scheduler.abort(request) == Update(request, None)
-    assert request.status is RequestStatus.ABORTED and request.finish == Finish("abort")
-    assert request.finished == toy.clock.now()
+    assert request.status is status and request.is_over and request.finished is not None
     assert name not in toy.memory.slots and name not in toy.waiting + toy.running
+    with pytest.raises(AssertionError, match=f"request {name} is {status.value} already"):
+        toy.scheduler.abort(request)
     toy.scheduler.check_integrity()
     toy.run()
     assert request.output_token_ids == before
     assert len(toy.memory.free_slots) == toy.memory.max_len
-    for other, its in toy.requests.items():
+    for other, request in toy.requests.items():
         if other != name:
-            assert its.status is RequestStatus.FINISHED
-            want = alone(other, its.num_prompt_tokens, its.params.max_tokens)
-            assert its.output_token_ids == want
+            assert request.status is RequestStatus.FINISHED
+            want = alone(other, request.num_prompt_tokens, request.params.max_tokens)
+            assert request.output_token_ids == want
 
 
-@pytest.mark.parametrize(
-    ("limits", "steps", "state"),
-    [
-        ({"max_num_seqs": 1}, 1, (0, 0)),  # waiting
-        ({"max_num_batched_tokens": 5}, 2, (6, 0)),  # in the middle of its prompt
-        ({}, 3, (11, 3)),  # in decode
-    ],
-)
-def test_abort(limits: dict[str, int], steps: int, state: tuple[int, int]) -> None:
-    toy = Toy(**limits)
+def waiting() -> Toy:
+    toy = Toy(max_num_seqs=1)
     for name, length in zip("abc", (3, 9, 2), strict=True):
         toy.add(name, length, max_tokens=6)
-    for _ in range(steps):
+    toy.step()
+    return toy
+
+
+def in_its_prompt() -> Toy:
+    toy = Toy(max_num_batched_tokens=5)
+    for name, length in zip("abc", (3, 9, 2), strict=True):
+        toy.add(name, length, max_tokens=6)
+    toy.step()
+    toy.step()
+    assert toy.requests["b"].num_computed_tokens == 6
+    return toy
+
+
+def in_decode() -> Toy:
+    toy = in_its_prompt()
+    for _ in range(3):
         toy.step()
-    b = toy.requests["b"]
-    assert (b.num_computed_tokens, len(b.output_token_ids)) == state
-    abort(toy, "b")
+    assert len(toy.requests["b"].output_token_ids) == 3
+    return toy
 
 
-def test_abort_while_preempted() -> None:
+def preempted() -> Toy:
     toy = short_of_memory()
     toy.step()
-    assert toy.requests["b"].status is RequestStatus.PREEMPTED
-    abort(toy, "b")
+    return toy
 
 
-@pytest.mark.parametrize("end", ["finished", "aborted", "failed"])
-def test_what_is_over_cannot_be_aborted(end: str) -> None:
-    toy = Toy()
-    a = toy.add("a", 2, max_tokens=2)
-    toy.step()
-    if end == "finished":
+# how b gets there, and the statuses that it has on its way
+STATES: dict[RequestStatus, tuple[Callable[[], Toy], ...]] = {
+    RequestStatus.WAITING: (waiting,),
+    RequestStatus.RUNNING: (in_its_prompt, in_decode),
+    RequestStatus.PREEMPTED: (preempted,),
+}
+EVERY_STATE = [(status, make) for status, makers in STATES.items() for make in makers]
+
+
+@pytest.mark.parametrize(("status", "make"), EVERY_STATE)
+def test_abort_and_failure_end_it_in_any_state(
+    status: RequestStatus, make: Callable[[], Toy]
+) -> None:
+    toy = make()
+    assert toy.requests["b"].status is status
+    toy.scheduler.abort(toy.requests["b"])
+    assert toy.requests["b"].finish == Finish("abort")
+    end_of(toy, "b", RequestStatus.ABORTED)
+    toy = make()
+    toy.scheduler.fail(toy.requests["b"], ArithmeticError("too warm"))
+    b = toy.requests["b"]
+    assert b.finish == Finish("error") and b.error == "ArithmeticError: too warm"
+    assert b.group.output().error == b.error
+    end_of(toy, "b", RequestStatus.ERROR)
+
+
+@pytest.mark.parametrize(("status", "make"), EVERY_STATE)
+def test_no_other_way_leads_from_a_status(status: RequestStatus, make: Callable[[], Toy]) -> None:
+    """Only who runs may give way, and only who is over is over."""
+    toy = make()
+    b = toy.requests["b"]
+    if status is not RequestStatus.RUNNING:
+        with pytest.raises(AssertionError, match="b does not run"):
+            toy.scheduler.preempt(b)
         toy.run()
-    elif end == "aborted":
-        toy.scheduler.abort(a)
     else:
-        toy.scheduler.fail(a, RuntimeError("no"))
-    before = (a.status, a.finish, a.finished, a.error, a.output_token_ids)
-    toy.clock.forward_done(100)
-    with pytest.raises(ValueError, match="cannot become aborted"):
-        toy.scheduler.abort(a)
-    assert (a.status, a.finish, a.finished, a.error, a.output_token_ids) == before
-    toy.scheduler.check_integrity()
+        toy.scheduler.preempt(b)
+        assert (b.status, toy.waiting[0]) == (RequestStatus.PREEMPTED, "b")
+        toy.run()
+    end_of(toy, "b", RequestStatus.FINISHED)
+    with pytest.raises(AssertionError, match="b does not run"):
+        toy.scheduler.preempt(b)
 
 
 def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
@@ -548,35 +532,24 @@ def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
     scheduled = toy.schedule()
     sampled = toy.forward(scheduled)
     toy.scheduler.abort(a)
-    updates = toy.update(scheduled, sampled)
-    assert [update.request for update in updates] == [b]
+    toy.update(scheduled, sampled)
     assert (a.output_token_ids, b.output_token_ids) == (alone("a", 3, 1), alone("b", 3, 2))
-    toy.run()
-    assert len(toy.memory.free_slots) == 1000
+    end_of(toy, "a", RequestStatus.ABORTED)
 
 
-# -- faults and ends ------------------------------------------------------------------------------
-
-
-def test_a_fault_or_a_stop_check_that_raises_ends_its_request_only() -> None:
+def test_a_stop_check_that_raises_ends_its_request_only() -> None:
     toy = Toy()
-    a, b, c = (toy.add(name, 3) for name in "abc")
+    a, c = toy.add("a", 3), toy.add("c", 3)
     toy.step()
 
     def broken(token_id: int) -> Finish | None:
         raise KeyError("no")
 
     c.checker.update = broken  # type: ignore[method-assign]
-    updates = toy.step(faults={"b": ArithmeticError("too warm")})
-    assert [u.request for u in updates] == [a, b, c]
-    assert [u.token is None for u in updates] == [False, True, True]
-    for one, error in ((b, "ArithmeticError: too warm"), (c, "KeyError: 'no'")):
-        assert one.status is RequestStatus.ERROR and one.finish == Finish("error")
-        assert one.error == one.group.output().error == error
-        assert one.output_token_ids == alone(one.request_id, 3, 1) and len(one.token_times) == 1
-    assert [*toy.memory.slots] == ["a"]
-    toy.run()
-    assert a.output_token_ids == alone("a", 3, 4) and len(toy.memory.free_slots) == 1000
+    toy.step()
+    assert c.error == "KeyError: 'no'" and c.output_token_ids == alone("c", 3, 1)
+    assert len(a.output_token_ids) == 2 and len(c.token_times) == 1
+    end_of(toy, "c", RequestStatus.ERROR)
 
 
 # -- what must add up -----------------------------------------------------------------------------
@@ -596,7 +569,7 @@ def queue_twice(toy: Toy) -> None:
 
 
 def one_place_less(toy: Toy) -> None:
-    toy.scheduler.config = SchedulerConfig(max_num_seqs=1)
+    toy.scheduler.config = EngineConfig(max_num_seqs=1)
 
 
 def wait_without_being_told(toy: Toy) -> None:
@@ -643,44 +616,163 @@ def test_what_does_not_add_up_is_noticed(corrupt: Callable[[Toy], None], says: s
         toy.scheduler.check_integrity()
 
 
-# -- any workload ---------------------------------------------------------------------------------
+# -- every policy, whatever comes -----------------------------------------------------------------
 
-WORKLOADS = st.fixed_dictionaries(
-    {
-        "requests": st.lists(
-            st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 6)),
-            min_size=1,
-            max_size=6,
-        ),  # prompt, outputs, steps before it comes
-        "slots": st.integers(16, 40),
-        "whole": st.booleans(),
-        "max_num_seqs": st.integers(1, 4),
-        "max_num_batched_tokens": st.integers(1, 24),
-        "long_prefill_token_threshold": st.none() | st.integers(1, 5),
-        "enable_chunked_prefill": st.booleans(),
-    }
-)
+POLICIES = [Scheduler, StaticBatching, OneByOne, PrefillFirst]
 
 
-@settings(max_examples=200, deadline=None)
-@given(WORKLOADS)
-def test_any_workload_ends_within_its_limits_and_each_is_as_if_alone(work: dict[str, Any]) -> None:
-    work = dict(work)
-    to_come = sorted(enumerate(work.pop("requests")), key=lambda pair: pair[1][2])
-    if not work["enable_chunked_prefill"]:
-        work["max_num_batched_tokens"] += 9  # no prompt is over it
-    toy = Toy(**work)
+def ragged(policy: type[Scheduler], **limits: Any) -> Toy:
+    """Four prompts of 4 that want 2, 5, 3 and 1 tokens, two at a time unless told."""
+    toy = Toy(policy, **{"max_num_seqs": 2, **limits})
+    for name, max_tokens in zip("abcd", (2, 5, 3, 1), strict=True):
+        toy.add(name, 4, max_tokens)
+    return toy
+
+
+RAGGED = {
+    Scheduler: "a4b4 a1b1 b1c4 b1c1 b1c1 d4",  # every place is filled at once
+    StaticBatching: "a4b4 a1b1 b1 b1 b1 c4d4 c1 c1",  # the slowest is waited for
+    OneByOne: "a4 a1 b4 b1 b1 b1 b1 c4 c1 c1 d4",
+    PrefillFirst: "a4b4 a1b1 c4 b1c1 b1c1 d4 b1",  # those who decode wait
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_four_ragged_requests_by_hand(policy: type[Scheduler]) -> None:
+    steps = ["".join(f"{name}{n}" for name, n in shares(step)) for step in ragged(policy).run()]
+    assert " ".join(steps) == RAGGED[policy]
+
+
+def test_prefill_first_takes_whole_prompts_while_the_budget_lasts() -> None:
+    toy = ragged(PrefillFirst, max_num_seqs=4, max_num_batched_tokens=10)
+    assert [shares(step) for step in toy.run()[:3]] == [
+        [("a", 4), ("b", 4)],
+        [("c", 4), ("d", 4)],
+        [("a", 1), ("b", 1), ("c", 1)],
+    ]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 8)), min_size=1, max_size=6
+)  # prompt, outputs, steps before it comes
+
+
+def serve(toy: Toy, requests: list[tuple[int, int, int]]) -> list[list[ScheduledRequest]]:
+    """Let them come, run all to the end, and see that each said what it says alone."""
+    to_come = sorted(enumerate(requests), key=lambda pair: pair[1][2])
+    steps = []
     while to_come or toy.scheduler.has_unfinished:
-        while to_come and (to_come[0][1][2] <= len(toy.steps) or not toy.scheduler.has_unfinished):
+        while to_come and (to_come[0][1][2] <= len(steps) or not toy.scheduler.has_unfinished):
             i, (prompt_len, max_tokens, _) = to_come.pop(0)
             toy.add(chr(ord("a") + i), prompt_len, max_tokens)
-        updates = toy.step()
-        assert len(toy.steps) < 2000, "this never ends"
-        told = [update.request.request_id for update in updates]
-        assert len(set(told)) == len(told), "two tokens for one request in a step"
-        assert sum(toy.steps[-1].values()) <= work["max_num_batched_tokens"]
-        assert len(toy.steps[-1]) <= work["max_num_seqs"]
-    assert len(toy.memory.free_slots) == work["slots"]
-    for name, request in toy.requests.items():
-        want = alone(name, request.num_prompt_tokens, request.params.max_tokens)
-        assert request.output_token_ids == want and len(request.token_times) == len(want)
+        assert len(steps) < 1000, "this never ends"
+        steps.append(toy.step())
+    for i, (prompt_len, max_tokens, _) in enumerate(requests):
+        name = chr(ord("a") + i)
+        assert toy.requests[name].output_token_ids == alone(name, prompt_len, max_tokens)
+    assert len(toy.memory.free_slots) == toy.memory.max_len
+    return steps
+
+
+def ids(step: list[ScheduledRequest]) -> set[str]:
+    return {one.request.request_id for one in step}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=80, deadline=None)
+@given(
+    requests=REQUESTS,
+    slots=st.integers(16, 40),
+    whole=st.booleans(),
+    limits=st.fixed_dictionaries(
+        {
+            "max_num_seqs": st.integers(1, 4),
+            "max_num_batched_tokens": st.integers(1, 24),
+            "long_prefill_token_threshold": st.none() | st.integers(1, 5),
+            "enable_chunked_prefill": st.booleans(),
+        }
+    ),
+)
+def test_any_workload_ends_within_its_limits_and_each_is_as_if_alone(
+    policy: type[Scheduler],
+    requests: list[tuple[int, int, int]],
+    slots: int,
+    whole: bool,
+    limits: dict[str, Any],
+) -> None:
+    if policy is PrefillFirst or not limits["enable_chunked_prefill"]:
+        limits = {**limits, "max_num_batched_tokens": limits["max_num_batched_tokens"] + 9}
+    steps = serve(Toy(policy, slots=slots, whole=whole, **limits), requests)
+    for step in steps:
+        assert len(ids(step)) == len(step) <= limits["max_num_seqs"]
+        assert sum(item.num_tokens for item in step) <= limits["max_num_batched_tokens"]
+
+
+class Noted(StaticBatching):
+    """Notes the batch of each step."""
+
+    def schedule(self) -> list[ScheduledRequest]:
+        scheduled = super().schedule()
+        names = frozenset(group.request_id for group in self.batch)
+        self.batches = [*getattr(self, "batches", []), names]
+        return scheduled
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(1, 4))
+def test_nobody_joins_a_static_batch(requests: list[tuple[int, int, int]], seqs: int) -> None:
+    toy = Toy(Noted, max_num_seqs=seqs, max_num_batched_tokens=9)
+    steps = serve(toy, requests)
+    batches = toy.scheduler.batches  # type: ignore[attr-defined]
+    seen: set[str] = set()
+    left = {name: request.params.max_tokens for name, request in toy.requests.items()}
+    for step, batch, before in zip(steps, batches, [frozenset(), *batches], strict=False):
+        assert ids(step) <= batch and len(batch) <= seqs, "somebody else joined"
+        if batch != before:
+            assert all(left[name] == 0 for name in before), "the slowest was not waited for"
+            assert batch.isdisjoint(seen), "a batch was taken up again"
+            seen |= batch
+        for one in step:
+            request = one.request
+            end = one.allocation.first_position + one.num_tokens
+            left[request.request_id] -= end >= request.num_prompt_tokens
+
+
+def test_a_static_batch_is_filled_also_when_its_prompts_need_several_steps() -> None:
+    toy = Toy(StaticBatching, max_num_seqs=3, max_num_batched_tokens=8)
+    steps = serve(toy, [(10, 4, 0), (7, 4, 0), (3, 4, 0), (2, 4, 0)])
+    assert [sorted(ids(step)) for step in steps[:3]] == [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert next(i for i, step in enumerate(steps) if "d" in ids(step)) > 5
+
+
+def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_again() -> None:
+    toy = Toy(StaticBatching, max_num_seqs=1)
+    for names in ("a", "ba"):
+        for name in names:
+            toy.add(name, 4, 1)
+        steps = toy.run()
+    assert steps == [{"a": 4}, {"b": 4}, {"a": 4}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_one_by_one_runs_one(requests: list[tuple[int, int, int]]) -> None:
+    steps = serve(Toy(OneByOne, max_num_seqs=4, max_num_batched_tokens=5), requests)
+    names = [name for step in steps for name in ids(step)]
+    assert len(names) == len(steps)
+    changes = sum(a != b for a, b in pairwise(names))
+    assert changes == len(requests) - 1, "one was taken up again after another"
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.integers(1, 4), st.integers(9, 24))
+def test_prefill_first_never_mixes(
+    requests: list[tuple[int, int, int]], max_num_seqs: int, budget: int
+) -> None:
+    toy = Toy(PrefillFirst, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    for step in serve(toy, requests):
+        kinds = {one.allocation.first_position == 0 for one in step}
+        assert len(kinds) == 1, "prefill and decode in one step"
+        for one in step:
+            prefill = one.allocation.first_position == 0
+            assert one.num_tokens == (one.request.num_prompt_tokens if prefill else 1)

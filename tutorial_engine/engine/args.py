@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
 
 CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
 
@@ -67,6 +69,10 @@ class EngineArgs:
         **options: Any,
     ) -> None:
         _check_options(options)
+        at_least_one("block_size", block_size)
+        if max_model_len is not None:
+            at_least_one("max_model_len", max_model_len)
+        SamplingParams(seed=seed)  # refuses what is no seed
         if isinstance(model, Qwen3ForCausalLM):
             self.model = model
         else:
@@ -87,8 +93,8 @@ class EngineArgs:
         if memory is None:
             spec = KVCacheSpec.from_model(config, self.model.dtype)
             assert self.config.max_model_len is not None, "stated above"
-            for_one = -(-self.config.max_model_len // max(1, block_size))
-            in_bytes = CACHE_BYTES // (spec.bytes_per_token * max(1, block_size))
+            for_one = -(-self.config.max_model_len // block_size)
+            in_bytes = CACHE_BYTES // (spec.bytes_per_token * block_size)
             self.memory = PagedKVCache.from_config(
                 config,
                 block_size=block_size,

@@ -4,7 +4,7 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -23,6 +23,8 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.inputs import (
     InputProcessor,
     Prompt,
+    check_model,
+    check_part,
     list_of_prompts,
     params_for_each,
     sample_ids,
@@ -64,8 +66,10 @@ class LLMEngine:
         trace: Recorder | None = None,
         runner: ModelRunner | None = None,
     ) -> None:
-        if not isinstance(model, Qwen3ForCausalLM):
-            raise ValueError(f"model must be a loaded model (load_model()), got {model!r}")
+        check_model(model)
+        check_part("clock", clock, "now", "forward_done", "wait_until")
+        check_part("trace", trace, "bind", "record")
+        check_part("runner", runner, "run")
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config must be an EngineConfig, got {config!r}")
@@ -138,8 +142,10 @@ class LLMEngine:
         self._enter([group], self.clock.now() if arrival is None else arrival)
         return name
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
         """End requests in any state, now, with all their samples; `step` returns what they have."""
+        if not isinstance(request_ids, str | list | tuple):
+            raise ValueError(f"abort_request takes an id or a list of ids, got {request_ids!r}")
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         for name in names:
             if name not in self.requests:
@@ -147,7 +153,7 @@ class LLMEngine:
         with self._undivided():
             for group in dict.fromkeys(self.requests[name].group for name in names):
                 self._end(group)
-                self._outputs[group.request_id] = group.output()
+                self._put_output(group)
 
     def has_unfinished_requests(self) -> bool:
         """Is there anything left to run, or to return?"""
@@ -161,7 +167,10 @@ class LLMEngine:
         """The same, with a seed where the engine has one to give and the request has none."""
         if self._seeds is None or not isinstance(params, SamplingParams) or params.seed is not None:
             return params
-        return replace(params, seed=next(self._seeds)) if params.temperature else params
+        if params.temperature == 0:
+            return params
+        # sample i draws with seed + i: so many are this request's
+        return replace(params, seed=[next(self._seeds) for _ in range(params.n)][0])
 
     def _new_id(self, params: SamplingParams | None) -> str:
         n = params.n if isinstance(params, SamplingParams) else 1
@@ -193,6 +202,11 @@ class LLMEngine:
         for sample in group.samples:
             self.requests.pop(sample.request_id, None)
 
+    def _put_output(self, group: SampleGroup) -> None:
+        """Behind those that are there: what ended first comes first."""
+        self._outputs.pop(group.request_id, None)
+        self._outputs[group.request_id] = group.output()
+
     def _take_memory(self) -> None:
         """From now on it is this engine's. ValueError while it serves another one, or holds things.
 
@@ -221,13 +235,17 @@ class LLMEngine:
         As far as it has come. [] also when only parts of prompts ran: loop on
         `has_unfinished_requests()`. What it raises leaves the engine as it was before the step.
         """
+        self._run_step()
+        outputs = list(self._outputs.values())
+        self._outputs = {}
+        return outputs
+
+    def _run_step(self) -> None:
+        """The step itself. What it brings is kept, so that no Ctrl-C on its way out can lose it."""
         if self.scheduler.has_unfinished:
             scheduled = self._schedule()
             logits = self.runner.run(scheduled)
             self._update(scheduled, logits)
-        outputs = list(self._outputs.values())
-        self._outputs = {}
-        return outputs
 
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""
@@ -251,7 +269,7 @@ class LLMEngine:
             for group in dict.fromkeys(request.group for request in ready):
                 if group.is_over:
                     self._forget(group)
-                self._outputs[group.request_id] = group.output()
+                self._put_output(group)
             if self.trace is not None:
                 self.trace.record(StepEnded, num_tokens)
                 self.trace.step += 1
@@ -294,13 +312,10 @@ class LLMEngine:
         After an interrupt they are still there, for the next call.
         """
         end = None if max_steps is None else self.num_steps + max_steps
-        ended: list[RequestOutput] = []
-        try:
-            while self.has_unfinished_requests() and (end is None or self.num_steps < end):
-                ended += [output for output in self.step() if output.finished]
-        except BaseException:
-            self._outputs = {output.request_id: output for output in ended} | self._outputs
-            raise
+        while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
+            self._run_step()
+        ended = [output for output in self._outputs.values() if output.finished]
+        self._outputs = {}
         return ended
 
     def generate(
@@ -358,11 +373,11 @@ class LLMEngine:
         try:
             self._enter(groups, self.clock.now())
             while not is_over:
-                outputs = {output.request_id: output for output in self.step()}
+                self._run_step()
                 is_over = all(group.is_over for group in groups)
-                # what is another's is for whoever steps next
-                self._outputs |= {name: outputs[name] for name in outputs.keys() - names}
-                yield from [outputs[name] for name in outputs if name in names]
+                mine = [name for name in self._outputs if name in names]
+                # what is another's stays, for whoever steps next
+                yield from [self._outputs.pop(name) for name in mine]
         finally:
             try:
                 self._leave(groups)

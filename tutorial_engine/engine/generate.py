@@ -14,7 +14,13 @@ from tqdm.auto import tqdm
 from tutorial_engine.cache.config import length_for
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.engine.inputs import InputProcessor, Prompt, list_of_prompts, params_for_each
+from tutorial_engine.engine.inputs import (
+    InputProcessor,
+    Prompt,
+    check_model,
+    list_of_prompts,
+    params_for_each,
+)
 from tutorial_engine.engine.request import Request, RequestOutput, RequestStatus
 from tutorial_engine.engine.runner import Run, run_with_cache, run_without_cache
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -94,6 +100,7 @@ def _prepare(
     chunk_size: int | None,
 ) -> tuple[Run, list[Request]]:
     """A request per prompt, and what runs them, with room for all. ValueError for a bad one."""
+    check_model(model)
     prompts = list_of_prompts(prompts)
     each = params_for_each(params, len(prompts))
     limit = length_for(model.config, max_len)

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tutorial_engine.engine.request import Request, SampleGroup
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
@@ -33,6 +34,9 @@ class InputProcessor:
     max_len: int
     check: Callable[[str, int], None]
 
+    def __post_init__(self) -> None:
+        check_part("tokenizer", self.tokenizer, "encode", "decode")
+
     def process(
         self,
         request_id: str,
@@ -53,17 +57,17 @@ class InputProcessor:
         check_token_ids(name, token_ids, self.vocab_size)
         self.check(name, len(token_ids))
         each = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
-        samplers = [sampler] if isinstance(sampler, Sampler) else sampler
-        if samplers is None:
+        samplers = sampler if isinstance(sampler, list | tuple) else [sampler]
+        if sampler is None:
             samplers = [Sampler(one_params, self.eos_token_ids) for one_params in each]
         if len(samplers) != params.n or not all(isinstance(s, Sampler) for s in samplers):
             raise ValueError(f"{params.n} continuations need as many Samplers, got {sampler!r}")
         room = self.max_len - len(token_ids)
         samples = []
-        for i, (sample_params, sampler) in enumerate(zip(each, samplers, strict=True)):
+        for i, (sample_params, own) in enumerate(zip(each, samplers, strict=True)):
             checker = StopChecker(sample_params, self.eos_token_ids, self.tokenizer, room)
             sample_id = sample_ids(request_id, params.n)[i]
-            request = Request(sample_id, token_ids, sample_params, sampler=sampler, checker=checker)
+            request = Request(sample_id, token_ids, sample_params, sampler=own, checker=checker)
             samples.append(request)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return SampleGroup(samples, text if isinstance(text, str) else None)
@@ -127,6 +131,22 @@ def params_for_each(
                 f"{one_params!r}"
             )
     return [one_params or SamplingParams() for one_params in each]
+
+
+def check_model(model: object) -> None:
+    """ValueError for what is no model of ours: a name, or None."""
+    if not isinstance(model, Qwen3ForCausalLM):
+        raise ValueError(f"model must be a loaded model (load_model()), got {model!r}")
+
+
+def check_part(name: str, part: object, *methods: str) -> None:
+    """ValueError for a part of another kind: a name, a number, a class that nobody called."""
+    fits = not isinstance(part, type) and all(hasattr(part, method) for method in methods)
+    if part is not None and not fits:
+        raise ValueError(
+            f"{name} must be an object with {', '.join(methods)} (of a class make one first: "
+            f"Name()), got {part!r}"
+        )
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:

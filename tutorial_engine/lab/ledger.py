@@ -268,7 +268,7 @@ def engine_path(
                 i = to_come.pop(0)
                 engine.add_request(None, prompts[i], params, sampler=samplers[i])
             if step == abort_after:
-                engine.abort_request(others & engine.requests.keys())
+                engine.abort_request([*(others & engine.requests.keys())])
             if not to_come and not engine.has_unfinished_requests():
                 raise ValueError(f"a request ended before its {num_tokens} tokens: raise max_len")
             engine.step()

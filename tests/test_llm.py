@@ -1,0 +1,475 @@
+"""The public face, as a user of vLLM's offline API finds it; and the engine behind it.
+
+What comes and goes, what steps return, how n continuations, faults and metrics look from outside.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from engines import random_model, watched
+from memories import check_empty
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import CacheConfig
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.args import EngineArgs
+from tutorial_engine.engine.clock import VirtualClock, WallClock
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.llm import LLM
+from tutorial_engine.engine.request import CompletionOutput, Logprob, RequestOutput
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
+from tutorial_engine.trace.events import BlockCopied, Forked, Recorder, StepEnded
+
+TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
+PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 9, 9, 8, 2, 6, 1, 8, 0]]
+
+
+@pytest.fixture(scope="module")
+def llm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> LLM:
+    """The tiny model on pages."""
+    return LLM(model, tokenizer=tokenizer)
+
+
+def ask(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def token_ids(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
+    return [one.token_ids for output in outputs for one in output.outputs]
+
+
+# -- LLM ------------------------------------------------------------------------------------------
+
+
+def test_outputs_have_the_fields_of_vllm(llm: LLM) -> None:
+    text, by_ids = ask(llm, [TEXTS[0], [1, 2, 3]])
+    names = {field.name for field in fields(RequestOutput)}
+    assert names == {
+        *("request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished"),
+        *("metrics", "num_cached_tokens", "error"),
+    }
+    assert {field.name for field in fields(CompletionOutput)} == {
+        *("index", "text", "token_ids", "logprobs", "cumulative_logprob", "finish_reason"),
+        "stop_reason",
+    }
+    assert text.prompt == TEXTS[0] and by_ids.prompt is None
+    assert list(text.prompt_token_ids) == llm.get_tokenizer().encode(TEXTS[0]).ids  # type: ignore[union-attr]
+    assert text.finished and text.prompt_logprobs is text.error is None
+    (got,) = text.outputs
+    assert got.index == 0 and got.finished() and got.logprobs is got.cumulative_logprob is None
+    assert got.text == llm.get_tokenizer().decode(list(got.token_ids))  # type: ignore[union-attr]
+
+
+def test_a_prompt_has_four_forms_and_one_answer(llm: LLM, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXTS[0]).ids
+    one = token_ids(ask(llm, TEXTS[0]))
+    forms = [TEXTS[0], ids, {"prompt": TEXTS[0]}, {"prompt_token_ids": ids}]
+    assert token_ids(ask(llm, forms)) == one * 4
+    assert token_ids(ask(llm, forms[2])) == token_ids(ask(llm, forms[3])) == one
+    assert token_ids(ask(llm, forms, [GREEDY] * 4)) == one * 4
+    assert ask(llm, []) == [] and llm.llm_engine.generate([]) == []
+    assert ask(llm, [forms[2]])[0].prompt == TEXTS[0] and ask(llm, [forms[3]])[0].prompt is None
+
+
+def test_logprobs_are_tables_by_token_id(llm: LLM, tokenizer: Tokenizer) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
+    ((got,),) = [output.outputs for output in ask(llm, TEXTS[0], params)]
+    assert got.logprobs is not None and len(got.logprobs) == len(got.token_ids)
+    ranks = set()
+    for token_id, known in zip(got.token_ids, got.logprobs, strict=True):
+        assert next(iter(known)) == token_id
+        assert sorted(entry.rank for entry in known.values()) == sorted(
+            {1, 2, known[token_id].rank}
+        )
+        for known_id, entry in known.items():
+            assert isinstance(entry, Logprob)
+            assert entry.decoded_token == tokenizer.decode([known_id])
+        ranks.add(known[token_id].rank)
+    assert len(ranks) > 1
+    sampled = [known[i].logprob for known, i in zip(got.logprobs, got.token_ids, strict=True)]
+    assert got.cumulative_logprob == pytest.approx(sum(sampled))
+
+
+def test_a_stop_string_a_stop_token_eos_and_the_length_say_which(
+    llm: LLM, tokenizer: Tokenizer
+) -> None:
+    free = ask(llm, TEXTS[0], SamplingParams(max_tokens=30))[0].outputs[0]
+    stop = free.text[9:14]
+    params = [
+        SamplingParams(max_tokens=30, stop=stop),
+        SamplingParams(max_tokens=30, stop=stop, include_stop_str_in_output=True),
+        SamplingParams(max_tokens=30, stop_token_ids=[free.token_ids[4]]),
+        SamplingParams(max_tokens=4),
+    ]
+    by_string, included, by_token, length = (
+        output.outputs[0] for output in ask(llm, [TEXTS[0]] * 4, params)
+    )
+    assert by_string.text == free.text[: free.text.index(stop)] == included.text[: -len(stop)]
+    assert (by_string.finish_reason, by_string.stop_reason) == ("stop", stop)
+    assert stop in tokenizer.decode(list(by_string.token_ids)), "the ids keep its token"
+    assert (by_token.finish_reason, by_token.stop_reason) == ("stop", free.token_ids[4])
+    assert by_token.token_ids[-1] == free.token_ids[4] not in by_token.token_ids[:-1]
+    assert (length.finish_reason, length.stop_reason) == ("length", None)
+    long = ask(llm, TEXTS[0], SamplingParams(max_tokens=400))[0].outputs[0]
+    assert (long.finish_reason, long.stop_reason) == ("stop", None), "the story has an end"
+    assert long.token_ids[-1] in llm.llm_engine.model.config.eos_token_ids
+
+
+def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
+    llm = LLM(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask(llm, [[1]], GREEDY)
+    with pytest.warns(UserWarning, match=r"no temperature was given.*greedy.*vLLM takes 1\.0"):
+        ask(llm, [[1]], None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask(llm, [[1]], SamplingParams(max_tokens=2))
+
+
+def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
+    model: Qwen3ForCausalLM,
+) -> None:
+    prompt, llm = list(range(40)), LLM(model, block_size=16)
+    cached = [ask(llm, [prompt])[0].num_cached_tokens for _ in range(2)]
+    assert cached == [0, 32]
+    assert llm.reset_prefix_cache() is True
+    assert ask(llm, [prompt])[0].num_cached_tokens == 0
+    llm.llm_engine.add_request("a", prompt, FIVE)
+    llm.llm_engine.step()
+    assert llm.reset_prefix_cache() is False, "blocks are in use"
+    assert llm.llm_engine.run()[0].num_cached_tokens == 32
+    off = LLM(model, enable_prefix_caching=False)
+    assert [ask(off, [prompt])[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_the_loop_of_vllms_engine_example(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model, tokenizer=tokenizer, max_num_seqs=2))
+    waiting = list(enumerate(TEXTS))
+    last: dict[str, RequestOutput] = {}
+    seen: list[str] = []
+    while waiting or engine.has_unfinished_requests():
+        if waiting:
+            number, text = waiting.pop(0)
+            engine.add_request(str(number), text, GREEDY)
+        for output in engine.step():
+            before, last[output.request_id] = last.get(output.request_id), output
+            assert output.outputs[0].text.startswith(before.outputs[0].text if before else "")
+            assert output.finished == (output.outputs[0].finish_reason is not None)
+            seen += [output.request_id] if output.finished else []
+    assert sorted(seen) == ["0", "1", "2"] and engine.get_num_unfinished_requests() == 0
+    want = generate(model, TEXTS, GREEDY, tokenizer=tokenizer)
+    assert [last[str(i)].outputs for i in range(3)] == [output.outputs for output in want]
+
+
+def test_stream_brings_growing_text_and_runs_as_far_as_it_is_read(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    engine = LLMEngine(model, tokenizer)
+    want = {o.prompt: o.outputs for o in engine.generate(TEXTS, GREEDY)}
+    steps, texts = engine.num_steps, dict[str, str]()
+    stream = engine.stream(TEXTS, GREEDY)
+    assert engine.num_steps == steps and not engine.requests
+    next(stream)
+    assert engine.num_steps == steps + 1 and len(engine.requests) == 3
+    stream.close()  # type: ignore[attr-defined]
+    assert not engine.requests and engine.memory.seq_ids == ()
+    for output in engine.stream(TEXTS, GREEDY):
+        assert output.prompt is not None
+        assert output.outputs[0].text.startswith(texts.get(output.prompt, ""))
+        texts[output.prompt] = output.outputs[0].text
+        if output.finished:
+            assert output.outputs == want[output.prompt]
+    assert texts == {prompt: outputs[0].text for prompt, outputs in want.items()}
+
+
+# -- who comes, who goes, what a step returns -----------------------------------------------------
+
+MODEL = random_model()
+LIMIT = 32
+
+
+def small_engine(**options: Any) -> LLMEngine:
+    """Keywords of LLMEngine by name, the rest is its config."""
+    parts = {n: options.pop(n) for n in ("memory", "clock", "trace", "runner") if n in options}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": LIMIT} | options
+    return LLMEngine(MODEL, config=EngineConfig(**limits), **{"clock": VirtualClock()} | parts)
+
+
+def test_a_seed_makes_all_of_it_reproducible() -> None:
+    warm = SamplingParams(temperature=1.2, max_tokens=10, n=2)
+
+    def three(seed: int | None) -> list[tuple[int, ...]]:
+        return token_ids(ask(LLM(MODEL, seed=seed), [[1, 2, 3]] * 3, warm))
+
+    assert three(7) == three(7) != three(8)
+    assert len({*three(7)}) == 6, "each request has its own"
+    assert three(None) != three(None)
+    own = SamplingParams(temperature=1.2, max_tokens=10, seed=5)
+    first, second = token_ids(ask(LLM(MODEL, seed=7), [[1, 2, 3]] * 2, own))
+    assert first == second, "a seed of its own counts"
+
+
+def test_a_step_returns_who_got_a_token_in_one_forward() -> None:
+    engine = small_engine(max_num_batched_tokens=6)
+    engine.add_request("a", PROMPTS[0], FIVE)
+    engine.add_request("b", PROMPTS[2], FIVE)
+    assert engine.get_num_unfinished_requests() == 2
+    # budget 6: {a 5, b 1}, {a 1, b 5}, {a 1, b 3: the last of 9}, {a 1, b 1}
+    with watched(MODEL) as batches:
+        got = [[output.request_id for output in engine.step()] for _ in range(4)]
+    assert got == [["a"], ["a"], ["a", "b"], ["a", "b"]]
+    assert [batch.query_lens for batch in batches] == [(5, 1), (1, 5), (1, 3), (1, 1)]
+    last = {output.request_id: output for output in engine.step()}
+    assert last["a"].finished and not last["b"].finished
+    assert len(last["a"].outputs[0].token_ids) == 5 and len(last["b"].outputs[0].token_ids) == 3
+    assert engine.get_num_unfinished_requests() == 1
+    assert [output.request_id for output in engine.run()] == ["b"]
+    assert engine.step() == [] == engine.run() and not engine.has_unfinished_requests()
+    assert engine.num_steps == engine.runner.num_forwards == 7
+    assert engine.runner.num_tokens == 14 + 2 * 4
+
+
+def test_an_id_is_free_again_afterwards_and_made_up_where_none_is_given() -> None:
+    engine = small_engine()
+    for name in ("r0", "r2"):
+        engine.add_request(name, [1], FIVE)
+    assert [engine.add_request(None, [3], FIVE) for _ in range(2)] == ["r1", "r3"]
+    warm = SamplingParams(n=2, temperature=1.0, max_tokens=1)
+    engine.add_request("r4.1", [1], FIVE)
+    assert engine.add_request(None, [1], warm) == "r5", "r4 would be two, and r4.1 is here"
+    engine.run()
+    assert engine.add_request("r0", [1], FIVE) == "r0"
+
+
+def test_max_steps_is_kept_to_and_the_rest_can_follow() -> None:
+    engine, ended = small_engine(), list[RequestOutput]()
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, FIVE)
+    while engine.has_unfinished_requests():
+        before = engine.num_steps
+        ended += engine.run(max_steps=2)
+        assert engine.num_steps - before <= 2
+    assert sorted(output.request_id for output in ended) == ["0", "1", "2"]
+
+
+def test_what_is_anothers_waits_for_whoever_steps_next() -> None:
+    """A generate and two streams beside requests that were there before."""
+    engine = small_engine()
+    alone = token_ids(generate(MODEL, PROMPTS, FIVE))
+    engine.add_request("before", PROMPTS[0], FIVE)
+    first, second = (engine.stream([prompt], FIVE) for prompt in PROMPTS[1:])
+    next(first), next(second)
+    assert token_ids(engine.generate([PROMPTS[1]], FIVE)) == alone[1:2]
+    streamed = [list(stream)[-1] for stream in (first, second)]
+    assert token_ids(streamed) == alone[1:] and all(output.finished for output in streamed)
+    left: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        left += engine.step()
+    assert {output.request_id for output in left} == {"before"}
+    assert token_ids([left[-1]]) == alone[:1] and left[-1].finished
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_abort_ends_a_request_in_any_state_at_once(steps: int) -> None:
+    """Waiting (0), in the middle of its prompt (1), in decode (4)."""
+    engine = small_engine(max_num_seqs=2, max_num_batched_tokens=4)
+    for name, prompt in zip("abc", (PROMPTS[2], *PROMPTS[:2]), strict=True):
+        engine.add_request(name, prompt, FIVE)
+    before = [output for _ in range(steps) for output in engine.step() if output.request_id == "a"]
+    engine.abort_request(["a", "c"])
+    engine.check_integrity()
+    assert list(engine.requests) == ["b"] and engine.get_num_unfinished_requests() == 1
+    ended = {output.request_id: output for output in engine.run()}
+    a, b = ended["a"], ended["b"]
+    assert [ended[name].outputs[0].finish_reason for name in "ac"] == ["abort"] * 2
+    assert token_ids([a]) == (token_ids(before[-1:]) or [()])
+    assert a.error is None and a.metrics.finished is not None
+    assert token_ids([b]) == token_ids(generate(MODEL, PROMPTS[:1], FIVE))
+    check_empty(engine.memory)
+
+
+def test_times_of_a_small_case_by_hand() -> None:
+    """1 s per forward and 0.25 s per token; budget 4; a has 3 tokens, b has 6, c comes late.
+
+    step 0: a 3, b 1 = 2.0 s → now 2.0, a's first token
+    step 1: a 1, b 3 = 2.0 s → now 4.0, a's second and last
+    step 2: b 2      = 1.5 s → now 5.5, b's first; c is added now, it says at 5.0
+    step 3: b 1, c 2 = 1.75 s → now 7.25, b's second and last, c's first
+    step 4: c 1      = 1.25 s → now 8.5, c's second and last
+    """
+    engine = small_engine(clock=VirtualClock(1.0, 0.25), max_num_batched_tokens=4)
+    two = SamplingParams(max_tokens=2, ignore_eos=True)
+    engine.add_request("a", [1, 2, 3], two)
+    engine.add_request("b", [1, 2, 3, 4, 5, 6], two)
+    ended = {o.request_id: o for _ in range(3) for o in engine.step() if o.finished}
+    engine.add_request("c", [7, 8], two, arrival=5.0)
+    ended |= {output.request_id: output for output in engine.run()}
+    a, b, c = (ended[name].metrics for name in "abc")
+    assert a == (0.0, 0.0, (2.0, 4.0), 4.0)
+    assert b == (0.0, 0.0, (5.5, 7.25), 7.25)
+    assert c == (5.0, 5.5, (7.25, 8.5), 8.5)
+    assert (a.ttft, a.tpot, a.itl, a.total, a.queue_time) == (2.0, 2.0, (2.0,), 4.0, 0.0)
+    assert (b.ttft, b.tpot, c.ttft, c.queue_time) == (5.5, 1.75, 2.25, 0.5)
+
+
+def test_a_recorder_and_a_bar_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder()
+    plain, recorded = small_engine(), small_engine(trace=recorder)
+    want = plain.generate(PROMPTS, FIVE)
+    assert capsys.readouterr().err == ""
+    assert recorded.generate(PROMPTS, FIVE, progress=True) == want
+    assert "3/3" in capsys.readouterr().err
+    assert plain.trace is plain.scheduler.trace is None
+    trace = recorder.trace()
+    assert trace.settings == recorded.settings and trace.settings["policy"] == "Scheduler"
+    assert trace.settings["seconds_per_token"] == 0.001
+    assert "seconds_per_token" not in small_engine(clock=WallClock()).settings
+    assert sum(isinstance(event, StepEnded) for event in trace.events) == recorded.num_steps
+
+
+# -- n continuations ------------------------------------------------------------------------------
+
+WARM = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+PROMPT = [11, 3, 57, 2, 90, 41, 8, 8, 26, 70, 15]
+KINDS = ("rows", "pages of 1", "pages of 4", "pages of 16", "cells")
+
+
+def engine_on(kind: str, **limits: Any) -> LLMEngine:
+    trace, memory = Recorder(), None
+    if kind == "rows":
+        memory = StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=8, max_len=64), trace)
+    elif kind == "cells":
+        memory = CellKVCache.from_config(MODEL.config, 128, trace=trace)
+    else:
+        size = int(kind.split()[-1])
+        blocks = {"block_size": size, "num_blocks": 128 // size}
+        memory = PagedKVCache.from_config(MODEL.config, **blocks, trace=trace)
+    return small_engine(memory=memory, max_model_len=64, max_num_batched_tokens=512, **limits)
+
+
+def each_alone(params: SamplingParams = WARM) -> list[tuple[int, ...]]:
+    return [token_ids(generate(MODEL, [PROMPT], params.sample(i)))[0] for i in range(params.n)]
+
+
+def events_of(engine: LLMEngine, kind: type) -> list[Any]:
+    assert engine.trace is not None
+    return [event for event in engine.trace.trace().events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_sample_is_as_if_alone_and_the_prompt_runs_once(kind: str) -> None:
+    engine = engine_on(kind)
+    engine.add_request("A", PROMPT, WARM)
+    engine.add_request("B", [1, 2], SamplingParams(max_tokens=2))
+    engine.step()
+    waiting, running = engine.state()[:2]
+    assert set(waiting) | {*running} == {"A", "A.1", "A.2", "B"} and waiting[:2] == ("A.1", "A.2")
+    outputs = {output.request_id: output for output in engine.run()}
+    assert token_ids([outputs["A"]]) == each_alone() and len({*each_alone()}) == 3
+    assert [one.index for one in outputs["A"].outputs] == [0, 1, 2]
+    shared = [event.num_tokens for event in events_of(engine, Forked)]
+    assert shared == ([0, 0] if kind == "rows" else [10, 10])
+    once = 11 + 11 + 2 * (1 + 11) if kind != "rows" else 3 * (11 + 11)
+    assert engine.runner.num_tokens == once + 2 + 1
+    copies = len(events_of(engine, BlockCopied))
+    assert copies == (2 if kind in ("pages of 4", "pages of 16") else 0)
+    check_empty(engine.memory)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_abort_ends_all_samples(kind: str, after: int) -> None:
+    engine = engine_on(kind)
+    engine.add_request("A", PROMPT, WARM)
+    for _ in range(after):
+        engine.step()
+    engine.abort_request("A")
+    engine.check_integrity()
+    (output,) = engine.step()
+    assert [one.finish_reason for one in output.outputs] == ["abort"] * 3
+    for got, want in zip(token_ids([output]), each_alone(), strict=True):
+        assert got == want[: len(got)]
+    check_empty(engine.memory)
+
+
+class FailingSampler(Sampler):
+    def sample(self, logits: torch.Tensor) -> Any:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_sample_that_fails_ends_alone(kind: str, which: int) -> None:
+    engine = engine_on(kind)
+    samplers = [(FailingSampler if i == which else Sampler)(WARM.sample(i)) for i in range(WARM.n)]
+    engine.add_request("A", PROMPT, WARM, sampler=samplers)
+    (output,) = engine.run()
+    assert output.error == "RuntimeError: no"
+    for i, (got, want) in enumerate(zip(output.outputs, each_alone(), strict=True)):
+        assert got.finish_reason == ("error" if i == which else "length")
+        assert got.token_ids == (() if i == which else want)
+    check_empty(engine.memory)
+
+
+# -- what goes wrong for one goes wrong for one ---------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_end_their_request_alone(temperature: float, bad: float) -> None:
+    engine = small_engine()
+    params = SamplingParams(max_tokens=5, temperature=temperature, seed=1)
+    forward = engine.runner.run
+
+    def spoiled(scheduled: Any) -> Any:
+        logits = forward(scheduled).clone()
+        ready = [item.request for item in scheduled if item.yields_token]
+        for row, request in enumerate(ready):
+            if request.request_id == "1" and len(request.output_token_ids) == 2:
+                logits[row, 3] = bad
+        return logits
+
+    engine.runner.run = spoiled  # type: ignore[method-assign]
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, params)
+    outputs = {output.request_id: output for output in engine.run()}
+    for i, want in enumerate(token_ids(generate(MODEL, PROMPTS, params))):
+        assert token_ids([outputs[str(i)]]) == [want[:2] if i == 1 else want]
+    assert f"these logits are not numbers, the largest is {bad}" in str(outputs["1"].error)
+    check_empty(engine.memory)
+
+
+def test_generate_says_what_went_wrong_with_one() -> None:
+    class Illiterate:
+        """A tokenizer that cannot read one token."""
+
+        def encode(self, text: str) -> Any:
+            raise UnicodeError(f"what is {text}?")
+
+        def decode(self, ids: Sequence[int]) -> str:
+            if second in ids:
+                raise UnicodeError(f"what is {second}?")
+            return "a" * len(ids)
+
+    first, second = token_ids(generate(MODEL, [PROMPTS[0]], FIVE))[0][:2]
+    engine = LLMEngine(MODEL, Illiterate())  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=f"prompt 0 ended with an error: .*what is {second}"):
+        (output,) = engine.generate([PROMPTS[0]], FIVE)
+    assert (token_ids([output]), output.outputs[0].text) == ([(first,)], "a")
+    assert output.outputs[0].finish_reason == "error"
+    with pytest.raises(UnicodeError, match="what is hello"):
+        engine.generate([PROMPTS[1], "hello"])
+    assert not engine.requests
