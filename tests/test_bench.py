@@ -23,7 +23,8 @@ from tools.bench.race import Agreement, Answer, Asked
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import make_runner
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.lab import roofline
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.checkpoint import TINY, load_model
@@ -300,7 +301,10 @@ class FakeLlama(ModuleType):
 
     def llama_memory_clear(self, memory: Any, data: bool) -> None:
         rows = self.params.n_seq_max
-        self.runner = make_runner(self.model, num_seqs=rows, max_len=self.params.n_ctx // rows)
+        sizes = {"max_seqs": rows, "max_len": self.params.n_ctx // rows}
+        self.run = run_with_cache(
+            self.model, StaticKVCache.from_config(self.model.config, **sizes)
+        )
         self.requests = [Request(str(i), []) for i in range(rows)]
 
     def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> Any:
@@ -319,7 +323,7 @@ class FakeLlama(ModuleType):
             request.token_ids.append(batch.token[i])
             new[seq_id], ends[seq_id] = new.get(seq_id, 0) + 1, i
         self.batches.append(new)
-        logits = self.runner.run([self.requests[seq_id] for seq_id in new])
+        logits = self.run([self.requests[seq_id] for seq_id in new])
         pairs = zip(new, logits, strict=True)
         self.rows = {ends[s]: row for s, row in pairs if batch.logits[ends[s]]}
         return 0

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
@@ -126,7 +125,7 @@ def test_unknown_bug_is_refused_with_the_names_of_the_known() -> None:
 
 def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
     """Logits after a prefill of 8 tokens and 4 decodes, in memory that holds zeros."""
-    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=16))
+    cache = StaticKVCache.from_config(model.config, max_len=16)
     cache.storage.k.zero_()
     cache.storage.v.zero_()
     request = Request("a", list(range(40, 48)))
@@ -162,7 +161,7 @@ def texts(
     engine = LLMEngine(model, config=EngineConfig(max_model_len=32, max_num_batched_tokens=budget))
     for i in chosen:
         params = SamplingParams(max_tokens=8, temperature=temperature, seed=i, ignore_eos=True)
-        engine.add_request(PROMPTS[i], params, str(i))
+        engine.add_request(str(i), PROMPTS[i], params)
     return {out.request_id: out.outputs[0].token_ids for out in engine.run()}
 
 

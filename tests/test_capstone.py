@@ -153,7 +153,7 @@ class GoesOn(Changed):
 
     def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        self.engine.add_request(prompt_token_ids, params, request_id)
+        self.engine.add_request(request_id, prompt_token_ids, params)
 
 
 class Swaps(Changed):

@@ -20,7 +20,7 @@ from torch import Tensor
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request
-from tutorial_engine.lab.hf import OurCache, TransformersRunner
+from tutorial_engine.lab.hf import OurCache, run_transformers
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.sampling.sampler import SampledToken
 
@@ -188,72 +188,19 @@ def append(request: Request, token: int) -> Request:
 @pytest.mark.parametrize(
     ("use_cache", "chunk_size"), [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]
 )
-def test_runner_gives_transformers_logits(
+def test_it_runs_in_our_loop_and_gives_transformers_logits(
     peer: Any, use_cache: bool, chunk_size: int | None
 ) -> None:
-    runner, asked = TransformersRunner(peer, use_cache=use_cache), requests()
-    got = runner.run(asked, chunk_size)
+    run, asked = run_transformers(peer, None, use_cache, chunk_size), requests()
+    got = run(asked)
     assert got.shape == (3, VOCAB) and got.dtype == torch.float32
-    then = runner.run([append(asked[2], 4), append(asked[0], 5)])
+    then = run([append(asked[2], 4), append(asked[0], 5)])
     longer = [[*PROMPTS[2], 4], [*PROMPTS[0], 5]]
     for logits, sequences in ((got, PROMPTS), (then, longer)):
         want = torch.stack([reference_logits(peer, [ids])[-1] for ids in sequences])
         assert largest_difference(logits, want) <= fp32_tolerance(want)
-    again = runner.run(requests(), chunk_size)  # new requests of the same names begin afresh
+    again = run(requests())  # new requests of the same names begin afresh
     assert largest_difference(again, got) <= fp32_tolerance(got)
-
-
-@pytest.mark.parametrize("eos", [None, 5, [5, 7]])
-def test_runner_takes_the_ends_of_the_generation_config(one_peer: Any, eos: Any) -> None:
-    model = SimpleNamespace(
-        config=one_peer.config,
-        generation_config=SimpleNamespace(eos_token_id=eos),
-        get_input_embeddings=one_peer.get_input_embeddings,
-    )
-    want = {"None": (), "5": (5,), "[5, 7]": (5, 7)}[str(eos)]
-    runner = TransformersRunner(model)
-    assert runner.eos_token_ids == want
-    assert runner.max_len == one_peer.config.max_position_embeddings == 512
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("bad", [[3, VOCAB], [VOCAB, 3], [3, -1]])
-def test_refused_token_leaves_no_trace(one_peer: Any, bad: list[int], use_cache: bool) -> None:
-    clean, dirty = (TransformersRunner(one_peer, use_cache=use_cache) for _ in range(2))
-    good = {runner: requests(PROMPTS[:2]) for runner in (clean, dirty)}
-    for runner, asked in good.items():
-        runner.run(asked)
-    for request, token in zip(good[dirty], bad, strict=True):
-        append(request, token)
-    with pytest.raises(ValueError, match=r"holds (97|-1); .*0 to 96"):
-        dirty.run(good[dirty])
-    for request in good[dirty]:
-        request.token_ids.pop()
-    for asked in good.values():
-        for i, request in enumerate(asked):
-            append(request, i + 1)
-    assert torch.equal(dirty.run(good[dirty]), clean.run(good[clean]))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "chunk_size", "named"),
-    [
-        ([[1], [2, 3, VOCAB]], None, "holds 97"),
-        ([[1, 2, -3]], 2, "holds -3"),
-        ([[1], []], None, "no token"),
-        ([[1]], 0, "chunk_size.*0"),
-        ([[1, 2]], -1, "chunk_size.*-1"),
-    ],
-)
-def test_bad_prompts_are_refused(
-    one_peer: Any, prompts: list[list[int]], chunk_size: int | None, named: str
-) -> None:
-    runner = TransformersRunner(one_peer)
-    with pytest.raises(ValueError, match=named):
-        runner.run(requests(prompts), chunk_size)
-    assert runner.run(requests([[1, 2]]), 1).isfinite().all()
-    with pytest.raises(ValueError, match="chunked prefill needs a cache"):
-        TransformersRunner(one_peer, use_cache=False).run(requests(), 2)
 
 
 def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> None:
@@ -264,9 +211,8 @@ def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> N
         return made[-1]
 
     for use_cache, count in ((True, 3), (False, 3)):
-        runner = TransformersRunner(one_peer, make_cache, use_cache)
-        asked = requests()
-        runner.run(asked)
-        runner.run([append(asked[1], 1)])
+        run, asked = run_transformers(one_peer, make_cache, use_cache), requests()
+        run(asked)
+        run([append(asked[1], 1)])
         assert len(made) == count
     assert [c.get_seq_length() for c in made] == [7, 4, 12]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache import CacheConfig, CellKVCache, PagedKVCache, StaticKVCache
+from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
@@ -226,7 +226,7 @@ MEMORIES: dict[str, Callable[[Qwen3ForCausalLM], KVMemory]] = {
     "pages of 4": lambda m: PagedKVCache.from_config(m.config, block_size=4, num_blocks=12),
     "pages of 16": lambda m: PagedKVCache.from_config(m.config, block_size=16, num_blocks=9),
     "cells": lambda m: CellKVCache.from_config(m.config, 50),
-    "rows": lambda m: StaticKVCache.from_config(m.config, CacheConfig(max_seqs=3, max_len=40)),
+    "rows": lambda m: StaticKVCache.from_config(m.config, max_seqs=3, max_len=40),
 }
 
 
@@ -267,7 +267,7 @@ def preempting(num_blocks: int, prefix_caching: bool) -> tuple[Trace, int]:
     engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock())
     prompts = {"A": list(range(10, 20)), "B": list(range(30, 37)), "C": [5, 6, 7]}
     for name, prompt in prompts.items():
-        engine.add_request(prompt, SamplingParams(max_tokens=16, ignore_eos=True), name)
+        engine.add_request(name, prompt, SamplingParams(max_tokens=16, ignore_eos=True))
     engine.run()
     ran = (e.num_tokens for e in recorder.events if isinstance(e, events.StepEnded))
     return recorder.trace(), sum(ran)

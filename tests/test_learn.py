@@ -13,7 +13,8 @@ import torch
 from learners import forgotten, untouched, with_a_gap
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.scheduler import Scheduler, SchedulerConfig
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.elsewhere import (
     BOXES,
@@ -325,7 +326,7 @@ def test_right_answer_is_used_and_any_other_is_told_and_replaced(
 def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM) -> None:
     jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8}
-    dry = dry_run(Scheduler, jobs, SchedulerConfig(**limits))
+    dry = dry_run(Scheduler, jobs, EngineConfig(**limits))
     engine = LLMEngine(model, config=EngineConfig(**limits, max_model_len=64))
     shares: list[dict[str, int]] = []
     schedule = engine.scheduler.schedule
@@ -338,21 +339,21 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
     engine.scheduler.schedule = noted  # type: ignore[method-assign]
     for job in jobs:
         params = SamplingParams(max_tokens=job.new_tokens, ignore_eos=True)
-        engine.add_request([65] * job.prompt_len, params, job.name)
+        engine.add_request(job.name, [65] * job.prompt_len, params)
     engine.run()
     assert steps(dry) == shares
     assert dry.num_steps == len(shares)
 
 
 def test_dry_run_waits_for_those_who_come_later() -> None:
-    trace = dry_run(Scheduler, [Job("A", 2, 1), Job("B", 2, 1, from_step=5)], SchedulerConfig())
+    trace = dry_run(Scheduler, [Job("A", 2, 1), Job("B", 2, 1, from_step=5)], EngineConfig())
     assert steps(trace) == [{"A": 2}, {"B": 2}]
     assert [event.step for event in trace.events if isinstance(event, StepEnded)] == [0, 5]
 
 
 def test_dry_run_ends_a_run_that_does_not_end() -> None:
     with pytest.raises(RuntimeError, match="3 steps did not suffice"):
-        dry_run(Scheduler, [Job("A", 2, 50)], SchedulerConfig(), max_steps=3)
+        dry_run(Scheduler, [Job("A", 2, 50)], EngineConfig(), max_steps=3)
 
 
 # -- other engines ------------------------------------------------------------------------------

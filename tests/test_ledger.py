@@ -19,8 +19,8 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.runner import CachedRunner, ModelOutput, ModelRunner, Runner
-from tutorial_engine.lab.hf import OurCache, TransformersRunner
+from tutorial_engine.engine.runner import ModelRunner, Run, run_with_cache
+from tutorial_engine.lab.hf import OurCache, run_transformers
 from tutorial_engine.lab.ledger import (
     REFERENCE,
     SAFE_MARGIN,
@@ -34,7 +34,7 @@ from tutorial_engine.lab.ledger import (
     ledger,
     memory_paths,
     our_paths,
-    runner_path,
+    loop_path,
     table,
 )
 from tutorial_engine.learn.bugs import planted
@@ -77,13 +77,14 @@ def nan_pools() -> Iterator[None]:
         yield
 
 
-def static(model: Qwen3ForCausalLM, kind: type = CachedRunner) -> Any:
-    """Makes runners over rows, for runner_path."""
+def static(model: Qwen3ForCausalLM, kind: Any = run_with_cache, **options: Any) -> Any:
+    """Makes what runs so many sequences over rows, for loop_path."""
 
-    def make_runner(rows: int) -> Runner:
-        return kind(model, StaticKVCache.from_config(model.config, max_seqs=rows, max_len=MAX_LEN))
+    def make_run(rows: int) -> Run:
+        cache = StaticKVCache.from_config(model.config, max_seqs=rows, max_len=MAX_LEN)
+        return kind(model, cache, **options)
 
-    return make_runner
+    return make_run
 
 
 def every_path(
@@ -93,23 +94,24 @@ def every_path(
     paths = our_paths(model, max_len) | engine_paths(model, NEIGHBOURS, max_len)
     paths |= layer_paths(model)
     paths |= memory_paths(model, max_len) | in_place_paths(model, max_len)
-    paths |= {f"chunked, {n}": runner_path(static(model), chunk_size=n) for n in (1, 5)}
+    paths |= {f"chunked, {n}": loop_path(static(model, chunk_size=n)) for n in (1, 5)}
     paths |= {
         "naive attention": loop_path(static(model, run_with_backend)),
         "naive attention, batched": loop_path(static(model, run_with_backend), together=True),
     }
     if theirs is not None:
 
-        def over_ours(_: int) -> Runner:
-            return TransformersRunner(
-                theirs, lambda: OurCache(StaticKVCache.from_config(model.config, max_len=max_len))
-            )
+        def over_ours(chunk_size: int | None = None) -> Run:
+            def make_cache() -> OurCache:
+                return OurCache(StaticKVCache.from_config(model.config, max_len=max_len))
+
+            return run_transformers(theirs, make_cache, chunk_size=chunk_size)
 
         paths |= {
-            "theirs, no cache": runner_path(lambda _: TransformersRunner(theirs, use_cache=False)),
-            "theirs, their cache": runner_path(lambda _: TransformersRunner(theirs), chunk_size=4),
-            "theirs, our cache": runner_path(over_ours),
-            "theirs, our cache, chunked": runner_path(over_ours, chunk_size=2),
+            "theirs, no cache": loop_path(lambda _: run_transformers(theirs, use_cache=False)),
+            "theirs, their cache": loop_path(lambda _: run_transformers(theirs, chunk_size=4)),
+            "theirs, our cache": loop_path(lambda _: over_ours()),
+            "theirs, our cache, chunked": loop_path(lambda _: over_ours(2)),
         }
     return paths
 
@@ -214,9 +216,8 @@ def in_batches(change: Callable[[Batch], Batch]) -> Any:
 def logits_of_the_neighbour() -> Any:
     right = ModelRunner.run
 
-    def wrong(self: ModelRunner, scheduled: Any) -> ModelOutput:
-        output = right(self, scheduled)
-        return output._replace(logits=output.logits.roll(1, 0))
+    def wrong(self: ModelRunner, scheduled: Any) -> Tensor:
+        return right(self, scheduled).roll(1, 0)
 
     return patch.object(ModelRunner, "run", wrong)
 
@@ -316,7 +317,7 @@ def test_planted_bug_is_caught_and_only_where_it_is(bug: str) -> None:
 
 def test_wrong_heads_are_caught_in_the_textbook_attention() -> None:
     model = random_model()
-    right = runner_path(static(model, run_with_backend), together=True)
+    right = loop_path(static(model, run_with_backend), together=True)
 
     def wrong(*args: Any) -> Tensor:
         with planted("query head h reads K/V head h % n"):

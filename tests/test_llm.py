@@ -15,7 +15,6 @@ from memories import check_empty
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.args import EngineArgs
@@ -350,7 +349,7 @@ KINDS = ("rows", "pages of 1", "pages of 4", "pages of 16", "cells")
 def engine_on(kind: str, **limits: Any) -> LLMEngine:
     trace, memory = Recorder(), None
     if kind == "rows":
-        memory = StaticKVCache.from_config(MODEL.config, CacheConfig(max_seqs=8, max_len=64), trace)
+        memory = StaticKVCache.from_config(MODEL.config, max_seqs=8, max_len=64, trace=trace)
     elif kind == "cells":
         memory = CellKVCache.from_config(MODEL.config, 128, trace=trace)
     else:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tutorial_engine.learn.build import make_notebook, sources
 
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.lab.ledger import ledger, our_paths, runner_path
+from tutorial_engine.lab.ledger import ledger, our_paths, loop_path
 from tutorial_engine.learn import OwnServer, own, own_cache
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.earlier import bring
@@ -254,9 +254,9 @@ def test_learners_engine_is_a_row_of_the_ledger(
             engine.use(part, CHECKS[name])
     paths = {
         "no cache": our_paths(model)["no cache"],
-        "yours, no cache": runner_path(lambda n: mine.runner()),
-        "yours, cached": runner_path(lambda n: cached.runner()),
-        "yours, together": runner_path(lambda n: cached.runner(), together=True),
+        "yours, no cache": loop_path(lambda n: mine.runner()),
+        "yours, cached": loop_path(lambda n: cached.runner()),
+        "yours, together": loop_path(lambda n: cached.runner(), together=True),
     }
     prompts = [tokenizer.encode(text).ids for text in (PROMPT, "Ben had a blue ball.")]
     rows = ledger(paths, prompts, num_tokens=8)

@@ -199,9 +199,9 @@ def test_steps_may_be_run_inside_and_outside_of_inference_mode() -> None:
             memory = PagedKVCache.from_config(model.config, block_size=2, num_blocks=60)
             engine = LLMEngine(model, memory=memory)
         for prompt in prompts:
-            engine.add_request(prompt, params)
+            engine.add_request(None, prompt, params)
         ended = {}
-        while engine.has_unfinished_requests:
+        while engine.has_unfinished_requests():
             with torch.inference_mode(turns[engine.num_steps % len(turns)]):
                 ended |= {r.request_id: r.output for r in engine.step() if r.output is not None}
         said.append([ended[name].outputs[0].token_ids for name in sorted(ended)])

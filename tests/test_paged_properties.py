@@ -13,7 +13,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from fuzz import failure, random_workload
-from tutorial_engine.engine.intake import Intake
 from workloads import (
     LIMITS,
     POOL_SIZE,

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig, KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
@@ -193,7 +193,7 @@ def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
         PagedKVCache.from_config(part, num_blocks=4),
         PagedKVCache.from_config(whole, num_blocks=4, tp_size=2),
         CellKVCache.from_config(part, 64),
-        StaticKVCache.from_config(part, CacheConfig(max_len=64)),
+        StaticKVCache.from_config(part, max_len=64),
     ]
     full = PagedKVCache.from_config(whole, num_blocks=4).storage.num_bytes
     assert {memory.storage.spec.num_kv_heads for memory in memories} == {2}
@@ -216,7 +216,7 @@ def test_two_ranks_give_the_logits_and_tokens_of_one(tmp_path: Path, shape: str)
     assert report.ok and report.ranks_agree and report.logits_equal and report.tokens_equal
     assert report.max_difference > 0, "it was summed"
     assert other.logits_equal is None and other.token_ids == report.token_ids
-    model = load_model(tmp_path, prepack=False)
+    model = load_model(tmp_path, fast=False)
     layers, num_bytes = (
         model.config.num_hidden_layers,
         4 * sum(p.numel() for p in model.parameters()),

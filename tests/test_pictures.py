@@ -84,7 +84,7 @@ from traces import (
     six,
     story,
 )
-from tutorial_engine.viz.bench_plots import bench_picture
+from tools.bench.plots import bench_picture
 
 from tutorial_engine import viz
 from tutorial_engine.engine.metrics import RequestMetrics

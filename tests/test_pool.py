@@ -15,7 +15,7 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import ScheduledRequest
-from tutorial_engine.engine.runner import ModelOutput, ModelRunner
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, Trace
@@ -44,7 +44,7 @@ class Watching(ModelRunner):
         super().__init__(*args)
         self.unit, self.seen = unit, list[Seen]()
 
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> ModelOutput:
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
         self.seen.append(self.look(scheduled))
         return super().run(scheduled)
 
@@ -106,10 +106,10 @@ def watched_run(kind: str, seed: int) -> tuple[Trace, list[Seen]]:
             max_tokens=draw.randint(2, 7), ignore_eos=True, n=2 if i % 4 == 1 else 1,
             temperature=1.0, seed=seed,
         )  # fmt: skip
-        engine.add_request(prompt, params, chr(65 + i))
+        engine.add_request(chr(65 + i), prompt, params)
         engine.step()
-    engine.abort(next(reversed(engine.requests)).split(".")[0])
-    while engine.has_unfinished_requests:
+    engine.abort_request(next(reversed(engine.requests)).split(".")[0])
+    while engine.has_unfinished_requests():
         engine.step()
         engine.check_integrity()
     return recorder.trace(), runner.seen

@@ -13,7 +13,6 @@ import torch
 from engines import random_model
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
@@ -170,7 +169,7 @@ def over(memory: KVMemory) -> Any:
     return memory.storage
 
 
-ROWS = CacheConfig(max_seqs=3, max_len=LIMIT)
+ROWS: dict[str, int] = {"max_seqs": 3, "max_len": LIMIT}
 PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "no model": (lambda: LLMEngine(None), r"a loaded model \(load_model\(\)\), got None"),  # type: ignore[arg-type]
     "a model's name": (lambda: LLMEngine("Qwen/Qwen3-0.6B"), "got 'Qwen/Qwen3-0.6B'"),  # type: ignore[arg-type]
@@ -203,7 +202,7 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a runner over another memory": (
         lambda: small_engine(
-            runner=ModelRunner(MODEL, over(StaticKVCache.from_config(CONFIG, ROWS)))
+            runner=ModelRunner(MODEL, over(StaticKVCache.from_config(CONFIG, **ROWS)))
         ),
         r"runner reads another memory.*memory\.storage of the same",
     ),
@@ -263,7 +262,7 @@ def test_harmless_options_of_vllm_scripts_are_taken() -> None:
 @pytest.mark.parametrize("kind", ["rows", "pages", "cells"])
 def test_a_memory_serves_one_engine_after_the_other(kind: str) -> None:
     memory: KVMemory = {
-        "rows": lambda: StaticKVCache.from_config(CONFIG, ROWS),
+        "rows": lambda: StaticKVCache.from_config(CONFIG, **ROWS),
         "pages": lambda: PagedKVCache.from_config(CONFIG, block_size=4, num_blocks=15),
         "cells": lambda: CellKVCache.from_config(CONFIG, 60),
     }[kind]()

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
@@ -73,8 +72,7 @@ def make(name: str, engine: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> Any:
         return poison(PagedKVCache.from_config(engine.config, block_size=4, num_blocks=64))
     if name == "cells":
         return poison(CellKVCache.from_config(engine.config, 256))
-    config = CacheConfig(max_seqs=ROWS, max_len=max_len)
-    return poison(StaticKVCache.from_config(engine.config, config))
+    return poison(StaticKVCache.from_config(engine.config, max_seqs=ROWS, max_len=max_len))
 
 
 def requests_of(prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -345,7 +343,7 @@ def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
 
 def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM) -> None:
     """Calls from Python into PyTorch: what a small model's step costs besides its arithmetic."""
-    cache = StaticKVCache.from_config(model.config, CacheConfig(max_len=32))
+    cache = StaticKVCache.from_config(model.config, max_len=32)
     request = Request("a", [5, 6, 7])
     prefill(model, cache, [request])
     request.token_ids.append(8)

@@ -34,7 +34,6 @@ from traces import (
 )
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
@@ -544,8 +543,8 @@ class Live:
         model = random_model()
         config = EngineConfig(**{"max_model_len": 24, **limits})
         clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
-        cache = CacheConfig(max_seqs=config.max_num_seqs, max_len=24)
-        rows = (memory or StaticKVCache).from_config(model.config, cache, recorder)
+        sizes = {"max_seqs": config.max_num_seqs, "max_len": 24}
+        rows = (memory or StaticKVCache).from_config(model.config, **sizes, trace=recorder)
         self.engine = LLMEngine(
             model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
         )
@@ -562,20 +561,20 @@ class Live:
     def add(self, *names: str, num_tokens: int = 4) -> "Live":
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
         for name in names:
-            self.engine.add_request(THREE[name], params, name)
+            self.engine.add_request(name, THREE[name], params)
         return self
 
     def step(self, times: int = 1) -> "Live":
         for _ in range(times):
             results, ran = self.engine.step(), len(self.planned) > len(self.after)
             self.after += [self.engine.state()] * ran
-            for result in results:
-                if result.output is not None:
-                    self.outputs[result.request_id] = result.output
+            for output in results:
+                if output.finished:
+                    self.outputs[output.request_id] = output
         return self
 
     def finish(self) -> "Live":
-        while self.engine.has_unfinished_requests:
+        while self.engine.has_unfinished_requests():
             self.step()
         return self
 
@@ -660,7 +659,7 @@ def test_a_broken_off_step_is_no_step_of_the_scheduler() -> None:
     with pytest.raises(KeyboardInterrupt):
         live.step()
     live.on_forward = lambda: None
-    live.engine.abort("C")
+    live.engine.abort_request("C")
     del live.planned[-1]
     run = live.finish().run
     assert [step.planned.unfinished() for step in run.steps] == live.planned

@@ -121,7 +121,7 @@ def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
     small: Qwen3ForCausalLM,
 ) -> None:
     engine = make(small)
-    engine.add_request([1, 2], SamplingParams(max_tokens=3, ignore_eos=True), "here before")
+    engine.add_request("here before", [1, 2], SamplingParams(max_tokens=3, ignore_eos=True))
     with pytest.raises(ValueError, match="other requests, whose results would be lost"):
         serve(engine, [arrival(0.0)])
     assert [output.request_id for output in engine.run()] == ["here before"]
@@ -168,7 +168,7 @@ def test_samples_and_preempted_requests_belong_to_their_batch() -> None:
     )
     for name, n in (("A", 2), ("B", 1), ("C", 1), ("D", 1), ("E", 1)):
         params = SamplingParams(n=n, temperature=1.0, max_tokens=9, ignore_eos=True, seed=1)
-        engine.add_request(list(range(1, 6)), params, name)
+        engine.add_request(name, list(range(1, 6)), params)
     engine.run(max_steps=12)
     half = recorder.trace()
     engine.run()

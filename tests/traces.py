@@ -149,10 +149,10 @@ def chunked(budget: int) -> Trace:
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=budget, max_model_len=64)
     engine = LLMEngine(random_model(), config=config, clock=VirtualClock(), trace=recorder)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    engine.add_request([1, 2, 3], params, "A")
+    engine.add_request("A", [1, 2, 3], params)
     for _ in range(5):
         engine.step()
-    engine.add_request(list(range(40)), params, "L")
+    engine.add_request("L", list(range(40)), params)
     engine.run()
     return recorder.trace()
 
@@ -232,7 +232,7 @@ class Paged:
     ) -> "Paged":
         more: dict[str, Any] = {"n": n, "temperature": 1.0, "seed": 3} if n > 1 else {}
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **more)
-        self.engine.add_request(prompt, params, name)
+        self.engine.add_request(name, prompt, params)
         return self
 
     def step(self, times: int = 1) -> "Paged":
@@ -244,7 +244,7 @@ class Paged:
         return self
 
     def finish(self) -> "Paged":
-        while self.engine.has_unfinished_requests:
+        while self.engine.has_unfinished_requests():
             assert len(self.pools) < 300, "this goes on for ever"
             self.step()
         return self
@@ -300,9 +300,9 @@ class Case:
                 prompt = draw.choice([PROMPT, TWIN, OTHER, draw.sample(range(VOCAB), 13)])
                 many = draw.choice([1, self.n])
                 live.add(chr(65 + number), prompt[:most], draw.randint(1, 9), many)
-                live.step(draw.randint(0, 3) if live.engine.has_unfinished_requests else 0)
+                live.step(draw.randint(0, 3) if live.engine.has_unfinished_requests() else 0)
                 if draw.random() < 0.15 and live.engine.requests:
-                    live.engine.abort(draw.choice(sorted(live.engine.requests)))
+                    live.engine.abort_request(draw.choice(sorted(live.engine.requests)))
             return live.finish()
 
 

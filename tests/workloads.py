@@ -23,8 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.config import CacheConfig
-from tutorial_engine.cache.many_blocks import PagedAttention
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -131,8 +130,7 @@ class Asked:
 def run_alone(asked: Asked, limit: int) -> tuple[CompletionOutput, list[Tensor]]:
     """The loop without a scheduler, on this one prompt; and the logits [V] that it saw."""
     model, logits_seen = small_model(), list[Tensor]()
-    rows = CacheConfig(max_seqs=1, max_len=limit)
-    run = run_with_cache(model, poison(StaticKVCache.from_config(model.config, rows)))
+    run = run_with_cache(model, poison(StaticKVCache.from_config(model.config, max_len=limit)))
 
     def run_and_note(requests: Sequence[Request]) -> Tensor:
         logits = run(requests)
@@ -471,8 +469,9 @@ class Party:
                 trace=self.recorder,
             )
             return poison_pages(pages)
-        rows = CacheConfig(max_seqs=workload.max_num_seqs, max_len=workload.limit)
-        return SharedRows(StaticKVCache.from_config(config, rows, self.recorder), workload.capacity)
+        sizes = {"max_seqs": workload.max_num_seqs, "max_len": workload.limit}
+        rows = StaticKVCache.from_config(config, **sizes, trace=self.recorder)
+        return SharedRows(rows, workload.capacity)
 
     def make_attention(self) -> AttentionBackend | None:
         """A backend over the memory; None: the engine's own."""

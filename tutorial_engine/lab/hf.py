@@ -34,7 +34,10 @@ def _forward(
 
 
 def run_transformers(
-    model: Any, make_cache: MakeCache | None = None, use_cache: bool = True
+    model: Any,
+    make_cache: MakeCache | None = None,
+    use_cache: bool = True,
+    chunk_size: int | None = None,
 ) -> Run:
     """A transformers causal LM for the loop of `generate.serve`, through its own `past_key_values`.
 
@@ -46,10 +49,14 @@ def run_transformers(
     def run_alone(request: Request) -> Tensor:
         if not use_cache:
             return _forward(model, request.token_ids, None, use_cache)[0]
-        name, computed = request.request_id, request.num_computed_tokens
-        past = pasts[name] if computed else make_cache() if make_cache else None
-        logits, pasts[name] = _forward(model, request.token_ids[computed:], past, use_cache)
-        request.num_computed_tokens = request.num_tokens
+        name = request.request_id
+        if request.num_computed_tokens == 0:
+            pasts[name] = make_cache() if make_cache else None
+        while request.num_new_tokens:
+            start = request.num_computed_tokens
+            chunk = request.token_ids[start : start + (chunk_size or request.num_new_tokens)]
+            logits, pasts[name] = _forward(model, chunk, pasts[name], use_cache)
+            request.num_computed_tokens += len(chunk)
         return logits
 
     return lambda requests: torch.stack([run_alone(request) for request in requests])
