@@ -166,9 +166,7 @@ class LLMEngine:
         """The same, with a seed where the engine has one to give and the request has none."""
         if not isinstance(params, SamplingParams) or params.seed is not None:
             return params
-        if self._next_seed is None:
-            return params
-        if params.temperature == 0:
+        if self._next_seed is None or params.temperature == 0:
             return params
         seed, self._next_seed = self._next_seed, self._next_seed + params.n  # sample i: seed + i
         return replace(params, seed=seed)
