@@ -339,11 +339,6 @@ def test_same_seed_gives_the_same_tokens() -> None:
     assert run(None) != run(None)
 
 
-def test_generator_goes_on_from_token_to_token() -> None:
-    drawn = token_ids(Sampler(SamplingParams(temperature=1.0, seed=1)), torch.zeros(60, 1000))
-    assert len(set(drawn)) > 50, "seeding anew for each token would draw the same for ever"
-
-
 def test_one_draw_per_token_whatever_the_vocabulary() -> None:
     states = []
     for vocab in (3, 1000):
@@ -480,13 +475,6 @@ def test_eos_and_stop_ids_wait_for_min_tokens(temperature: float) -> None:
     assert [t.token_id for t in tokens] == [2, 2, 0, 0]
     assert tokens[0].top_logprobs[0][0] == 0 and tokens[0].rank == 3  # raw: the mask does not show
     assert tokens[0].logprob == pytest.approx(row.log_softmax(-1)[2].item())
-
-
-def test_plain_greedy_masks_too() -> None:
-    samplers = [Sampler(SamplingParams(min_tokens=n), eos_token_ids=[1]) for n in (0, 1, 2)]
-    logits = torch.tensor([[0.0, 2.0, 1.0]]).expand(3, -1)
-    steps = [[one.token_id for one in tokens_of(logits, samplers)] for _ in range(3)]
-    assert steps == [[1, 2, 2], [1, 1, 2], [1, 1, 1]]
 
 
 def test_ignored_eos_may_be_chosen_at_any_time_and_something_must_be_left() -> None:

@@ -6,7 +6,6 @@ No model runs here: Toy has a memory of few slots, and a next token that depends
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -708,36 +707,6 @@ def test_any_workload_ends_within_its_limits_and_each_is_as_if_alone(
         assert sum(item.num_tokens for item in step) <= limits["max_num_batched_tokens"]
 
 
-class Noted(StaticBatching):
-    """Notes the batch of each step."""
-
-    def schedule(self) -> list[ScheduledRequest]:
-        scheduled = super().schedule()
-        names = frozenset(group.request_id for group in self.batch)
-        self.batches = [*getattr(self, "batches", []), names]
-        return scheduled
-
-
-@settings(max_examples=60, deadline=None)
-@given(REQUESTS, st.integers(1, 4))
-def test_nobody_joins_a_static_batch(requests: list[tuple[int, int, int]], seqs: int) -> None:
-    toy = Toy(Noted, max_num_seqs=seqs, max_num_batched_tokens=9)
-    steps = serve(toy, requests)
-    batches = toy.scheduler.batches  # type: ignore[attr-defined]
-    seen: set[str] = set()
-    left = {name: request.params.max_tokens for name, request in toy.requests.items()}
-    for step, batch, before in zip(steps, batches, [frozenset(), *batches], strict=False):
-        assert ids(step) <= batch and len(batch) <= seqs, "somebody else joined"
-        if batch != before:
-            assert all(left[name] == 0 for name in before), "the slowest was not waited for"
-            assert batch.isdisjoint(seen), "a batch was taken up again"
-            seen |= batch
-        for one in step:
-            request = one.request
-            end = one.allocation.first_position + one.num_tokens
-            left[request.request_id] -= end >= request.num_prompt_tokens
-
-
 def test_a_static_batch_is_filled_also_when_its_prompts_need_several_steps() -> None:
     toy = Toy(StaticBatching, max_num_seqs=3, max_num_batched_tokens=8)
     steps = serve(toy, [(10, 4, 0), (7, 4, 0), (3, 4, 0), (2, 4, 0)])
@@ -752,16 +721,6 @@ def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_
             toy.add(name, 4, 1)
         steps = toy.run()
     assert steps == [{"a": 4}, {"b": 4}, {"a": 4}]
-
-
-@settings(max_examples=60, deadline=None)
-@given(REQUESTS)
-def test_one_by_one_runs_one(requests: list[tuple[int, int, int]]) -> None:
-    steps = serve(Toy(OneByOne, max_num_seqs=4, max_num_batched_tokens=5), requests)
-    names = [name for step in steps for name in ids(step)]
-    assert len(names) == len(steps)
-    changes = sum(a != b for a, b in pairwise(names))
-    assert changes == len(requests) - 1, "one was taken up again after another"
 
 
 @settings(max_examples=60, deadline=None)

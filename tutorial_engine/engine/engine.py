@@ -100,7 +100,7 @@ class LLMEngine:
             self.scheduler.check,
         )
         self._numbers = count()  # of requests that come without an id
-        self._seeds: Iterator[int] | None = None  # for requests that come without a seed
+        self._next_seed: int | None = None  # for requests that come without a seed
         self._outputs: dict[str, RequestOutput] = {}  # request_id -> what `step` returns next
         self._is_torn = False  # was bookkeeping broken off?
         self._take_memory()
@@ -111,7 +111,7 @@ class LLMEngine:
     def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
         """An engine on pages, as vLLM's: model, memory and limits are what `args` say."""
         engine = cls(args.model, args.tokenizer, args.config, memory=args.memory)
-        engine._seeds = None if args.seed is None else count(args.seed)
+        engine._next_seed = args.seed
         return engine
 
     @property
@@ -165,12 +165,12 @@ class LLMEngine:
 
     def _seeded(self, params: SamplingParams | None) -> SamplingParams | None:
         """The same, with a seed where the engine has one to give and the request has none."""
-        if self._seeds is None or not isinstance(params, SamplingParams) or params.seed is not None:
+        if not isinstance(params, SamplingParams) or params.seed is not None:
             return params
-        if params.temperature == 0:
+        if self._next_seed is None or params.temperature == 0:
             return params
-        # sample i draws with seed + i: so many are this request's
-        return replace(params, seed=[next(self._seeds) for _ in range(params.n)][0])
+        seed, self._next_seed = self._next_seed, self._next_seed + params.n  # sample i: seed + i
+        return replace(params, seed=seed)
 
     def _new_id(self, params: SamplingParams | None) -> str:
         n = params.n if isinstance(params, SamplingParams) else 1
