@@ -87,7 +87,9 @@ def recorded_batches() -> list[Batch]:
     with watched(model) as batches:
         engine = LLMEngine(model, config=config, clock=VirtualClock())
         for length in (9, 7, 3):
-            engine.add_request(None, list(range(length)), SamplingParams(max_tokens=4, ignore_eos=True))
+            engine.add_request(
+                None, list(range(length)), SamplingParams(max_tokens=4, ignore_eos=True)
+            )
         engine.run()
     return list(batches)
 

@@ -20,10 +20,10 @@ from torch import Tensor
 import tools.bench.__main__ as command
 from tools.bench import contenders, llama, memory, plots, race, record
 from tools.bench.race import Agreement, Answer, Asked
+from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
-from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.lab import roofline
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
@@ -302,9 +302,7 @@ class FakeLlama(ModuleType):
     def llama_memory_clear(self, memory: Any, data: bool) -> None:
         rows = self.params.n_seq_max
         sizes = {"max_seqs": rows, "max_len": self.params.n_ctx // rows}
-        self.run = run_with_cache(
-            self.model, StaticKVCache.from_config(self.model.config, **sizes)
-        )
+        self.run = run_with_cache(self.model, StaticKVCache.from_config(self.model.config, **sizes))
         self.requests = [Request(str(i), []) for i in range(rows)]
 
     def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> Any:

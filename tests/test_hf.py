@@ -1,7 +1,6 @@
 """Transformers under our loop, and our cache under transformers' own generate()."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest

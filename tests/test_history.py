@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from test_scheduler import WORKLOADS, Toy
+from hypothesis import strategies as st
+from test_scheduler import Toy
 
 from tutorial_engine.trace.events import (
     Added,
@@ -126,6 +127,23 @@ def test_a_step_that_was_never_planned_is_refused() -> None:
     begun_again = (*BOTH_RUN[:-2], StepBegan(0, 0.5), StepEnded(0, 1.0, 4))
     with pytest.raises(ValueError, match="never planned"):
         list(history(Trace({}, begun_again)))
+
+
+WORKLOADS = st.fixed_dictionaries(
+    {
+        "requests": st.lists(
+            st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 6)),
+            min_size=1,
+            max_size=6,
+        ),  # prompt, outputs, steps before it comes
+        "slots": st.integers(16, 40),
+        "whole": st.booleans(),
+        "max_num_seqs": st.integers(1, 4),
+        "max_num_batched_tokens": st.integers(1, 24),
+        "long_prefill_token_threshold": st.none() | st.integers(1, 5),
+        "enable_chunked_prefill": st.booleans(),
+    }
+)
 
 
 @settings(max_examples=100, deadline=None)

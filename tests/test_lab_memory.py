@@ -23,7 +23,7 @@ from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
 from tutorial_engine.lab.when_full import LLAMA_2_7B, Price, when_full
 from tutorial_engine.lab.workload import Arrival
-from tutorial_engine.learn.checks_04 import check_causes
+from tutorial_engine.learn.cause_check import check_causes
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams

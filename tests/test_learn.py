@@ -12,8 +12,8 @@ import pytest
 import torch
 from learners import forgotten, untouched, with_a_gap
 
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.elsewhere import (

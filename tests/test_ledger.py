@@ -32,9 +32,9 @@ from tutorial_engine.lab.ledger import (
     in_place_paths,
     layer_paths,
     ledger,
+    loop_path,
     memory_paths,
     our_paths,
-    loop_path,
     table,
 )
 from tutorial_engine.learn.bugs import planted

@@ -14,10 +14,10 @@ from learners import Spy, greedy, named, passes, raises_at
 from nbformat import NotebookNode
 from tokenizers import Tokenizer
 from torch import Tensor
-from tutorial_engine.learn.build import make_notebook, sources
 
+from tools.publish.build import make_notebook, sources
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.lab.ledger import ledger, our_paths, loop_path
+from tutorial_engine.lab.ledger import ledger, loop_path, our_paths
 from tutorial_engine.learn import OwnServer, own, own_cache
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.earlier import bring

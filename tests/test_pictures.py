@@ -84,8 +84,8 @@ from traces import (
     six,
     story,
 )
-from tools.bench.plots import bench_picture
 
+from tools.bench.plots import bench_picture
 from tutorial_engine import viz
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import TRANSITIONS, RequestStatus

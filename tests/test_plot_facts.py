@@ -1,37 +1,29 @@
 """What plots and pictures of the model tell is what was measured, and what the model does."""
 
-import copy
 import functools
-import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import QWEN3_06B
 from inputs import (
     PROMPTS,
-    SECONDS,
     K,
     Q,
     V,
-    bench_figures,
     dial_point,
     kv_numbers,
     parallel_report,
     pool_picture,
     recorded_softmax,
 )
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from torch import Tensor
 from traces import POLICIES, box, chunked, items, plot_words, served
 from transformers import AutoModelForCausalLM
-from tutorial_engine.viz.bench_plots import bench_picture, main
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
@@ -42,7 +34,7 @@ from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
-from tutorial_engine.viz import bench_plots, cache_plots
+from tutorial_engine.viz import cache_plots
 from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
 from tutorial_engine.viz.memory_plots import users_at_once, waste_over_time
@@ -634,80 +626,3 @@ def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
     assert found == ([] if where is None else [pytest.approx((where, 2.0))])
     marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "equal at" in w]
     assert [m for m in marks if m.startswith("equal")] == [f"equal at {n:.0f}" for n, _ in found]
-
-
-# -- the benchmark ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def axes(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """The panels, caught before they become bytes."""
-    caught: list[Axes] = []
-    real = bench_plots.finish
-
-    def catch(figure: Figure, caption: str) -> Picture:
-        caught.extend(figure.axes)
-        return real(figure, caption)
-
-    monkeypatch.setattr(bench_plots, "finish", catch)
-    return caught
-
-
-def test_bars_are_as_high_as_the_figures(axes: list[Axes]) -> None:
-    bench_picture(bench_figures())
-    for ax, phase in zip(axes, ("decode", "prefill"), strict=True):
-        drawn = {bars.get_label(): [bar.get_height() for bar in bars] for bars in ax.containers}
-        for name, heights in drawn.items():
-            took = [SECONDS[phase, context][name] for context in (128, 512)]
-            want = [1000 * s for s in took]
-            if phase == "prefill":
-                want = [128 / took[0], 512 / took[1]]
-            assert heights == pytest.approx(want)
-        assert list(drawn) == ["transformers", "llama.cpp", "ours"]
-        said = [text.get_text() for text in ax.texts]
-        assert ("140" in said and "40" in said) if phase == "decode" else "400" in said
-
-
-def test_floor_is_a_line_across_each_group(axes: list[Axes]) -> None:
-    bench_picture(bench_figures())
-    heights = [[line.get_ydata()[0] for line in ax.get_lines()] for ax in axes]
-    assert heights[0] == pytest.approx([32.0, 32.0])  # ms
-    assert heights[1] == pytest.approx([512.0, 512.0])  # tokens per second
-    axes.clear()
-    bench_picture(bench_figures(floors=False))
-    assert not [line for ax in axes for line in ax.get_lines()]
-
-
-def test_whoever_did_not_run_has_no_bar(axes: list[Axes]) -> None:
-    fewer = copy.deepcopy(bench_figures())
-    for row in fewer["rows"][:2]:
-        del row["seconds"]["llama.cpp"]
-    caption = bench_picture(fewer).caption
-    assert "llama.cpp" not in caption
-    assert [len(bars.patches) for bars in axes[0].containers] == [2, 1, 2]
-
-
-def test_command_writes_what_the_suffix_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "bench.json"
-    source.write_text(json.dumps(bench_figures()))
-    picture = bench_picture(bench_figures())
-    assert main([str(source), str(tmp_path / "a.png")]) == 0
-    assert main([str(source), str(tmp_path / "a.svg")]) == 0
-    assert (tmp_path / "a.png").read_bytes() == picture.png
-    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == picture.svg
-    assert picture.caption in capsys.readouterr().out
-
-
-def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "bench.json"
-    with pytest.raises(SystemExit):
-        main([str(source), "bench.jpg"])
-    assert "must end in .png or .svg, got 'bench.jpg'" in capsys.readouterr().err
-    assert main([str(source), str(tmp_path / "a.png")]) == 1
-    assert "bench.json" in capsys.readouterr().err
-    source.write_text(json.dumps({**bench_figures(), "rows": []}))
-    assert main([str(source), str(tmp_path / "a.png")]) == 1
-    assert "no rows" in capsys.readouterr().err
-    assert not (tmp_path / "a.png").exists()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from engines import VOCAB, random_model
+from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.memory import KVMemory

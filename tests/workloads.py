@@ -23,7 +23,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -42,6 +41,7 @@ from tutorial_engine.engine.request import (
 )
 from tutorial_engine.engine.runner import ModelRunner, run_with_cache
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
