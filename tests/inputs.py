@@ -23,7 +23,6 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import Traffic
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import PoolHistory
 from tutorial_engine.viz.parts import Sheet
 from tutorial_engine.viz.picture import Picture
@@ -108,7 +107,7 @@ def dial_points() -> tuple[DialPoint, ...]:
     """Eight requests on 128 slots, at five positions."""
     prefix = load_tokenizer().encode(PROMPTS[0]).ids
     arrivals = sharing(prefix, 512, 8, outputs=(4, 12))
-    return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32, repeats=0))
+    return tuple(sweep_block_sizes(load_model(), arrivals, (1, 4, 16), 128, 32))
 
 
 def dial_point(position: object) -> DialPoint:
@@ -169,7 +168,6 @@ def parallel_report(size: int = 2, **sizes: int) -> ParallelReport:
         backend="gloo",
         dtype="float32",
         sizes={**tiny, **sizes},
-        block_size=4,
         prompt_token_ids=(),
         token_ids=(),
         texts=(),
@@ -181,8 +179,6 @@ def parallel_report(size: int = 2, **sizes: int) -> ParallelReport:
         num_forwards=10,
         num_tokens=20,
         traffic=Traffic(2 * 4 * 10, 20 * 2 * 4 * 192 * 4),
-        logits_digests=("a", "a"),
-        event_digests=("b", "b"),
-        trace=Trace({}, ()),
+        digests=("a", "a"),
         seconds=1.0,
     )

@@ -403,14 +403,14 @@ def test_gguf_holds_the_weights_under_llama_cpps_names(
 
 def gather_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slots are scattered, values are read in another order."""
-    read = KVStorage.read
+    read = KVStorage.read_slots
 
-    def mistaken(self: KVStorage, layer: int, slots: Any, *rest: Any) -> tuple[Tensor, Tensor]:
-        k, v = read(self, layer, slots, *rest)
+    def mistaken(self: KVStorage, layer: int, slots: Any, keep: bool = False) -> Any:
+        k, v = read(self, layer, slots, keep)
         axis = next(i for i, size in enumerate(v.shape) if size == k.shape[-3])
         return k, v if isinstance(slots, slice) else v.flip(axis)
 
-    monkeypatch.setattr(KVStorage, "read", mistaken)
+    monkeypatch.setattr(KVStorage, "read_slots", mistaken)
 
 
 def test_wrong_answers_are_no_way_to_win(monkeypatch: pytest.MonkeyPatch) -> None:

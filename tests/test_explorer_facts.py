@@ -497,8 +497,8 @@ def test_what_the_cells_hold_is_what_the_model_writes(cells: CellExplorer) -> No
     append_tokens(cells.model, alone, 0, ids)
     scattered = torch.tensor(cells.cache.table.cells_of(1))
     for layer in range(4):
-        ours = cells.cache.storage.read(layer, scattered)
-        for x, y in zip(ours, alone.storage.read(layer, slice(0, 6)), strict=True):
+        ours = cells.cache.storage.read_slots(layer, scattered)
+        for x, y in zip(ours, alone.storage.read_slots(layer, slice(0, 6)), strict=True):
             torch.testing.assert_close(x, y, atol=1e-4, rtol=0)
 
 

@@ -465,10 +465,10 @@ def test_every_step_is_checked_and_only_neighbours_are_aborted() -> None:
         checks, aborted = list[int](), list[str]()
         config = EngineConfig(max_model_len=MAX_LEN)
         engine = LLMEngine(random_model(), config=config)
-        check, abort = engine.check_integrity, engine.abort
+        check, abort = engine.check_integrity, engine.abort_request
         with (
             patch.object(engine, "check_integrity", lambda: (checks.append(1), check())),
-            patch.object(engine, "abort", lambda name: (aborted.append(name), abort(name))),
+            patch.object(engine, "abort_request", lambda n: (aborted.extend(n), abort(n))),
         ):
             logits = engine_path(lambda: engine, **options)(prompts, 4)
         assert len(checks) == engine.num_steps

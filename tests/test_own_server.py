@@ -467,9 +467,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("ttft_and_tpot", lambda arrival, times: None, "gave None for request"),
     ("Fair", Stranger, "chose 'A': next_waiting must return one of the requests"),
     ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
-    ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1, 2] in blocks of 4"),
-    ("slots", lambda table, size, n: [99] * n, "expected 12 slots of 0 .. 31"),
-    ("slots", lambda table, size, n: list(range(n)), "the slots of A are not those of"),
+    ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1] in blocks of 4"),
+    ("slots", lambda table, size, n: [99] * n, "expected 8 slots of 0 .. 31"),
+    ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
     ("free", lambda table, ref_cnt, queue: None, "back, and left ref_cnt"),
     (
         "free",

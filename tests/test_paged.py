@@ -203,6 +203,6 @@ def test_steps_may_be_run_inside_and_outside_of_inference_mode() -> None:
         ended = {}
         while engine.has_unfinished_requests():
             with torch.inference_mode(turns[engine.num_steps % len(turns)]):
-                ended |= {r.request_id: r.output for r in engine.step() if r.output is not None}
+                ended |= {r.request_id: r for r in engine.step() if r.finished}
         said.append([ended[name].outputs[0].token_ids for name in sorted(ended)])
     assert said[0] == said[1] == said[2] and len(said[0]) == 3

@@ -303,7 +303,7 @@ def test_a_rank_that_fails_is_shown_with_its_traceback() -> None:
         run_ranks(2, Job(prompts=[""]), LONG_S)
     assert "run_rank(job, group)" in str(caught.value) and caught.value.__cause__ is None
     assert str(caught.value).endswith(
-        "ValueError: prompt 0 is empty: a prompt needs at least one token"
+        "ValueError: the prompt is empty: a prompt needs at least one token"
     )
 
 

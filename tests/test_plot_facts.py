@@ -300,14 +300,14 @@ def by_hand(
     """The stops of any dense Qwen3, written down from the architecture; a layer is indented."""
     flat, out = f"[{tokens}, {hidden}]", heads * head_dim
     q, kv = f"[{tokens}, {heads}, {head_dim}]", f"[{tokens}, {kv_heads}, {head_dim}]"
-    qk = f"[{tokens}, {heads + kv_heads}, {head_dim}]"
     qkv = out + 2 * kv_heads * head_dim
     both, half = f"[{tokens}, {2 * mlp}]", f"[{tokens}, {mlp}]"
     return [
         ShapeStep("embed_tokens", f"[{tokens}]", flat, vocab * hidden),
         ShapeStep("  input_layernorm", flat, flat, hidden),
         ShapeStep("  qkv_proj", flat, f"[{tokens}, {qkv}]", hidden * qkv),
-        ShapeStep("  qk_norm", qk, qk, 2 * head_dim),
+        ShapeStep("  q_norm", q, q, head_dim),
+        ShapeStep("  k_norm", kv, kv, head_dim),
         ShapeStep("  attention: q", q, q, 0),
         ShapeStep("  attention: k and v", kv, "", 0),
         ShapeStep("  o_proj", f"[{tokens}, {out}]", flat, out * hidden),

@@ -231,12 +231,12 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "quantised weights": (lambda: EngineArgs(quantization="awq"), "quantization='awq': vLLM has"),
     "LoRA": (lambda: EngineArgs(enable_lora=True), "enable_lora=True: vLLM has this"),
     "an option nobody knows": (lambda: EngineArgs(max_batch=3), "no option 'max_batch'; see help"),
-    "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype must be one of .*'int8'"),
+    "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype 'int8' is not supported"),
     "no length": (lambda: EngineArgs(max_model_len=0), "max_model_len .* got 0"),
     "blocks by name": (lambda: EngineArgs(block_size="x"), "block_size .* got 'x'"),  # type: ignore[arg-type]
     "no blocks": (lambda: EngineArgs(num_gpu_blocks_override=0), "num_blocks .* got 0"),
     "half a seed": (lambda: EngineArgs(seed=0.5), "seed must be a whole number .* got 0.5"),  # type: ignore[arg-type]
-    "args without a model": (lambda: EngineArgs(None), "a folder, a hub id or a loaded model"),  # type: ignore[arg-type]
+    "args without a model": (lambda: EngineArgs(None), "a checkpoint is a folder or a hub id"),  # type: ignore[arg-type]
 }
 
 

@@ -357,7 +357,7 @@ def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM
         if event.cpu_parent is None or not event.cpu_parent.name.startswith(kernels)
     ]
     layers = model.config.num_hidden_layers
-    assert 40 * layers < len(outer) <= 200, Counter(event.name for event in outer)
+    assert 40 * layers < len(outer) <= 240, Counter(event.name for event in outer)
 
 
 # -- a request ------------------------------------------------------------------------------------

@@ -868,7 +868,7 @@ def check_colours(picture: Picture, cells: CellKVCache, scale: Any, left_over: s
     """Squares of the first and the last layer are the storage's numbers, evenly spaced."""
     found, colours = items(picture), matplotlib.colormaps["cividis"]
     for layer in (0, cells.storage.spec.num_layers - 1):
-        both = cells.storage.read(layer, slice(0, cells.table.num_cells))
+        both = cells.storage.read_slots(layer, slice(0, cells.table.num_cells))
         for kind, (name, x) in enumerate(zip("KV", both, strict=True)):
             low, high = scale[layer][kind]
             for cell in range(cells.table.num_cells):

@@ -151,7 +151,8 @@ class Request:
 
     @status.setter
     def status(self, to: RequestStatus) -> None:
-        assert to in TRANSITIONS[self._status], f"{self.request_id}: {self._status} cannot be {to}"
+        name, now = self.request_id, self._status
+        assert to in TRANSITIONS[now], f"request {name} is {now.value}: it cannot become {to.value}"
         self._status = to
 
     @property

@@ -235,8 +235,8 @@ class Scheduler:
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
-        self.memory.free(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
+        self.memory.free(victim.request_id)
         victim.num_computed_tokens = 0
         self.running.remove(victim)
         self.waiting.appendleft(victim)
