@@ -335,10 +335,12 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 
 # %% [markdown]
 # The engine does the same in each step: it schedules and runs one forward. `_update` samples, and updates the
-# requests. The step returns each request that got a token or ended, with all of its tokens so far.
+# requests. Then `step` returns each request that got a token or ended, with all of its tokens so far.
 
 # %%
 show_source(LLMEngine.step)
+print()
+show_source(LLMEngine._run_step)
 
 # %% [markdown]
 # ## 5 · Inside the scheduler
