@@ -218,7 +218,7 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an attention's class": (
         lambda: ModelRunner(MODEL, over(CellKVCache.from_config(CONFIG, 40)), SdpaAttention),  # type: ignore[arg-type]
-        "make a SdpaAttention first",
+        r"make one first: SdpaAttention\(memory.storage\)",
     ),
     "rows that fit nowhere": (
         lambda: LLMEngine(MODEL, config=EngineConfig(max_num_seqs=10**12)),
@@ -307,7 +307,7 @@ POLICIES: dict[str, tuple[type[Scheduler], str]] = {
         policy(schedule=lambda self: Scheduler.schedule(self) * 2),
         r"planned a request twice in one step: \['r0', 'r1'",
     ),
-    "nobody is next": (policy(next_waiting=lambda self: None), "next_waiting gave None: .*waiting"),
+    "nobody is next": (policy(next_waiting=lambda self: None), "gave None .*return.*waiting"),
     "a stranger is next": (policy(next_waiting=lambda self: Request("x", [1])), "must return one"),
     "nobody may": (policy(may_admit=lambda self, plan: None), "planned nothing.*`return` missing"),
     "too many may": (

@@ -1,4 +1,4 @@
-"""Runs the Python of the README, block after block, each in an empty namespace.
+"""Runs the Python of the README and of the architecture page, each block in an empty namespace.
 
     python tools/run_readme.py
 
@@ -10,13 +10,15 @@ import re
 import time
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
 HUB = "Qwen/"
 
 
 def blocks() -> list[str]:
-    """The Python in the README that runs without the hub."""
-    found = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    """The Python of the pages that runs without the hub."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     return [block for block in found if HUB not in block]
 
 
@@ -27,7 +29,7 @@ def main() -> None:
     print(f"tutorial_engine is in {Path(tutorial_engine.__file__).parent}")
     for number, block in enumerate(blocks(), 1):
         began = time.perf_counter()
-        exec(compile(block, f"README, block {number}", "exec"), {"__name__": "__main__"})
+        exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
         print(f"-- block {number} of {len(blocks())}: {time.perf_counter() - began:.1f} s")
 
 

@@ -173,7 +173,9 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
     ) -> None:
         if isinstance(attention, type):
-            raise ValueError(f"make a {attention.__name__} first, with memory.storage")
+            raise ValueError(f"make one first: {attention.__name__}(memory.storage)")
+        if attention is not None and not hasattr(attention, "attend"):
+            raise ValueError(f"an attention backend has a method attend, {attention!r} has none")
         if getattr(attention, "cache", storage) is not storage and attention is not None:
             raise ValueError(
                 f"{type(attention).__name__} does not read this memory, so every token would see "

@@ -7,6 +7,7 @@ and a step runs some of the difference. Decode is 1, prefill more, a resumed req
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tutorial_engine.cache.memory import KVMemory
@@ -45,6 +46,8 @@ class Scheduler:
         trace: events.Recorder | None = None,
     ) -> None:
         self.config, self.memory, self.now, self.trace = config, memory, now, trace
+        if callable(self.can_chunk):
+            raise ValueError(f"{type(self).__name__}.can_chunk is True or False, and no method")
         self.can_chunk = self.can_chunk and config.enable_chunked_prefill
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission
@@ -189,24 +192,29 @@ class Scheduler:
             isinstance(item, ScheduledRequest) for item in scheduled
         ):
             raise ValueError(
-                f"{policy}.schedule gave {scheduled!r}: it must return the list plan.scheduled"
+                f"{policy}.schedule gave {scheduled!r}: it must return the list that "
+                "super().schedule() gives, plan.scheduled"
             )
         names = [item.request.request_id for item in scheduled]
         if len(set(names)) < len(names):
             raise ValueError(f"{policy}.schedule planned a request twice in one step: {names}")
         if not scheduled:
+            overridden = vars(type(self)).keys() if type(self) is not Scheduler else ()
+            own = [name for name in overridden if callable(getattr(Scheduler, name, None))]
             raise RuntimeError(
-                f"{policy}.schedule planned nothing, and {left} are not over: either one of its "
-                "methods refuses all of them (is a `return` missing?), or the memory has no room "
-                "for one of them alone; abort them, or mend it"
+                f"{policy} planned nothing, and {left} are not over: either one of its own methods "
+                f"({', '.join(own)}) refuses all of them (is a `return` missing?), or the memory "
+                "has no room for one of them alone: engine.abort_request(id) ends one"
             )
 
     def _check_choice(self, request: Request) -> None:
         """ValueError for a request that no policy may admit now."""
         if request not in self.waiting:
+            given = getattr(request, "request_id", request)
+            hint = " (is a `return` missing?)" if given is None else ""
             raise ValueError(
-                f"{type(self).__name__}.next_waiting gave {request!r}: it must return one of the "
-                "requests in self.waiting"
+                f"{type(self).__name__}.next_waiting gave {given!r}{hint}: it must return one of "
+                "the requests in self.waiting, and leave it there (admit takes it out)"
             )
         if len(self.running) >= self.config.max_num_seqs:
             raise ValueError(
@@ -288,7 +296,8 @@ class Scheduler:
             request.group.unqueued.remove(request)
             return
         self.memory.free(request.request_id)
-        queue.remove(request)
+        with suppress(ValueError):  # a policy of one's own may have taken it out
+            queue.remove(request)
         self._record(events.Finished, request, finish.reason, error or finish.stop_reason)
 
     def state(self) -> EngineState:
