@@ -15,7 +15,6 @@ import torch
 from checkpoints import load_reference, save_random
 from engines import random_model
 from PIL import Image
-from torch import Tensor
 
 import tools.bench.__main__ as command
 from tools.bench import contenders, llama, memory, plots, race, record

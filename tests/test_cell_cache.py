@@ -1,4 +1,4 @@
-"""Cells under tensors, by hand: shared, cut, shifted, copied; and the same cells in the engine."""
+"""Cells under tensors, by hand: shared, cut, shifted, copied."""
 
 import random
 from collections import Counter
@@ -9,7 +9,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from engines import poison, random_model
-from memories import room, run
 from torch import Tensor
 
 from tutorial_engine.cache.cell_table import CellTable
@@ -38,13 +37,6 @@ def prefilled(
     cache, one = cells(num_cells, model), Request("A", PROMPT[:num_tokens])
     prefill(model, cache, [one])
     return cache, one
-
-
-def shared_by(one: Request, name: str) -> Request:
-    """A request that goes on where this one stands: what seq_cp is for."""
-    other = Request(name, one.token_ids)
-    other.num_computed_tokens = one.num_computed_tokens
-    return other
 
 
 def more(requests: Sequence[Request], tokens: Sequence[int]) -> list[Request]:
@@ -97,17 +89,6 @@ def test_prefill_and_decode_on_cells_give_the_logits_of_no_cache(
     assert [len(cache.table.cells_of(name)) for name in "ABC"] == [14, 8, 12]
 
 
-def test_how_are_you() -> None:
-    """Cells 0, 1, 2 are used, 3 and 4 free: the token of position 5 goes to cell 3."""
-    cache, one = prefilled(3, num_cells=5)
-    cache.seq_add("A", 2, -1, 2)  # positions 0, 1, 4
-    one.token_ids, one.num_computed_tokens = [*PROMPT[:5], 9], 5
-    allocation = cache.allocate("A", one.token_ids, 5, 1)
-    assert allocation is not None
-    assert (allocation.first_position, list(allocation.new_slots)) == (5, [3])
-    assert allocation.context_slots == slice(0, 4)
-
-
 # -- a sequence that was changed by hand ----------------------------------------------------------
 
 
@@ -135,29 +116,6 @@ def test_what_the_table_does_not_hold_is_refused_with_the_numbers(
     with pytest.raises(ValueError, match=says):
         prefill(MODEL, cache, [one])
     assert repr(cache.table) == before
-
-
-def test_a_token_that_is_removed_without_a_shift_leaves_a_hole_and_is_not_seen() -> None:
-    """It stays in token_ids: positions do not move. One layer, or others would have seen it."""
-    cache, one = prefilled(8, model=ONE_LAYER)
-    cache.seq_rm("A", 2, 5)
-    got = decode(ONE_LAYER, cache, more([one], [7]))
-    batch = Batch(
-        torch.tensor([*PROMPT[:2], *PROMPT[5:8], 7]), torch.tensor([0, 1, 5, 6, 7, 8]), (0, 6)
-    )
-    close(got, ONE_LAYER.compute_logits(ONE_LAYER(batch)[-1:]))
-
-
-def test_no_room_is_an_error_with_the_numbers_and_takes_nothing() -> None:
-    cache, _ = prefilled(4, num_cells=12)
-    before = repr(cache.table)
-    with pytest.raises(ValueError, match="no room for 9 tokens of request B"):
-        prefill(MODEL, cache, [Request("B", [1] * 9)])
-    assert repr(cache.table) == before
-    with pytest.raises(ValueError, match=r"no memory for 1,000,000,000,000,000 slots"):
-        CellKVCache.from_config(MODEL.config, 10**15)
-    with pytest.raises(ValueError, match="heads of 8, the storage has 16"):
-        CellKVCache(cache.storage, RotaryEmbedding(8, 10_000.0))
 
 
 # -- sharing (and with all else, below) -----------------------------------------------------------
@@ -238,42 +196,6 @@ def test_a_shift_turns_the_keys_of_every_layer_and_leaves_the_values(
 def test_error_of_a_shift_grows_with_the_position() -> None:
     errors = [check_shift(False, (-at // 2,), at) for at in (100, 1000, 4000, 32_000)]
     assert errors[0] < 2e-5 and errors[-1] > 10 * errors[0], errors
-
-
-def shifted_logits(model: Qwen3ForCausalLM) -> tuple[Tensor, Tensor]:
-    """Context shift: forget the first half, move the rest to the front, go on; and a fresh run."""
-    cache, one = prefilled(20, model=model)
-    cache.seq_rm("A", 0, 10)
-    cache.seq_add("A", 10, -1, -10)
-    one.token_ids, one.num_computed_tokens = [*PROMPT[10:20], 5], 10
-    got = decode(model, cache, [one])
-    cache.check_integrity()
-    assert cache.table.next_pos("A") == one.num_computed_tokens == 11
-    return got, fresh_logits(model, one.token_ids)
-
-
-def test_context_shift_is_a_fresh_run_in_one_layer_and_none_in_three() -> None:
-    """Keys and values above the first layer have seen the tokens that are gone."""
-    got, fresh = shifted_logits(ONE_LAYER)
-    assert (got - fresh).abs().max() <= 1e-5
-    got, fresh = shifted_logits(MODEL)
-    assert (got - fresh).abs().max() > 0.05
-
-
-def test_generation_goes_on_beyond_the_cells_with_context_shifts() -> None:
-    """Sixteen cells, sixty tokens; in one layer each step is that of the tokens that are left."""
-    cache, one = prefilled(12, 16, ONE_LAYER)
-    token = PROMPT[12]
-    for _ in range(48):
-        if cache.table.num_free == 0:
-            cache.seq_rm("A", 4, 10)  # keeps the first four, as attention sinks
-            cache.seq_add("A", 10, -1, -6)
-            del one.token_ids[4:10]
-            one.num_computed_tokens -= 6
-        logits = decode(ONE_LAYER, cache, more([one], [token]))
-        cache.check_integrity()
-        close(logits, fresh_logits(ONE_LAYER, one.token_ids), 2e-5)
-        token = int(logits.argmax())
 
 
 # -- any operations, one after the other ----------------------------------------------------------
@@ -419,24 +341,3 @@ def test_planted_bug_in_the_shift_is_caught(owner: type, name: str, wrong: Any) 
     check_shift(False)
     with patch.object(owner, name, wrong), pytest.raises(AssertionError):
         check_shift(False)
-
-
-# -- in the engine (more in test_memory.py and test_paged_properties.py) ---------------------------
-
-
-@pytest.mark.parametrize(
-    ("corrupt", "says"),
-    [
-        (lambda cache: cache._shared.update(a=9), "a shares 9 tokens, has 5 cells"),
-        (lambda cache: cache._waiting.update(a=None), "wait"),
-    ],
-)
-def test_what_contradicts_itself_is_noticed(corrupt: Any, says: str) -> None:
-    cache, a = cells(), Request("a", range(4))
-    run(cache, a)
-    run(cache, Request("b", range(4)))
-    room(cache, *more([a], [4]))
-    cache.check_integrity()
-    corrupt(cache)
-    with pytest.raises(AssertionError, match=says):
-        cache.check_integrity()
