@@ -75,9 +75,7 @@ def test_a_trace_comes_back_from_a_file_of_one_line_per_event(tmp_path: Path) ->
     whole = Trace({"policy": "Größe", "max_num_seqs": 2, "none": None}, tuple(ONE_OF_EACH))
     whole.save(tmp_path / "a.json")
     back = Trace.load(str(tmp_path / "a.json"))
-    assert back == whole and repr(back) == repr(
-        whole
-    )  # 1 is not True
+    assert back == whole and repr(back) == repr(whole)  # 1 is not True
     assert [hash(event) for event in back.events] == [hash(event) for event in ONE_OF_EACH]
     lines = whole.to_json().splitlines()
     assert len(lines) == len(ONE_OF_EACH) + 3  # brackets, and the head
