@@ -5,7 +5,6 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -173,26 +172,6 @@ def test_random_rows_ask_only_for_what_was_said_before() -> None:
             assert targets[i] == ids[i + 1 - period], "the target was said one period ago"
             assert i + 1 == train.SEQ_LEN or targets[i] == ids[i + 1], "and comes next"
     assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
-
-
-def test_a_step_has_text_rows_that_join_up_to_the_stories_then_random_ones(
-    tokenizer: Tokenizer,
-) -> None:
-    rows = list(islice(train.text_rows(tokenizer, seed=6), 8))
-    assert all(len(row) == train.SEQ_LEN + 1 for row in rows)
-    assert all(a[-1] == b[0] for a, b in pairwise(rows))
-    joined = [i for row in rows for i in row[:-1]]
-    told = tokenizer.decode(joined, skip_special_tokens=False)
-    stories = train.END_OF_TEXT.join(["", *islice(corpus.stories(6), 30)])
-    assert stories.startswith(told) and told.count(train.END_OF_TEXT) > 5
-    step = next(train.batches(tokenizer, seed=1, rows=10, random_share=0.2))
-    assert step.ids.shape == step.targets.shape == (10, train.SEQ_LEN) and step.num_text == 8
-    assert torch.equal(step.ids[:8, 1:], step.targets[:8, :-1])
-    assert bool((step.targets[:8] != train.IGNORE).all())
-    assert bool((step.targets[8:] == train.IGNORE).any(dim=1).all())
-    batch = train.as_batch(torch.arange(12).view(3, 4))
-    assert batch.input_ids.tolist() == list(range(12)) and batch.query_start_loc == (0, 4, 8, 12)
-    assert batch.positions.tolist() == [0, 1, 2, 3] * 3
 
 
 @pytest.fixture(scope="module")

@@ -478,13 +478,3 @@ def test_tracks_pieces_and_counters_are_those_of_the_run(trace: Trace) -> None:
     used = [e["args"]["used"] for e in told if e["name"].startswith("slots of")]
     if "num_rows" in trace.settings or "num_blocks" in trace.settings:
         assert used == [shot.usage.used for shot in snapshots(trace)]
-
-
-def test_waiting_counts_from_the_arrival() -> None:
-    trace, outputs = served("one by one", 6, 40.0)
-    told = to_chrome(trace)["traceEvents"]
-    waited = {e["tid"]: e["dur"] for e in told if e["name"] == "waiting"}
-    queues = [output.metrics.queue_time for output in outputs]
-    for track, seconds in enumerate(queues, 1):
-        assert waited.get(track, 0.0) == pytest.approx(1e6 * (seconds or 0.0), abs=1)
-    assert any(waited.values())
