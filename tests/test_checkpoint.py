@@ -217,7 +217,7 @@ def shard_twice(folder: Path) -> None:
     more("copy", "again.safetensors")(folder)
 
 
-NO_INDEX = ("{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[" * 10**5)
+NO_INDEX = ("{broken", "[]", '{"weight_map": {"a": 1}}')
 SHARDED: list[tuple[Edit, str]] = [
     (lambda f: sorted(f.glob("model-*"))[1].unlink(), "files that are not there: .*model-00002"),
     (shard_twice, r"is in both again\.safetensors and model-00001"),

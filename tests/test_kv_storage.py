@@ -78,19 +78,6 @@ def test_slots_read_what_was_written_and_others_stay(
 
 
 @LAYOUTS
-def test_a_slice_is_a_view_numbers_are_a_copy_and_both_read_the_same(slots_first: bool) -> None:
-    storage = poisoned(slots_first)
-    storage.write_slots(2, torch.arange(SLOTS), *random_kv(SLOTS))
-    for start, stop in [(0, SLOTS), (3, 7), (11, 12)]:
-        views = storage.read_slots(2, slice(start, stop))
-        copies = storage.read_slots(2, torch.arange(start, stop))
-        for view, copy, tensor in zip(views, copies, (storage.k, storage.v), strict=True):
-            assert torch.equal(view, copy)
-            assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
-
-
-@LAYOUTS
 @pytest.mark.parametrize("rows", [1, 3, 12])
 def test_rows_are_the_same_memory_in_five_axes(slots_first: bool, rows: int) -> None:
     storage = poisoned(slots_first)

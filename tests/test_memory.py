@@ -66,17 +66,6 @@ def test_none_leaves_everything_as_it_was(kind: str) -> None:
     memory.check_integrity()
 
 
-def test_what_is_freed_is_taken_again_and_freeing_nothing_does_nothing(kind: str) -> None:
-    memory, a, b = memory_of(kind, 12), request("a", range(4)), request("b", range(8))
-    run(memory, a)
-    memory.free("a")
-    before = snapshot(memory)
-    memory.free("a")
-    memory.free("a stranger")
-    assert snapshot(memory) == before and memory.describe("a") == ((), ())
-    assert len(run(memory, b) or ()) == 8
-
-
 @pytest.mark.parametrize("wrong", [1, 5, 9])
 def test_what_is_said_to_be_computed_must_be_here(kind: str, wrong: int) -> None:
     """A request of another cache, or one that was freed: what it says is nowhere."""
@@ -120,18 +109,6 @@ def test_a_fork_that_waits_gives_way_to_whoever_runs(kind: str) -> None:
     assert table_of(memory, child) == () and room(memory, child) is None
     memory.free("p")
     assert len(run(memory, child) or ()) == 10, "it is computed like any other"
-
-
-def test_a_fork_that_waits_does_not_give_way_to_one_that_waits(kind: str) -> None:
-    memory = memory_of(kind, 16)
-    parent, child, other = request("p", range(10)), request("c", range(10)), request("o", range(9))
-    run(memory, parent)
-    memory.fork("p", "c", 9)
-    shared = table_of(memory, child)
-    assert room(memory, other) is None and table_of(memory, child) == shared
-    memory.free("p")
-    assert run(memory, other) is not None, "nobody runs: or all would wait for ever"
-    assert table_of(memory, child) == ()
 
 
 def test_a_fork_that_cannot_be_admitted_gives_up_what_it_shares_when_nobody_runs(kind: str) -> None:

@@ -16,7 +16,6 @@ from fuzz import failure, random_workload
 from workloads import (
     LIMITS,
     POOL_SIZE,
-    Party,
     Visitor,
     Workload,
     check,
@@ -36,7 +35,7 @@ from tutorial_engine.engine.request import Request, SampleGroup
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder, Scheduled, StepEnded
+from tutorial_engine.trace.events import CellsShared, Event, Forked, Recorder
 
 pytestmark = pytest.mark.slow
 
@@ -160,12 +159,6 @@ def keeps_a_forks_cells(self: CellKVCache, seq_id: str) -> None:
     (keeps_its_cells if seq_id in self._waiting else FREE_CELLS)(self, seq_id)
 
 
-def frees_the_first_cell_only(self: CellKVCache, seq_id: str) -> None:
-    keeps_its_cells(self, seq_id)
-    if self.table.cells_of(seq_id):
-        self.seq_rm(seq_id, 0, 1)
-
-
 def a_fork_lacks_a_cell(self: CellKVCache, parent_id: str, child_id: str, num_tokens: int) -> int:
     """The child is told of the tokens, and gets no cell for the first."""
     shared = FORK_CELLS(self, parent_id, child_id, num_tokens)
@@ -239,7 +232,6 @@ BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "one cell too many is shared": ("cells", CellKVCache, "fork", shares_one_too_many(FORK_CELLS)),
     "a fork's cells are kept": ("cells", CellKVCache, "free", keeps_a_forks_cells),
     "cells are kept": ("cells", CellKVCache, "free", keeps_its_cells),
-    "the first cell alone is freed": ("cells", CellKVCache, "free", frees_the_first_cell_only),
     "a fork lacks a cell": ("cells", CellKVCache, "fork", a_fork_lacks_a_cell),
     "cells read by number": ("cells", cells_module, "as_slots", ordered_by_number),
     "cells taken for neighbours": ("cells", cells_module, "as_slots", neighbours_assumed),
@@ -272,58 +264,3 @@ def test_planted_bug_is_caught(name: str) -> None:
             assert failure(workload) is None, "without it, all is well"
             return
     pytest.fail("102 workloads did not show it")
-
-
-# -- work that is not wrong, but too much ---------------------------------------------------------
-
-
-def first_tokens_run(party: Party) -> int:
-    """How many tokens of all were run twice."""
-    ran = sum(e.num_tokens for e in party.recorder.events if isinstance(e, StepEnded))
-    needed: dict[str, int] = {}
-    for event in party.recorder.events:
-        if isinstance(event, Scheduled):
-            end = event.first_position + len(event.slots)
-            needed[event.request_id] = max(needed.get(event.request_id, 0), end)
-    return ran - sum(needed.values())
-
-
-def admits_a_chunk(reserve: Any) -> Any:
-    """Only what is run now has to fit: those who are let in throw each other out."""
-
-    def wrong(self: Any, seq_id: str, token_ids: list[int], computed: int, num_new: int) -> Any:
-        if not self.describe(seq_id).table:
-            token_ids = token_ids[:num_new]
-        return reserve(self, seq_id, token_ids, computed, num_new)
-
-    return wrong
-
-
-def thrash(workload: Workload) -> tuple[int, int]:
-    """Preemptions, and tokens that were run twice."""
-    party = Party(workload)
-    party.run()
-    party.check()
-    return party.count()["preemptions"], first_tokens_run(party)
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_whole_prompts_have_to_fit_or_admission_thrashes(memory: str) -> None:
-    """Three long prompts in small chunks, memory for one and a half. Right, but too much work."""
-    long = [i for i, asked in enumerate(pool()) if len(asked.prompt) == 20][:3]
-    workload = Workload(
-        tuple(Visitor(i) for i in long),
-        max_num_seqs=3,
-        budget=6,
-        threshold=3,
-        capacity=48,
-        memory=memory,
-        block_size=1,
-        prefix_caching=False,
-    )
-    right = thrash(workload)
-    owner = PagedKVCache if memory == "pages" else CellKVCache
-    with patch.object(owner, "reserve", admits_a_chunk(owner.reserve)):
-        wrong = thrash(workload)
-    print(right, wrong)
-    assert right[0] < wrong[0] and right[1] < wrong[1], (right, wrong)
