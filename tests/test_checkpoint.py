@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from tutorial_engine.model import checkpoint as loader
-from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer
 from tutorial_engine.model.config import ModelConfig
 
 IDS = random_sequences([9, 4], 97)
@@ -101,17 +98,6 @@ def test_bf16_file_loads_exactly_into_fp32(make_checkpoint: MakeCheckpoint) -> N
     assert load_model(folder, dtype="auto").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, "float32", torch.bfloat16, "bfloat16", "auto"])
-def test_model_is_ready_for_inference(checkpoint: Path, dtype: Any, fast: bool) -> None:
-    ours = load_model(str(checkpoint), dtype=dtype, fast=fast)
-    want = torch.bfloat16 if "bfloat16" in str(dtype) else torch.float32
-    assert ours.dtype == want and ours.device == torch.device("cpu")
-    assert not ours.training and not any(p.requires_grad for p in ours.parameters())
-    assert not any(p.is_meta for p in ours.parameters())
-    assert ours.model.rotary_emb.inv_freq.dtype == torch.float32
-
-
 def test_tied_file_may_hold_an_equal_head_but_no_other(make_checkpoint: MakeCheckpoint) -> None:
     folder = make_checkpoint(tie_word_embeddings=True)
     model, before = load_model(folder, fast=False), logits_of(folder)
@@ -122,17 +108,6 @@ def test_tied_file_may_hold_an_equal_head_but_no_other(make_checkpoint: MakeChec
     edit_tensors(folder, lambda t: t[HEAD][3].add_(1))
     with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed_tokens"):
         load_model(folder)
-
-
-def test_loading_draws_nothing_and_leaves_the_compiler_alone() -> None:
-    """Importing torch._dynamo takes longer than all else in a fresh process."""
-    script = (
-        "import sys, torch; from tutorial_engine.model.checkpoint import load_model; "
-        "before = torch.get_rng_state(); load_model(); "
-        "assert 'torch._dynamo' not in sys.modules; "
-        "assert torch.equal(before, torch.get_rng_state())"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 # -- what is refused: (how to break a checkpoint, what is said) -----------------------------------
@@ -207,6 +182,10 @@ ONE_FILE: list[tuple[Edit, str]] = [
     (config(model_type="llama"), "unsupported architecture.*llama"),
     (config(num_hidden_layers=4), r"15 missing: model\.layers\.3\."),
     (config(num_hidden_layers=2), r"15 not known: model\.layers\.2\."),
+    *(
+        (config(**{n: 10**9}), rf"do not fit its config.*{n} 10{{9}}")
+        for n in ("head_dim", "num_hidden_layers")
+    ),
 ]
 
 
@@ -238,7 +217,7 @@ def shard_twice(folder: Path) -> None:
     more("copy", "again.safetensors")(folder)
 
 
-NO_INDEX = ("{broken", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "[" * 10**5)
+NO_INDEX = ("{broken", "[]", '{"weight_map": {"a": 1}}')
 SHARDED: list[tuple[Edit, str]] = [
     (lambda f: sorted(f.glob("model-*"))[1].unlink(), "files that are not there: .*model-00002"),
     (shard_twice, r"is in both again\.safetensors and model-00001"),
@@ -262,39 +241,20 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)
 
 
-@pytest.mark.parametrize("name", [*SIZES, "head_dim"])
-def test_absurd_sizes_are_refused_before_a_model_is_built(
-    make_checkpoint: MakeCheckpoint, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With head_dim 10**9 or 10**4 layers building it, even without memory, takes a minute."""
-
-    def build(config: object) -> None:
-        raise AssertionError("a model was built")
-
-    monkeypatch.setattr(loader, "without_weights", build)
-    folder = edit_config(make_checkpoint(), **{name: 10**9})
-    with pytest.raises(ValueError, match=rf"do not fit its config\.json.*{name} 1000000000"):
-        load_model(folder)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"dtype": torch.float16}, "float16.*bfloat16 or float32"),
-        ({"dtype": "float16"}, "float16.*bfloat16 or float32"),
-        ({"dtype": torch.float64}, "dtype torch.float64 is not supported"),
         ({"dtype": "int8"}, "dtype 'int8' is not supported; use 'auto' or"),
         ({"dtype": None}, "dtype None is not supported"),
         ({"device": "gpu"}, "device 'gpu' is none of PyTorch's; use 'cpu' or 'cuda'"),
-        ({"device": None}, "device None is none of PyTorch's"),
         *(
             ({"path_or_id": name}, f"no folder '{name}'.*Qwen/Qwen3-0.6B")
-            for name in ("/nowhere/at/all", "./nowhere", "nowhere", "a/b/c", "~/x")
+            for name in ("/nowhere/at/all", "nowhere", "~/x")
         ),
         ({"path_or_id": "nobody/has-this"}, r"'nobody/has-this' from the hub.*checkpoint\.TINY"),
         ({"path_or_id": __file__}, "is a file; give the folder"),
         ({"path_or_id": None}, "a checkpoint is a folder or a hub id, got None"),
-        ({"path_or_id": 5}, "a checkpoint is a folder or a hub id, got 5"),
     ],
 )
 def test_what_is_typed_wrong_is_answered(options: dict[str, Any], words: str) -> None:
@@ -325,37 +285,6 @@ def test_tokenizer_gives_any_text_back_and_a_broken_one_is_named(
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged"):
         load_tokenizer(tmp_path)
-
-
-SILENT_HUB = """
-import os, socket, sys
-hub = socket.socket()
-hub.bind(("127.0.0.1", 0))
-hub.listen()  # it takes calls, and never answers
-os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
-os.environ["HF_HOME"], os.environ["HF_HUB_OFFLINE"] = sys.argv[1], "0"
-from tutorial_engine.model import checkpoint
-checkpoint.HUB_TIMEOUT = 0.3
-print(checkpoint.load_model("some/model").config.vocab_size)
-try:
-    checkpoint.load_model("nobody/has-this")
-except ValueError as error:
-    print(error)
-"""
-
-
-def test_a_hub_that_never_answers_does_not_hang(checkpoint: Path, tmp_path: Path) -> None:
-    """What is in its cache loads; what is not is refused with a clear word."""
-    commit = "0123456789" * 4
-    folder = tmp_path / "hub" / "models--some--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(commit)
-    shutil.copytree(checkpoint, folder / "snapshots" / commit)
-    command = [sys.executable, "-c", SILENT_HUB, str(tmp_path)]
-    told = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
-    assert told.startswith("300\ncould not get 'nobody/has-this' from the hub (ReadTimeout")
-    assert "Use a local folder" in told
-    assert resolve_checkpoint(str(checkpoint)) == resolve_checkpoint(checkpoint) == checkpoint
 
 
 # -- config.json ----------------------------------------------------------------------------------
@@ -446,33 +375,21 @@ def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], word
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{not json", "not valid JSON"),
-        ("[1, 2]", "JSON object, got list"),
-        ("[" * 10**5 + "]" * 10**5, "not valid JSON"),
-        ('{"eos_token_id": "</s>"}', "eos_token_id must be|unsupported"),
-    ],
-    ids=range(4),
-)
-def test_file_that_is_no_config_is_named(tmp_path: Path, file: str, text: str, words: str) -> None:
+def test_file_that_is_no_config_is_named(tmp_path: Path, file: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_06B))
-    (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=words):
-        ModelConfig.from_pretrained(tmp_path)
+    for text in ("{not json", "[1, 2]", "[" * 10**5, '{"eos_token_id": "</s>"}'):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(ValueError, match=r"JSON|eos_token_id must be|unsupported"):
+            ModelConfig.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("eos", "for_generation", "ends"),
     [
         ([3, 5], None, (3, 5)),
-        (0, None, (0,)),
-        (None, None, ()),
         (7, {"eos_token_id": [9, 4]}, (9, 4)),
         (7, {"eos_token_id": 0}, (0,)),
         (None, {"eos_token_id": 9}, (9,)),
-        (7, {"eos_token_id": None}, (7,)),
         (7, {"temperature": 0.6}, (7,)),
         (7, {"eos_token_id": []}, (7,)),
     ],

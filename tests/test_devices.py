@@ -5,7 +5,7 @@ itself lets some operations mix it with the CPU without a word; `OneDevice` does
 refuse, or wait for a copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelRunner, decode, prefill
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend, BlockedAttention, SdpaAttention
-from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -134,18 +133,20 @@ def test_neither_share_of_two_ranks_mixes_devices(kind: str, rank: int) -> None:
     serve(shard(MODEL, rank, 2, all_reduce), MEMORIES[kind])
 
 
-@pytest.mark.parametrize("kind", [*MEMORIES, "by cat"])
-@pytest.mark.parametrize("backend", [SdpaAttention, BlockedAttention])
-def test_a_loop_by_hand_mixes_no_devices(kind: str, backend: type[SdpaAttention]) -> None:
-    memory = GrowingKVCache() if kind == "by cat" else MEMORIES[kind](MODEL.config, unbound())
-    loop_by_hand(memory, backend(memory.storage))
-
-
-@pytest.mark.parametrize("backend", [NaivePagedAttention, PagedAttention])
-@pytest.mark.parametrize("kind", ["pages of 1", "pages of 4"])
-def test_paged_attention_in_place_mixes_no_devices(kind: str, backend: Any) -> None:
-    memory = MEMORIES[kind](MODEL.config, unbound())
-    loop_by_hand(memory, backend(memory))
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        (SdpaAttention, (*MEMORIES, "by cat")),
+        (BlockedAttention, (*MEMORIES, "by cat")),
+        (NaivePagedAttention, ("pages of 1", "pages of 4")),
+        (PagedAttention, ("pages of 1", "pages of 4")),
+    ],
+)
+def test_a_loop_by_hand_mixes_no_devices(backend: Any, kinds: Sequence[str]) -> None:
+    for kind in kinds:
+        memory = GrowingKVCache() if kind == "by cat" else MEMORIES[kind](MODEL.config, unbound())
+        in_place = backend in (NaivePagedAttention, PagedAttention)
+        loop_by_hand(memory, backend(memory if in_place else memory.storage))
 
 
 def loop_by_hand(memory: KVMemory, attention: AttentionBackend) -> None:
@@ -175,27 +176,16 @@ def test_a_context_shift_mixes_no_devices() -> None:
         assert memory.apply_shifts() == 5
 
 
-def test_without_a_cache_no_devices_are_mixed() -> None:
-    batch = Batch.from_sequences(random_sequences([5, 5, 2], VOCAB), device=META)
+def test_what_mixes_devices_is_caught_by_name_and_transfers_are_free() -> None:
+    x = torch.empty(2, 3, device=META)
+    mixes: list[Callable[[], Tensor]] = [
+        lambda: x[torch.tensor([0])],
+        lambda: x.index_select(0, torch.tensor([0])),
+        lambda: torch.nn.functional.linear(x, torch.ones(2, 3)),
+        lambda: x + torch.ones(3),
+    ]
     with OneDevice():
-        assert MODEL.compute_logits(MODEL(batch)).device == META
-
-
-@pytest.mark.parametrize(
-    "mixed",
-    [
-        lambda x: x[torch.tensor([0])],
-        lambda x: x.index_select(0, torch.tensor([0])),
-        lambda x: torch.nn.functional.linear(x, torch.ones(2, 3)),
-        lambda x: x + torch.ones(3),
-    ],
-)
-def test_what_mixes_devices_is_caught_by_name(mixed: Callable[[Tensor], Tensor]) -> None:
-    with OneDevice(), pytest.raises(MixedDevices, match=r"aten\..* sees \['cpu', 'meta'\]"):
-        mixed(torch.empty(2, 3, device=META))
-
-
-def test_scalars_and_transfers_are_free() -> None:
-    with OneDevice():
-        x = torch.empty(2, 3, device=META) * torch.tensor(2.0)
-        assert torch.ones(2, 3).to(META).device == x.device
+        for mixed in mixes:
+            with pytest.raises(MixedDevices, match=r"aten\..* sees \['cpu', 'meta'\]"):
+                mixed()
+        assert (x * torch.tensor(2.0)).device == torch.ones(2, 3).to(META).device

@@ -89,14 +89,6 @@ def test_two_rows_one_padded_on_the_left_give_the_same(peer: Any, padded: int) -
     assert not torch.equal(want[0], want[1])
 
 
-def test_attention_kernels_of_transformers_all_take_our_cache(one_peer: Any) -> None:
-    ids = torch.tensor([PROMPTS[0]])
-    want = free_run(one_peer, ids)
-    for kernel in ("sdpa", "eager"):  # the last one stays
-        one_peer.set_attn_implementation(kernel)
-        assert torch.equal(free_run(one_peer, ids, past_key_values=our_cache(one_peer)), want)
-
-
 def test_logits_equal_those_without_a_cache(peer: Any) -> None:
     ids = torch.tensor([PROMPTS[2]])
     cache, parts = our_cache(peer), []
@@ -106,14 +98,6 @@ def test_logits_equal_those_without_a_cache(peer: Any) -> None:
         assert cache.num_tokens == stop
     want = reference_logits(peer, [PROMPTS[2]])
     assert largest_difference(torch.cat(parts), want) <= fp32_tolerance(want)
-
-
-def test_lengths_as_transformers_asks_for_them(one_peer: Any) -> None:
-    cache = our_cache(one_peer, max_len=32)
-    assert (cache.get_seq_length(), cache.get_max_length()) == (0, 32)
-    one_peer(torch.tensor([[1, 2, 3]]), past_key_values=cache)
-    assert [layer.get_seq_length() for layer in cache.layers] == [3, 3, 3]
-    assert cache.layers[0].get_mask_sizes(4) == (7, 0)
 
 
 @pytest.mark.parametrize(("have", "given"), [(1, 2), (2, 1)])
@@ -144,34 +128,6 @@ def test_overflow_is_refused_and_the_cache_works_after_a_reset(one_peer: Any) ->
     assert cache.num_tokens == 16
 
 
-def test_a_cache_that_others_use_is_refused(one_peer: Any) -> None:
-    cache = our_cache(one_peer, 2)
-    cache.cache.allocate("another", [1, 2], 0, 2)
-    with pytest.raises(ValueError, match="other sequences are in this cache"):
-        one_peer(two_rows(), past_key_values=cache)
-
-
-def test_model_of_another_dtype_is_refused(one_peer: Any) -> None:
-    cache = our_cache(one_peer)
-    shape = (1, 2, 3, 16)
-    with pytest.raises(ValueError, match=r"float32.*bfloat16"):
-        cache.write(0, torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16())
-
-
-def test_forward_that_fails_half_way_leaves_no_trace(one_peer: Any) -> None:
-    clean, dirty = our_cache(one_peer), our_cache(one_peer)
-    ids = torch.tensor([PROMPTS[0]])
-    for cache in (clean, dirty):
-        one_peer(ids, past_key_values=cache)
-    handle = one_peer.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        one_peer(torch.tensor([[5, 6]]), past_key_values=dirty)
-    handle.remove()
-    assert dirty.num_tokens == clean.num_tokens
-    want, got = (one_peer(torch.tensor([[9]]), past_key_values=c).logits for c in (clean, dirty))
-    assert torch.equal(want, got)
-
-
 # -- transformers under our loop ----------------------------------------------------------------
 
 
@@ -200,18 +156,3 @@ def test_it_runs_in_our_loop_and_gives_transformers_logits(
         assert largest_difference(logits, want) <= fp32_tolerance(want)
     again = run(requests())  # new requests of the same names begin afresh
     assert largest_difference(again, got) <= fp32_tolerance(got)
-
-
-def test_caches_of_ones_own_are_made_only_when_they_are_used(one_peer: Any) -> None:
-    made: list[OurCache] = []
-
-    def make_cache() -> OurCache:
-        made.append(our_cache(one_peer))
-        return made[-1]
-
-    for use_cache, count in ((True, 3), (False, 3)):
-        run, asked = run_transformers(one_peer, make_cache, use_cache), requests()
-        run(asked)
-        run([append(asked[1], 1)])
-        assert len(made) == count
-    assert [c.get_seq_length() for c in made] == [7, 4, 12]

@@ -1,22 +1,25 @@
 """KV storage: a slot gives back what was put into it, in both layouts, and nothing else moves.
 
-What a token costs, which sizes and dtypes a memory is made of, and what a user types wrong there.
+Rows of slots and their concatenating twin; what tokens cost, and what a user types wrong.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import LLAMA2_7B, QWEN3_06B
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.config import KVCacheSpec, length_for
+from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.model.batch import Allocation, Batch, Slots
+from tutorial_engine.model.config import ModelConfig
 
 SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, k_head_dim=4, v_head_dim=6)
 SLOTS = 12
@@ -72,19 +75,6 @@ def test_slots_read_what_was_written_and_others_stay(
     assert torch.equal(got_k, k) and torch.equal(got_v, v)
     assert unwritten(storage, 1) == sorted(slots[cut:])
     assert unwritten(storage, 0) == unwritten(storage, 2) == list(range(SLOTS))
-
-
-@LAYOUTS
-def test_a_slice_is_a_view_numbers_are_a_copy_and_both_read_the_same(slots_first: bool) -> None:
-    storage = poisoned(slots_first)
-    storage.write_slots(2, torch.arange(SLOTS), *random_kv(SLOTS))
-    for start, stop in [(0, SLOTS), (3, 7), (11, 12)]:
-        views = storage.read_slots(2, slice(start, stop))
-        copies = storage.read_slots(2, torch.arange(start, stop))
-        for view, copy, tensor in zip(views, copies, (storage.k, storage.v), strict=True):
-            assert torch.equal(view, copy)
-            assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
 
 @LAYOUTS
@@ -154,19 +144,6 @@ def batch_of(*writes: tuple[list[int], Slots]) -> Batch:
     )
 
 
-@LAYOUTS
-def test_each_sequence_reads_its_own_history_and_new(slots_first: bool) -> None:
-    storage = poisoned(slots_first)
-    k, v = random_kv(7)
-    batch = batch_of(([0, 1], slice(0, 2)), ([9, 4], torch.tensor([9, 4])))
-    storage.write(0, k[:4], v[:4], batch)
-    batch = batch_of(([2], slice(0, 3)), ([11, 5], torch.tensor([9, 4, 11, 5])))
-    storage.write(0, k[4:], v[4:], batch)
-    for s, tokens in enumerate(([0, 1, 4], [2, 3, 5, 6])):
-        got_k, got_v = storage.read(0, batch, s)
-        assert torch.equal(got_k, k[tokens]) and torch.equal(got_v, v[tokens])
-
-
 def filled(slots_first: bool) -> KVStorage:
     """Every slot but the last written in layers 0 and 1; the rest is still poisoned."""
     storage = poisoned(slots_first)
@@ -212,84 +189,49 @@ def test_inference_mode_leaves_nothing_behind_that_others_cannot_use() -> None:
     assert unwritten(storage, 0) == []
 
 
-# -- refusals, and nothing is written -----------------------------------------------------------
-
-K, V = torch.zeros(3, 2, 4), torch.zeros(3, 2, 6)
-
-
-@pytest.mark.parametrize(
-    ("layer", "k", "v", "says"),
-    [
-        *((layer, K, V, rf"layer {layer} is outside 0 \.\. 2") for layer in (3, 99, -1)),
-        (0, K[:2], V, r"for 3 slots .* k \[3, 2, 4\] and v \[3, 2, 6\]; got k \[2, 2, 4\]"),
-        (0, K, V[:2], r"v \[2, 2, 6\]$"),
-        (0, V, K, r"got k \[3, 2, 6\] and v \[3, 2, 4\]"),
-        (0, K[:1], V[:1], "got k"),
-        (0, K.flatten(1), V.flatten(1), "got k"),
-        (0, K[None], V[None], "got k"),
-        (0, K.bfloat16(), V, "float32.*bfloat16"),
-        (0, K, V.double(), "float32.*float64"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_written(
-    layer: int, k: Tensor, v: Tensor, says: str
-) -> None:
-    storage = poisoned()
+def test_what_does_not_fit_is_refused_and_nothing_written() -> None:
+    storage, (k, v) = poisoned(), random_kv(3)
     before = memory(storage)
-    with pytest.raises(ValueError, match=says):
-        storage.write_slots(layer, torch.arange(3), k, v)
-    with pytest.raises(ValueError, match=says):
-        storage.write(layer, k, v, batch_of(([0, 1, 2], slice(0, 3))))
+    for layer, wrong_k, wrong_v in (
+        (3, k, v),
+        (-1, k, v),
+        (0, k[:2], v),
+        (0, k, v[:2]),
+        (0, v, k),
+        (0, k[:1], v[:1]),
+        (0, k[None], v[None]),
+        (0, k.bfloat16(), v),
+        (0, k, v.double()),
+    ):
+        with pytest.raises(ValueError):
+            storage.write_slots(layer, torch.arange(3), wrong_k, wrong_v)
+        with pytest.raises(ValueError):
+            storage.write(layer, wrong_k, wrong_v, batch_of(([0, 1, 2], slice(0, 3))))
     assert memory(storage) == before
 
 
 def test_a_batch_without_slots_rows_that_are_unequal_and_no_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="no slots"):
         poisoned().write(0, *random_kv(2), Batch.from_sequences([[1, 2]]))
-    for rows, says in ((5, "12 slots do not make 5 equal rows"), (0, "got 0"), (-1, "got -1")):
-        with pytest.raises(ValueError, match=says):
+    for rows in (5, 0, -1):
+        with pytest.raises(ValueError):
             poisoned().by_rows(rows)
     for slots in (0, -4, True, 1.5):
-        with pytest.raises(ValueError, match=rf"num_slots.*got {slots!r}"):
+        with pytest.raises(ValueError):
             KVStorage(SPEC, slots)  # type: ignore[arg-type]
 
 
 # -- what a token costs, and how long a sequence may be -----------------------------------------
 
-SIZES = {"num_layers": 3, "num_kv_heads": 2, "k_head_dim": 8, "v_head_dim": 6}
-GPT2 = KVCacheSpec(num_layers=12, num_kv_heads=12, k_head_dim=64, v_head_dim=64)
-
-
-@pytest.mark.parametrize(
-    ("spec", "num_bytes"),
-    [
-        (KVCacheSpec.from_model(QWEN3_06B, torch.bfloat16), 2 * 28 * 8 * 128 * 2),  # 112 KiB
-        (KVCacheSpec.from_model(QWEN3_06B, "bfloat16"), 114_688),
-        (GPT2, 2 * 12 * 12 * 64 * 4),  # 72 KiB
-        (KVCacheSpec(**SIZES), 3 * 2 * (8 + 6) * 4),
-        (KVCacheSpec(**SIZES, dtype=torch.float8_e4m3fn), 84),
-    ],
-)
-def test_bytes_of_a_token(spec: KVCacheSpec, num_bytes: int) -> None:
-    assert spec.bytes_per_token == num_bytes
-
-
-@pytest.mark.parametrize("ranks", [1, 4, 32])
-def test_ranks_share_the_heads_and_so_the_bytes(ranks: int) -> None:
-    whole = KVCacheSpec.from_model(LLAMA2_7B, torch.float16)
-    part = KVCacheSpec.from_model(LLAMA2_7B, torch.float16, tp_size=ranks)
-    assert part == replace(whole, num_kv_heads=32 // ranks)
-    assert part.bytes_per_token * ranks == whole.bytes_per_token == 524_288
-
 
 def test_a_spec_is_a_frozen_value_and_its_copy_is_checked() -> None:
     with pytest.raises(FrozenInstanceError):
-        GPT2.num_layers = 5  # type: ignore[misc]
-    assert hash(GPT2) == hash(replace(GPT2)) and replace(GPT2, num_layers=3).num_layers == 3
-    for field in SIZES:
+        SPEC.num_layers = 5  # type: ignore[misc]
+    assert hash(SPEC) == hash(replace(SPEC)) and SPEC.bytes_per_token == 3 * 2 * (4 + 6) * 4
+    for field in ("num_layers", "num_kv_heads", "k_head_dim", "v_head_dim"):
         for wrong in (0, -1, 2.0, "3", None, True):
             with pytest.raises(ValueError, match=rf"{field} must be a whole.*got {wrong!r}"):
-                replace(GPT2, **{field: wrong})
+                replace(SPEC, **{field: wrong})
 
 
 @given(st.none() | st.integers(0, 10**6))
@@ -309,48 +251,24 @@ DOORS: dict[str, Any] = {
 SMALL = replace(QWEN3_06B, num_hidden_layers=1)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_dtype_may_be_named(door: str) -> None:
-    for dtype in ("float32", "bfloat16"):
-        made = DOORS[door](SMALL, dtype=dtype, device="meta")
-        assert made.storage.spec.dtype == getattr(torch, dtype)
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ({"dtype": "float33"}, "dtype must be one of floats.* got 'float33'"),
-        ({"dtype": "nn"}, "got <module"),
-        ({"dtype": torch.int8}, "dtype must be one of floats.* got torch.int8"),
-        ({"tp_size": 3}, "8 K/V heads.*tp_size=3"),
-        *(({"tp_size": wrong}, rf"tp_size.*got {wrong!r}") for wrong in (0, "2", None)),
-    ],
-)
-def test_what_no_memory_is_made_of_is_refused(door: str, option: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        DOORS[door](SMALL, **option)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-@pytest.mark.parametrize("door", DOORS)
-def test_a_memory_on_a_gpu_that_is_not_there_is_refused(door: str) -> None:
-    with pytest.raises(ValueError, match=r"no memory for .* on cuda"):
-        DOORS[door](SMALL, device="cuda", **{"max_len": 8} if door == "rows" else {})
+EVERY_DOOR = [
+    ({"dtype": "float33"}, "dtype must be one of floats.* got 'float33'"),
+    ({"dtype": "nn"}, "got <module"),
+    ({"dtype": torch.int8}, "dtype must be one of floats.* got torch.int8"),
+    ({"tp_size": 3}, "8 K/V heads.*tp_size=3"),
+    *(({"tp_size": wrong}, rf"tp_size.*got {wrong!r}") for wrong in (0, "2", None)),
+]
 
 
 @pytest.mark.parametrize(
     ("door", "option", "says"),
     [
-        *(("rows", {"max_seqs": n}, f"max_seqs.*got {n!r}") for n in (0, -1, None, 2.0, True)),
+        *((door, option, says) for door in DOORS for option, says in EVERY_DOOR),
+        *(("rows", {"max_seqs": n}, f"max_seqs.*got {n!r}") for n in (0, None, 2.0, True)),
         *(("rows", {"max_len": n}, f"max_len.*got {n!r}") for n in (-1, 2.5, "8", True)),
         ("rows", {"max_seqs": 10**12, "max_len": 8}, "in all.*max_num_seqs"),
         ("pages", {"memory_bytes": "1GB", "num_blocks": None}, "whole number of bytes, got '1GB'"),
-        (
-            "pages",
-            {"memory_bytes": 1, "num_blocks": None},
-            "Not enough memory for KV cache.* 1 ",
-        ),
+        ("pages", {"memory_bytes": 1, "num_blocks": None}, "Not enough memory for KV cache.* 1 "),
         ("pages", {"num_blocks": None}, "num_blocks or memory_bytes, got None, None"),
         ("pages", {"memory_bytes": 9999}, "got 2, 9999"),
         ("pages", {"num_blocks": 0}, "num_blocks must be .* got 0"),
@@ -360,8 +278,149 @@ def test_a_memory_on_a_gpu_that_is_not_there_is_refused(door: str) -> None:
         ("pages", {"prefix_caching": "no"}, "prefix_caching is True or False, got 'no'"),
     ],
 )
-def test_sizes_and_switches_that_cannot_be_are_refused(
-    door: str, option: dict[str, Any], says: str
-) -> None:
+def test_what_no_memory_is_made_of_is_refused(door: str, option: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         DOORS[door](SMALL, **option)
+
+
+# -- rows, and the concatenating twin -------------------------------------------------------------
+
+ROWS, MAX_LEN = 3, 8
+Pairs = list[list[tuple[Tensor, Tensor]]]  # of each layer, K and V of each sequence
+
+
+def static() -> StaticKVCache:
+    return StaticKVCache(poisoned(False, ROWS * MAX_LEN), ROWS, MAX_LEN)
+
+
+class Drive:
+    """Sequences in a cache, and their lengths: forwards without a model, of random K and V."""
+
+    def __init__(self, cache: Any, **lens: int) -> None:
+        self.cache, self.lens = cache, dict[str, int]()
+        if lens:
+            self.step(lens)
+
+    def batch(self, lengths: Mapping[str, int]) -> Batch:
+        """So many new tokens of each."""
+        allocations = [self.allocate(name, n) for name, n in lengths.items()]
+        return Batch.from_allocations([[0] * n for n in lengths.values()], allocations, [*lengths])
+
+    def allocate(self, name: str, n: int) -> Allocation:
+        computed = self.lens.get(name, 0)
+        allocation = self.cache.allocate(name, [0] * (computed + n), computed, n)
+        assert allocation is not None
+        return allocation
+
+    def step(self, lengths: Mapping[str, int], seed: int = 0, layers: int = 3) -> Pairs:
+        """A forward; it breaks off after so many layers."""
+        batch, num = self.batch(lengths), sum(lengths.values())
+        storage, pairs = self.cache.storage, []
+        for layer in range(layers):
+            storage.write(layer, *random_kv(num, 10 * seed + layer), batch)
+            pairs.append([storage.read(layer, batch, s) for s in range(len(lengths))])
+        if layers == 3:
+            for name, n in lengths.items():
+                self.lens[name] = self.lens.get(name, 0) + n
+                self.cache.commit(name, [0] * self.lens[name], self.lens[name])
+            self.cache.check_integrity()
+        return pairs
+
+
+FP16, BF16 = torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "shape", "num_bytes"),
+    [
+        (LLAMA2_7B, {"max_seqs": 2, "dtype": FP16, "tp_size": 4}, (32, 2, 8, 4096, 128), 2**30),
+        (QWEN3_06B, {"max_len": 1000, "dtype": BF16}, (28, 1, 8, 1000, 128), 114_688_000),
+        (QWEN3_06B, {}, (28, 1, 8, 40_960, 128), 2 * 114_688 * 40_960),
+        (QWEN3_06B, {"max_len": 10**6}, (28, 1, 8, 40_960, 128), 2 * 114_688 * 40_960),
+    ],
+)
+def test_bytes_of_models_that_everybody_knows(
+    model: ModelConfig, config: dict[str, Any], shape: tuple[int, ...], num_bytes: int
+) -> None:
+    cache = StaticKVCache.from_config(model, device="meta", **config)
+    k, v = cache.by_rows()
+    assert k.is_meta and k.shape == v.shape == shape and cache.max_len == shape[3]
+    assert cache.num_bytes == k.nbytes + v.nbytes == num_bytes
+
+
+@pytest.mark.parametrize("make", [static, GrowingKVCache])
+def test_a_forward_that_broke_off_leaves_no_trace(make: Callable[[], Any]) -> None:
+    clean, dirty = Drive(make(), a=3, b=2), Drive(make(), a=3, b=2)
+    dirty.step({"a": 4, "b": 2}, seed=9, layers=2)
+    pairs = zip(clean.step({"a": 1, "b": 1}, 2), dirty.step({"a": 1, "b": 1}, 2), strict=True)
+    for want, got in pairs:
+        for (k, v), (their_k, their_v) in zip(want, got, strict=True):
+            assert torch.equal(k, their_k) and torch.equal(v, their_v)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1), max_size=8))
+def test_twins_agree_and_a_model_of_lists_does_too(steps: list[dict[str, int]]) -> None:
+    rows, twin = Drive(static()), Drive(GrowingKVCache())
+    history: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = {}  # (layer, name) -> its tokens
+    for seed, lengths in enumerate(steps):
+        if any(rows.lens.get(name, 0) + n > MAX_LEN for name, n in lengths.items()):
+            before = memory(rows.cache.storage)
+            with pytest.raises(ValueError, match="a row has room for 8"):
+                rows.step(lengths, seed)
+            assert memory(rows.cache.storage) == before
+            continue
+        ours, theirs = rows.step(lengths, seed), twin.step(lengths, seed)
+        for layer in range(SPEC.num_layers):
+            k, v = random_kv(sum(lengths.values()), 10 * seed + layer)
+            sizes = list(lengths.values())
+            parts = zip(k.split(sizes), v.split(sizes), strict=True)
+            for s, (name, (k_s, v_s)) in enumerate(zip(lengths, parts, strict=True)):
+                own = history.setdefault((layer, name), [])
+                own.extend(zip(k_s, v_s, strict=True))
+                want = [torch.stack(x) for x in zip(*own, strict=True)]
+                for got in (ours[layer][s], theirs[layer][s]):
+                    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_rows_that_do_not_fill_the_storage_are_refused() -> None:
+    for rows, length in ((5, 5), (24, 2), (-3, -8), (0, 0), (True, 24)):
+        with pytest.raises(ValueError):
+            StaticKVCache(poisoned(slots=24), rows, length)
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        lambda cache: cache._free.pop(),
+        lambda cache: cache._free.append(0),
+        lambda cache: cache._rows.update(b=0),
+        lambda cache: cache._free.__setitem__(-1, 7),
+    ],
+)
+def test_rows_that_do_not_add_up_are_noticed(corrupt: Callable[[Any], object]) -> None:
+    cache = Drive(static(), a=3).cache
+    corrupt(cache)
+    with pytest.raises(AssertionError):
+        cache.check_integrity()
+
+
+def test_twin_copies_all_there_is_at_every_step_and_has_no_limit() -> None:
+    drive = Drive(GrowingKVCache(), a=4)
+    for seed in range(1, 4):
+        drive.step({"a": 1}, seed)
+    assert drive.cache.bytes_copied == SPEC.bytes_per_token * (4 + 5 + 6 + 7)
+    drive.step({"b": 500})
+    assert drive.cache.max_len > 10**12 and drive.cache.storage is drive.cache
+
+
+def test_twin_stacks_equal_lengths_to_the_classic_shape() -> None:
+    drive = Drive(GrowingKVCache())
+    for seed in range(5):
+        drive.step({"a": 1, "b": 1}, seed)
+    k, v = drive.cache.stacked(2)
+    assert k.shape == (2, 2, 5, 4) and v.shape == (2, 2, 5, 6)
+    assert torch.equal(k[1, :, 3], random_kv(2, 32)[0][1])
+    drive.step({"a": 1})
+    with pytest.raises(ValueError, match=r"sequences of \[6, 5\] tokens"):
+        drive.cache.stacked(0)

@@ -1,7 +1,21 @@
-"""What a scheduler may rely on, whatever the layout: all or nothing, again and again, forks."""
+"""What a scheduler may rely on, whatever the layout: all or nothing, again and again, forks.
+
+And what is the layouts' own: how many blocks there are, who gives way, books that do not add up.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from memories import KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
+import torch
+from checkpoints import LLAMA2_7B
+from memories import CONFIG, KINDS, memory_of, request, room, run, slots_of, snapshot, table_of
+
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.memory import fork_to_give_up
+from tutorial_engine.cache.paged import PagedKVCache, num_blocks_in
+from tutorial_engine.cache.storage import KVStorage
 
 
 @pytest.fixture(params=KINDS)
@@ -52,17 +66,6 @@ def test_none_leaves_everything_as_it_was(kind: str) -> None:
     memory.check_integrity()
 
 
-def test_what_is_freed_is_taken_again_and_freeing_nothing_does_nothing(kind: str) -> None:
-    memory, a, b = memory_of(kind, 12), request("a", range(4)), request("b", range(8))
-    run(memory, a)
-    memory.free("a")
-    before = snapshot(memory)
-    memory.free("a")
-    memory.free("a stranger")
-    assert snapshot(memory) == before and memory.describe("a") == ((), ())
-    assert len(run(memory, b) or ()) == 8
-
-
 @pytest.mark.parametrize("wrong", [1, 5, 9])
 def test_what_is_said_to_be_computed_must_be_here(kind: str, wrong: int) -> None:
     """A request of another cache, or one that was freed: what it says is nowhere."""
@@ -77,27 +80,6 @@ def test_what_is_said_to_be_computed_must_be_here(kind: str, wrong: int) -> None
 
 
 # -- forks ----------------------------------------------------------------------------------------
-
-
-def test_a_fork_waits_shares_and_goes_its_own_way(kind: str) -> None:
-    memory, parent, child = memory_of(kind), request("p", range(10)), request("c", range(10))
-    run(memory, parent)
-    assert memory.fork("p", "c", 9) == 9
-    shared = table_of(memory, child)
-    assert shared == table_of(memory, parent)[: len(shared)] and slots_of(memory, child) == ()
-    memory.check_integrity()
-    parent.token_ids.append(3)
-    run(memory, parent)
-    first = room(memory, child)
-    assert first is not None and first.first == 9 and len(first.new) == 1
-    assert room(memory, child) == first, "asked again"
-    run(memory, child)
-    assert slots_of(memory, child)[:8] == slots_of(memory, parent)[:8]
-    assert slots_of(memory, child)[9] not in slots_of(memory, parent)
-    memory.free("p")
-    memory.check_integrity()
-    child.token_ids.append(3)
-    assert run(memory, child) is not None
 
 
 def test_forks_that_cannot_be(kind: str) -> None:
@@ -129,18 +111,6 @@ def test_a_fork_that_waits_gives_way_to_whoever_runs(kind: str) -> None:
     assert len(run(memory, child) or ()) == 10, "it is computed like any other"
 
 
-def test_a_fork_that_waits_does_not_give_way_to_one_that_waits(kind: str) -> None:
-    memory = memory_of(kind, 16)
-    parent, child, other = request("p", range(10)), request("c", range(10)), request("o", range(9))
-    run(memory, parent)
-    memory.fork("p", "c", 9)
-    shared = table_of(memory, child)
-    assert room(memory, other) is None and table_of(memory, child) == shared
-    memory.free("p")
-    assert run(memory, other) is not None, "nobody runs: or all would wait for ever"
-    assert table_of(memory, child) == ()
-
-
 def test_a_fork_that_cannot_be_admitted_gives_up_what_it_shares_when_nobody_runs(kind: str) -> None:
     """It shares 4 of its 16 tokens, in a memory where 3 slots are another waiting fork's."""
     memory, parent = memory_of(kind, 16), request("p", range(8))
@@ -150,3 +120,60 @@ def test_a_fork_that_cannot_be_admitted_gives_up_what_it_shares_when_nobody_runs
     memory.fork("p", "d", 7)
     memory.free("p")
     assert len(run(memory, child) or ()) == 12 and memory.describe("d").table == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "waiting", "holding", "given_up"),
+    [
+        ("A", ["A.1", "A.2"], ["A", "A.1", "A.2"], "A.2"),  # one that runs: the newest goes
+        ("A", [], ["A", "B"], None),  # nobody waits
+        ("C", ["A.1"], ["A", "A.1"], None),  # a newcomer waits for those who run
+        ("A.1", ["A.1"], ["A", "A.1"], None),  # and so does a fork
+        ("A.2", ["A.1", "A.2"], ["A.1", "A.2"], "A.1"),  # nobody runs: another before itself
+        ("A.1", ["A.1"], ["A.1"], "A.1"),  # nobody else is left: it is computed anew
+        ("C", ["A.1", "A.2"], ["A.1", "A.2"], "A.2"),
+    ],
+)
+def test_which_fork_gives_way(
+    key: str, waiting: list[str], holding: list[str], given_up: str | None
+) -> None:
+    assert fork_to_give_up(key, waiting, holding) == given_up
+
+
+# -- of pages and cells alone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "corrupt"),
+    [
+        ("pages of 4", lambda memory: memory._num_cached.update(a=9)),
+        ("pages of 4", lambda memory: memory._num_cached.update(b=0)),
+        ("pages of 4", lambda memory: memory._waiting.update(b=None)),
+        ("cells", lambda memory: memory._shared.update(a=9)),
+        ("cells", lambda memory: memory._waiting.update(a=None)),
+    ],
+)
+def test_books_that_do_not_add_up_are_noticed(kind: str, corrupt: Callable[[Any], object]) -> None:
+    memory, a = memory_of(kind), request("a", range(8))
+    run(memory, a)
+    corrupt(memory)
+    with pytest.raises(AssertionError):
+        memory.check_integrity()
+
+
+def test_ten_gib_of_llama_7b_are_1280_blocks_of_16() -> None:
+    spec = KVCacheSpec.from_model(LLAMA2_7B, torch.bfloat16)
+    assert num_blocks_in(10 * 2**30, spec, 16) == 1280
+    one_layer = replace(spec, num_layers=1)  # the mistake in circulation: no layer factor
+    assert num_blocks_in(10 * 2**30, one_layer, 16) == 40_960
+
+
+def test_a_pool_takes_no_more_than_its_budget_and_limits_a_request() -> None:
+    memory = PagedKVCache.from_config(CONFIG, memory_bytes=100_000, block_size=4)
+    shelves = memory.storage.k.nbytes + memory.storage.v.nbytes
+    assert shelves <= 100_000 < shelves + shelves // memory.blocks.num_blocks
+    for num_blocks, max_len in ((5, 20), (500, CONFIG.max_position_embeddings)):
+        made = PagedKVCache.from_config(CONFIG, num_blocks=num_blocks, block_size=4)
+        assert made.max_len == max_len
+    with pytest.raises(ValueError, match="12 slots do not make blocks of 5"):
+        PagedKVCache(KVStorage(memory.storage.spec, 12), 5)

@@ -1,31 +1,53 @@
-"""The whole decoder against transformers, and the mistakes that this comparison must catch."""
+"""The decoder against transformers, with planted mistakes; its layers, RoPE and fast twins."""
 
+import copy
+import pickle
+import platform
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from checkpoints import (
-    QWEN3_06B,
+    BASE,
     VARIANTS,
     fp32_tolerance,
     largest_difference,
     load_reference,
     our_logits,
     random_sequences,
+    randomise,
     reference_logits,
     save_random,
 )
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP as HfMLP
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from tutorial_engine.learn.bugs import BUGS_01, Zoo, edited, planted
 from tutorial_engine.model import attention
-from tutorial_engine.model.attention import AttentionBackend, NaiveAttention, SdpaAttention
+from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.fast import use_fast_layers
-from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3ForCausalLM
+from tutorial_engine.model.fast import (
+    PACK_FROM,
+    CpuRMSNorm,
+    PackedLinear,
+    can_prepack,
+    fast_twin,
+    use_fast_layers,
+)
+from tutorial_engine.model.layers import Linear, RMSNorm
+from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3ForCausalLM, Qwen3MLP
+from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 LENGTHS = [1, 40, 7, 13]
 BACKENDS = {"naive": NaiveAttention(), "sdpa": SdpaAttention()}
@@ -143,46 +165,184 @@ def test_planted_bug_is_caught_and_without_it_nothing_is(default_case: Case, bug
     assert largest_difference(right, default_case.logits) <= tolerance
 
 
-@pytest.mark.parametrize("backend", BACKENDS.values())
-def test_one_sequence_never_touches_another(default_case: Case, backend: AttentionBackend) -> None:
-    ours = load_model(default_case.folder)
-    first, second, third = random_sequences([9, 9, 9], 300)
-    before = our_logits(ours, [first, second, third], backend)
-    after = our_logits(ours, [first, second[::-1], third], backend)
-    torch.testing.assert_close(after[:9], before[:9], atol=1e-5, rtol=0)
-    torch.testing.assert_close(after[18:], before[18:], atol=1e-5, rtol=0)
-    assert largest_difference(after[9:18], before[9:18]) > 1
-
-
-def test_later_tokens_places_and_other_rows_change_nothing(default_case: Case) -> None:
-    ours, ids = load_model(default_case.folder), default_case.sequences[1]
-    whole = our_logits(ours, [ids])
-    hidden = ours(Batch.from_sequences([ids], [100]))
-    for same, rows in (
-        (our_logits(ours, [ids[:11]]), slice(0, 11)),  # no token sees a later one
-        (ours.compute_logits(hidden), slice(None)),  # only distances matter
-        (ours.compute_logits(hidden[[3, 7]]), [3, 7]),
-    ):
-        assert largest_difference(same, whole[rows]) <= fp32_tolerance(whole)
-
-
-@pytest.mark.parametrize("ids", [[5, 300], [5, 10**6], [5, -1, 7]])
-def test_id_outside_the_vocabulary_is_named(checkpoint: Path, ids: list[int]) -> None:
+def test_an_id_outside_the_vocabulary_is_named(checkpoint: Path) -> None:
     ours = load_model(checkpoint)
-    before = our_logits(ours, [[5, 7]])
-    batch = Batch(torch.tensor(ids), torch.arange(len(ids)), (0, len(ids)))
-    with pytest.raises(ValueError, match=rf"token id {ids[1]} is outside.*0\s+to 299"):
-        ours(batch)
-    assert torch.equal(our_logits(ours, [[5, 7]]), before)
+    for ids in ([5, 300], [5, -1, 7]):
+        batch = Batch(torch.tensor(ids), torch.arange(len(ids)), (0, len(ids)))
+        with pytest.raises(ValueError, match=rf"token id {ids[1]} is outside"):
+            ours(batch)
 
 
-def test_qwen3_06b_has_596_million_parameters() -> None:
-    with torch.device("meta"):
-        shape = Qwen3ForCausalLM(QWEN3_06B)
-    assert shape.num_parameters() == 596_049_920
+DTYPES = [torch.float32, torch.bfloat16]
+CPU = torch.device("cpu")
+needs_onednn = pytest.mark.skipif(
+    not can_prepack(CPU, torch.float32), reason="this build of PyTorch has no oneDNN linear"
+)
 
 
-def test_fresh_model_computes_without_a_checkpoint(checkpoint: Path) -> None:
-    fresh = Qwen3ForCausalLM(ModelConfig.from_pretrained(checkpoint)).draw_weights()
-    logits = our_logits(fresh, [[1, 2, 3]])
-    assert logits.shape == (3, 300) and logits.isfinite().all()
+def random_linear(in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> Linear:
+    linear = Linear(in_features, out_features, bias).to(dtype)
+    linear.weight.data.normal_(std=0.02)
+    if linear.bias is not None:
+        linear.bias.data.normal_()
+    return linear
+
+
+def random_norm(size: int, eps: float) -> RMSNorm:
+    norm = RMSNorm(size, eps)
+    norm.weight.data.uniform_(0.5, 1.5)
+    return norm
+
+
+# -- the layers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [lambda norm: norm, CpuRMSNorm], ids=["textbook", "CpuRMSNorm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_rms_norm_equals_transformers(
+    kind: Callable[[RMSNorm], RMSNorm], dtype: torch.dtype, eps: float
+) -> None:
+    ours = kind(random_norm(40, eps)).to(dtype)
+    theirs = Qwen3RMSNorm(40, eps).to(dtype)
+    theirs.weight.copy_(ours.weight)
+    x, residual = (3 * torch.randn(2, 7, 4, 40)).to(dtype)
+    # in bf16 theirs is rounded once more, before the weight
+    rtol = 1e-6 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(ours(x), theirs(x), atol=0, rtol=rtol)
+    before = x.clone(), residual.clone()
+    normed, total = ours(x, residual)
+    assert torch.equal(total, x + residual) and torch.equal(normed, ours(x + residual))
+    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mlp_equals_transformers(packed: bool) -> None:
+    theirs = HfMLP(Qwen3Config(**{k: v for k, v in BASE.items() if k != "rope_theta"}))
+    randomise(theirs)
+    ours = Qwen3MLP(ModelConfig(**BASE))
+    ours.gate_up_proj.weight.copy_(torch.cat((theirs.gate_proj.weight, theirs.up_proj.weight)))
+    ours.down_proj.weight.copy_(theirs.down_proj.weight)
+    if packed:
+        use_fast_layers(ours, pack_from=0)
+    x = torch.randn(9, BASE["hidden_size"])
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_twin_keeps_the_hooks_of_its_layer() -> None:
+    parent, called = nn.Sequential(Linear(4, 4), RMSNorm(4)).requires_grad_(False), []
+    handles = [m.register_forward_hook(lambda m, *_: called.append(type(m))) for m in parent]
+    use_fast_layers(parent, pack_from=0)
+    parent(torch.zeros(1, 4))
+    handles[1].remove()
+    parent(torch.zeros(1, 4))
+    linear = PackedLinear if can_prepack(CPU, torch.float32) else Linear
+    assert called == [linear, CpuRMSNorm, linear]
+
+
+# -- the twins ------------------------------------------------------------------------------------
+
+
+def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Linear):
+        """A learner's own: it stays."""
+
+    possible = can_prepack(CPU, torch.float32)
+    assert possible or sys.platform != "linux" or platform.machine() != "x86_64"
+    large = Linear(PACK_FROM // 16, 16).requires_grad_(False)
+    assert (type(fast_twin(large)) is PackedLinear) == possible
+    meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
+    small = (Linear(PACK_FROM // 16 - 1, 16), Mine(PACK_FROM // 16, 16), nn.Identity())
+    for layer in (meta, half, *small, RMSNorm(4).bfloat16(), RMSNorm(4).to("meta")):
+        assert fast_twin(layer) is layer
+    twin = fast_twin(RMSNorm(4))
+    assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
+
+    class Missing:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(f"'_OpNamespace' 'mkldnn' object has no attribute '{name}'")
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Missing())
+    assert not can_prepack(CPU, torch.float32) and fast_twin(large) is large
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 128])
+@pytest.mark.parametrize("shape", [(96, 200), (17, 33)])
+def test_packed_linear_equals_plain(
+    dtype: torch.dtype, bias: bool, rows: int, shape: tuple[int, int]
+) -> None:
+    if not can_prepack(CPU, dtype):
+        pytest.skip(f"oneDNN takes no {dtype} here")
+    plain = random_linear(*shape, bias, dtype)
+    packed = PackedLinear(plain)
+    x = torch.randn(rows, shape[0]).to(dtype)
+    ours, expected = packed(x), plain(x)
+    assert ours.dtype == dtype and ours.shape == (rows, shape[1])
+    # fp32: another order of 96 additions. bf16: both add in fp32 and round once, so they may land
+    # on neighbours, 2 ** -7 apart, or twice that where the bias is added after a first rounding
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2 * torch.finfo(torch.bfloat16).eps}[dtype]
+    torch.testing.assert_close(ours, expected, atol=tolerance / 4, rtol=tolerance)
+    # the weights come back, and are saved, bit for bit
+    assert [name for name, _ in packed.named_parameters()] == ["bias"] * bias
+    assert torch.equal(packed.weight, plain.weight) and packed.weight.dtype == dtype
+    got, want = packed.state_dict(), plain.state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+
+
+@needs_onednn
+def test_a_tied_head_is_packed_beside_the_embedding() -> None:
+    embedding, head = nn.Embedding(50, 32), Linear(32, 50)
+    head.weight = embedding.weight
+    table = embedding.weight.clone()
+    packed = PackedLinear(head)
+    assert torch.equal(embedding(torch.arange(50)), table)
+    assert torch.equal(packed.weight, table)
+
+
+@needs_onednn
+def test_a_packed_model_can_be_neither_moved_nor_copied() -> None:
+    packed = nn.Sequential(PackedLinear(Linear(4, 4)))
+    for change in (lambda m: m.to("cpu"), lambda m: m.bfloat16()):
+        with pytest.raises(ValueError, match=r"cannot be moved or cast.*fast=False"):
+            change(packed)
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(ValueError, match=r"prepacked model .*load_model\(\.\.\., fast=False\)"):
+            copied(packed)
+
+
+# -- RoPE: its angles never lose precision --------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim", [2, 20, 64, 128])
+@pytest.mark.parametrize("theta", [10000.0, 1e6])
+def test_rope_equals_transformers(head_dim: int, theta: float) -> None:
+    config = Qwen3Config(
+        head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    )
+    positions = torch.tensor([0, 1, 2, 77, 4001, 40959])
+    q, k = torch.randn(6, 4, head_dim), torch.randn(6, 2, head_dim)
+    cos, sin = Qwen3RotaryEmbedding(config)(q, positions[None])
+    theirs = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
+    angles = RotaryEmbedding(head_dim, theta)(positions)
+    torch.testing.assert_close(apply_rope(q, *angles), theirs[0][0])
+    torch.testing.assert_close(apply_rope(k, *angles), theirs[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_frequencies_stay_fp32_on_the_cpu_whatever_the_model_is(
+    dtype: torch.dtype, device: str
+) -> None:
+    with torch.device(device):
+        model = nn.ModuleList([nn.Linear(2, 2), RotaryEmbedding(64, 1e6)]).to(dtype)
+    assert model[0].weight.dtype == dtype and model[0].weight.device.type == device
+    # the dtype alone proves nothing: fp32 again after a detour over half precision is as wrong
+    assert model[1].inv_freq.dtype == torch.float32 and model[1].inv_freq.device.type == "cpu"
+    assert torch.equal(model[1].inv_freq, inverse_frequencies(64, 1e6))
+    assert list(model[1].state_dict()) == []  # no part of a checkpoint
+    exact = 4001 * inverse_frequencies(64, 1e4)
+    detour = 4001 * inverse_frequencies(64, 1e4).half().float()
+    assert (exact - detour).abs().max() > 0.5, "half precision is radians off"

@@ -2,17 +2,12 @@
 
 import json
 import random
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,18 +23,9 @@ TEXTS = [
     "<script>alert('<s>')</script> & naïve 😀 日本\n\tx",
     "The",
 ]
-WORD = re.compile(r"[A-Za-z]+")
-COMMON = 60  # times in 3,000 stories: no made-up name comes back as often
 
 
 # -- the files ----------------------------------------------------------------------------------
-
-
-def test_checkpoint_has_the_usual_files_and_is_small() -> None:
-    files = {file.name: file.stat().st_size for file in TINY.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
-    assert sum(files.values()) <= 4_000_000
-    assert not [name for name in files if not name.endswith((".json", ".safetensors"))]
 
 
 def test_checkpoint_is_of_the_shape_that_training_makes(
@@ -64,14 +50,6 @@ def test_logits_and_ids_are_those_of_transformers(
         assert their_tokenizer.decode(ids) == tokenizer.decode(ids) == text
         ours = model.compute_logits(model(Batch.from_sequences([ids])))
         assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
-
-
-@settings(max_examples=60, deadline=None)
-@given(text=st.text(max_size=60))
-def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text).ids
-    assert all(0 <= i < 512 for i in ids)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 # -- what it learned ----------------------------------------------------------------------------
@@ -142,85 +120,6 @@ def test_what_is_whose_and_who_is_speaking_is_kept_apart(
         assert right - wrong > 2.3, f"{prompt!r}: {mine} is not ten times as likely as {other}"
 
 
-@pytest.fixture(scope="module")
-def continuations(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[str]:
-    """40 greedy tokens after the opening of each cast, whole words only."""
-    prompts = [opening(*cast) for cast in CASTS]
-    sequences = [tokenizer.encode(prompt).ids for prompt in prompts]
-    with torch.inference_mode():
-        for _ in range(40):
-            batch = Batch.from_sequences(sequences)
-            last = model(batch)[list(batch.last_token_indices)]
-            for sequence, token in zip(
-                sequences, model.compute_logits(last).argmax(-1), strict=True
-            ):
-                sequence.append(int(token))
-    texts = [
-        tokenizer.decode(ids, skip_special_tokens=False)[len(prompt) :]
-        for ids, prompt in zip(sequences, prompts, strict=True)
-    ]
-    ended = [text.split(train.END_OF_TEXT)[0] for text in texts]
-    return [text[: text.rindex(" ")] for text in ended]
-
-
-@pytest.fixture(scope="module")
-def written() -> Counter[str]:
-    """Every word of 3,000 stories, and how often."""
-    return Counter(w for text in islice(corpus.stories(11), 3000) for w in WORD.findall(text))
-
-
-def test_greedy_text_has_the_stories_words_the_two_people_and_their_two_things(
-    continuations: list[str], written: Counter[str]
-) -> None:
-    no_names = {w for w in written if written[w] >= COMMON} - set(corpus.NAMES)  # "One", "But"
-    pattern = rf"\b((?:{'|'.join(corpus.COLORS)}) (?:{'|'.join(corpus.THINGS)}))\b"
-    assert len(set(continuations)) == len(CASTS), "two openings go on alike"
-    for cast, text in zip(CASTS, continuations, strict=True):
-        words, things = WORD.findall(text), re.findall(pattern, text)
-        assert len(words) >= 20
-        assert not [w for w in words if w not in cast[:2] and written[w] < COMMON], text
-        assert {w for w in words if w[0].isupper() and w not in no_names} == set(cast[:2]), text
-        assert things and set(things) <= set(cast[2:]), text
-
-
-# -- the corpus ---------------------------------------------------------------------------------
-
-
-def test_a_cast_is_two_people_two_things_two_places() -> None:
-    rng = random.Random(0)
-    casts = [corpus.cast(rng) for _ in range(2000)]
-    for c in casts:
-        assert c.a != c.b and c.place != c.place_2
-        assert not set(c.thing_a.split()) & set(c.thing_b.split())
-        assert c.a[0].isupper() and c.a.isalpha() and c.b[0].isupper() and c.b.isalpha()
-    names = [name for c in casts for name in (c.a, c.b)]
-    known = sum(name in corpus.NAMES for name in names) / len(names)
-    assert 0.3 < known < 0.5, "most names were never heard before"
-    assert len(set(names)) > 1000
-
-
-def test_articles_fit() -> None:
-    assert corpus.with_article("old hat") == "an old hat"
-    assert corpus.with_article("red kite") == "a red kite"
-    wrong = re.compile(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]")
-    for text in islice(corpus.stories(5), 2000):
-        assert not wrong.search(text), text
-
-
-def test_a_story_is_whole_sentences_about_its_two_people() -> None:
-    rng = random.Random(8)
-    for _ in range(500):
-        state = rng.getstate()
-        c = corpus.cast(rng)
-        rng.setstate(state)
-        text = corpus.story(rng)
-        assert text[0].isupper() and text.endswith((".", '"')) and "  " not in text
-        assert text.count('"') % 2 == 0
-        assert min(text.count(c.a), text.count(c.b)) >= 2, text
-        things = sorted((text.count(c.thing_a), text.count(c.thing_b)))
-        assert things[0] >= 1 and things[1] >= 2, text
-
-
 # -- training -----------------------------------------------------------------------------------
 
 
@@ -238,36 +137,6 @@ def test_random_rows_ask_only_for_what_was_said_before() -> None:
             assert targets[i] == ids[i + 1 - period], "the target was said one period ago"
             assert i + 1 == train.SEQ_LEN or targets[i] == ids[i + 1], "and comes next"
     assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
-
-
-def test_a_step_has_text_rows_that_join_up_to_the_stories_then_random_ones(
-    tokenizer: Tokenizer,
-) -> None:
-    rows = list(islice(train.text_rows(tokenizer, seed=6), 8))
-    assert all(len(row) == train.SEQ_LEN + 1 for row in rows)
-    assert all(a[-1] == b[0] for a, b in pairwise(rows))
-    joined = [i for row in rows for i in row[:-1]]
-    told = tokenizer.decode(joined, skip_special_tokens=False)
-    stories = train.END_OF_TEXT.join(["", *islice(corpus.stories(6), 30)])
-    assert stories.startswith(told) and told.count(train.END_OF_TEXT) > 5
-    step = next(train.batches(tokenizer, seed=1, rows=10, random_share=0.2))
-    assert step.ids.shape == step.targets.shape == (10, train.SEQ_LEN) and step.num_text == 8
-    assert torch.equal(step.ids[:8, 1:], step.targets[:8, :-1])
-    assert bool((step.targets[:8] != train.IGNORE).all())
-    assert bool((step.targets[8:] == train.IGNORE).any(dim=1).all())
-    batch = train.as_batch(torch.arange(12).view(3, 4))
-    assert batch.input_ids.tolist() == list(range(12)) and batch.query_start_loc == (0, 4, 8, 12)
-    assert batch.positions.tolist() == [0, 1, 2, 3] * 3
-
-
-def test_learning_rate_rises_stays_and_falls_to_a_tenth() -> None:
-    rates = [train.learning_rate(step, 1000, 3e-3, 100, 200) for step in range(1000)]
-    assert rates[0] == pytest.approx(3e-5)
-    assert all(a < b for a, b in pairwise(rates[:100]))
-    assert rates[99:800] == [3e-3] * 701
-    assert rates[800] == pytest.approx(3e-3)
-    assert all(a > b for a, b in pairwise(rates[800:]))
-    assert 3e-4 < rates[-1] < 3.1e-4
 
 
 @pytest.fixture(scope="module")
@@ -296,15 +165,6 @@ def test_training_writes_a_checkpoint_that_loads(trained: list[Path]) -> None:
         assert (trained[0] / name).read_text() == (TINY / name).read_text()
 
 
-def test_training_moves_the_weights(trained: list[Path]) -> None:
-    torch.manual_seed(0)
-    fresh = Qwen3ForCausalLM(train.tiny_config()).draw_weights().state_dict()
-    after = load_file(trained[0] / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
-        moved = (after[name].float() - fresh[name]).abs().max()
-        assert 1e-5 < moved < 0.1, name
-
-
 def test_same_seed_trains_the_same_model(trained: list[Path]) -> None:
     first, second, other = (load_file(folder / "model.safetensors") for folder in trained)
     assert first.keys() == second.keys() == other.keys()
@@ -314,15 +174,6 @@ def test_same_seed_trains_the_same_model(trained: list[Path]) -> None:
     assert one == again
     curves = [(folder.parent / "curve.json").read_text() for folder in trained]
     assert curves[0] == curves[1] != curves[2]
-
-
-def test_curve_has_a_point_every_so_often_and_at_the_end(trained: list[Path]) -> None:
-    curve = json.loads((trained[0].parent / "curve.json").read_text())
-    assert [point["step"] for point in curve] == [0, 2]
-    for point in curve:
-        assert point.keys() == {"step", "text_loss", "repeat_loss", "induction"}
-        assert 5 < point["text_loss"] < 8 and 5 < point["repeat_loss"] < 8  # ln 512 = 6.2
-        assert 0 <= point["induction"] < 0.2
 
 
 def test_tokenizer_that_ships_is_the_one_that_training_makes() -> None:
@@ -341,9 +192,4 @@ def test_curve_that_ships_shows_the_jump_and_is_the_checkpoints(model: Qwen3ForC
     assert min(scores[-5:]) > 0.6
     assert curve[-1]["text_loss"] < 1 < 6 < curve[0]["text_loss"]
     assert curve[-1]["repeat_loss"] < curve[0]["repeat_loss"] / 2
-    assert induction_scores(model).max() == pytest.approx(curve[-1]["induction"], abs=0.05)
-
-
-def test_curve_and_checkpoint_belong_together(model: Qwen3ForCausalLM) -> None:
-    curve = json.loads((TINY.parent / "curve.json").read_text())
     assert induction_scores(model).max() == pytest.approx(curve[-1]["induction"], abs=0.05)
