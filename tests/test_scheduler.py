@@ -128,15 +128,11 @@ class Toy:
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, int]] = []
 
-    def make(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
-        asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
-        room = max(1, self.scheduler.max_len - prompt_len)
-        checker = StopChecker(asked, max_new_tokens=room)
-        prompt = prompt_of(name, prompt_len)
-        return Request(name, prompt, asked, checker=checker, arrival=self.clock.now())
-
-    def add(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
-        self.requests[name] = self.make(name, prompt_len, max_tokens, **params)
+    def add(self, name: str, prompt_len: int, max_tokens: int = 4) -> Request:
+        asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        checker = StopChecker(asked, max_new_tokens=max(1, self.scheduler.max_len - prompt_len))
+        prompt, now = prompt_of(name, prompt_len), self.clock.now()
+        self.requests[name] = Request(name, prompt, asked, checker=checker, arrival=now)
         self.scheduler.add(self.requests[name])
         return self.requests[name]
 
