@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -73,45 +73,34 @@ KINDS: dict[str, dict[str, Any]] = {"rows": {"memory": "rows"}, "cells": {"memor
     for how in BACKENDS
     for caching in (True, False)
 }
-CHUNKS: dict[str, dict[str, Any]] = {
-    "whole": {"budget": 500},
-    "chunks of 3": {"budget": 9, "threshold": 3},
-    "all or none": {"budget": 34, "chunked": False},
-}
-SEEN: Counter[str] = Counter()
+CHUNKS: tuple[dict[str, Any], ...] = (
+    {"budget": 500},  # prompts run whole
+    {"budget": 9, "threshold": 3},
+    {"budget": 34, "chunked": False},  # all or none
+)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_matrix(kind: str, policy: str) -> None:
+def test_matrix(kind: str) -> None:
     """Memory, backend and prefix cache × policy × chunks × samples, in a pool that is too small."""
     families = [i for i in range(POOL_SIZE) if most_samples(i) == 3]
     crowds = [
         tuple(Visitor(i, number // 3) for number, i in enumerate((*range(6), 0, 1))),
         tuple(Visitor(i, number // 2, n=3) for number, i in enumerate(families[:3])),
     ]
-    for visitors in crowds:
-        for chunks in CHUNKS.values():
-            options = {"policy": policy, "max_num_seqs": 5, "capacity": max(LIMITS) + 4}
-            options |= chunks | KINDS[kind]
-            if policy == "PrefillFirst":
-                options["budget"] = max(34, options["budget"])
-            counts = check(Workload(visitors, **options))
-            assert counts["samples"] == sum(visitor.n for visitor in visitors)
-            SEEN.update({f"{kind} {what}": number for what, number in counts.items()})
-    if policy == "PrefillFirst":  # the last: was it no quiet party?
-        for what in ("preemptions", "resumed", "chunked prefills", "mixed steps", "forks"):
-            assert SEEN[f"{kind} {what}"] >= 10, (what, SEEN)
-        shared = SEEN[f"{kind} forks that share"] + SEEN[f"{kind} hits"]
-        assert (shared > 0) == (kind != "rows") and (SEEN[f"{kind} hits"] > 0) == (
-            "found" in kind and "never" not in kind
-        )
-
-
-@pytest.mark.parametrize("budget", [1, 2, 7])
-def test_smallest_budgets_make_progress(budget: int) -> None:
-    counts = check(several(range(12), max_num_seqs=5, budget=budget))
-    assert counts["requests"] == 12 and counts["steps"] >= counts["tokens"] / budget
+    seen: Counter[str] = Counter()
+    for policy, visitors, chunks in product(POLICIES, crowds, CHUNKS):
+        options = {"max_num_seqs": 5, "capacity": max(LIMITS) + 4, **chunks, **KINDS[kind]}
+        if policy == "PrefillFirst":
+            options["budget"] = max(34, options["budget"])
+        counts = check(Workload(visitors, policy, **options))
+        assert counts["samples"] == sum(visitor.n for visitor in visitors)
+        seen += counts
+    for what in ("preemptions", "resumed", "chunked prefills", "mixed steps", "forks"):
+        assert seen[what] >= 10, (what, seen)  # it was no quiet party
+    finds, shares = "found again" in kind, kind != "rows"
+    assert (seen["hits"] > 0) == finds
+    assert (seen["forks that share"] + seen["hits"] > 0) == shares
 
 
 # -- random workloads -----------------------------------------------------------------------------
@@ -174,55 +163,6 @@ def test_pool_has_requests_of_every_kind_and_transformers_agrees() -> None:
         assert reasons["stop", kind] >= 2, reasons
     shorter = [alone(i, LIMITS[0]) for i in range(POOL_SIZE) if len(pool()[i].prompt) < LIMITS[0]]
     assert sum(len(one.token_ids) < 10 and one.finish_reason == "length" for one in shorter) >= 2
-
-
-# -- examples that need not be drawn --------------------------------------------------------------
-
-
-def test_first_tokens_time_is_kept_when_a_request_gives_way() -> None:
-    party = Party(several(range(POOL_SIZE), max_num_seqs=6, budget=34, capacity=max(LIMITS)))
-    party.run()
-    party.check()
-    gave_way = 0
-    sampled: dict[str, list[float]] = {}
-    began: dict[str, float] = {}
-    for event in party.recorder.events:
-        if isinstance(event, events.TokenSampled):
-            sampled.setdefault(event.request_id, []).append(event.time)
-        elif isinstance(event, events.Scheduled):
-            began.setdefault(event.request_id, event.time)
-        elif isinstance(event, events.Preempted):
-            gave_way += event.request_id in sampled
-    assert gave_way >= 2, "nobody was thrown out with tokens"
-    for name, diary in party.diaries.items():
-        assert diary.last is not None
-        assert diary.last.metrics.token_times == tuple(sampled[name])
-        assert diary.last.metrics.first_scheduled == began[name]
-
-
-def test_what_is_too_long_is_refused_and_the_others_do_not_notice() -> None:
-    long = next(i for i, asked in enumerate(pool()) if len(asked.prompt) == 20)
-    others = [i for i, asked in enumerate(pool()) if len(asked.prompt) < 9][:4]
-    counts = check(several([others[0], long, *others[1:]], limit=20, budget=3))
-    assert counts["refused"] == 1 and counts["requests"] == 4
-
-
-@pytest.mark.parametrize("when", [0, 1, 4])
-def test_all_aborted_is_the_end(when: int) -> None:
-    visitors = tuple(Visitor(i, aborted_at=when) for i in range(POOL_SIZE - 6, POOL_SIZE))
-    counts = check(Workload(visitors, budget=5, max_num_seqs=3))
-    assert counts["aborts"] and counts["steps"] <= when + 1
-
-
-@pytest.mark.parametrize("at", range(8))
-def test_a_forward_that_raises_loses_nothing(at: int) -> None:
-    """The exception reaches the caller of step, generate or stream, and the next step goes on."""
-    base = several(range(5), budget=9, capacity=max(LIMITS), breaks=at, memory="pages")
-    streams = tuple(replace(one, way="stream") if one.index > 2 else one for one in base.visitors)
-    for workload in (base, replace(base, visitors=streams)):
-        counts = check(workload)
-        assert counts["broken forwards"] == 1
-        assert counts["left"] == (0 if workload is base else counts["left"] & 1)
 
 
 # -- planted bugs ---------------------------------------------------------------------------------

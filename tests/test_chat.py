@@ -146,18 +146,10 @@ def test_rendered_as_transformers_does(
     tmp_path: Path, name: str, chat: str, add_generation_prompt: bool
 ) -> None:
     folder = save(tmp_path, {"chat_template": TEMPLATES[name]})
-    options = {"add_generation_prompt": add_generation_prompt}
-    text = ours(folder, CHATS[chat], **options)
-    assert text == theirs(folder, CHATS[chat], **options)
-    assert text
-
-
-@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": True}, {"enable_thinking": False}])
-def test_variables_reach_the_template(tmp_path: Path, thinking: dict[str, bool]) -> None:
-    folder = save(tmp_path, {"chat_template": QWEN})
-    text = ours(folder, USER, **thinking)
-    assert text == theirs(folder, USER, add_generation_prompt=True, **thinking)
-    assert ("<think>" in text) == (thinking.get("enable_thinking") is False)
+    for thinking in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+        options = {"add_generation_prompt": add_generation_prompt, **thinking}
+        text = ours(folder, CHATS[chat], **options)
+        assert text and text == theirs(folder, CHATS[chat], **options)
 
 
 @pytest.mark.parametrize("form", ["string", "list", "file", "file before string"])
@@ -183,14 +175,8 @@ def test_template_is_found_wherever_it_is_kept(tmp_path: Path, form: str) -> Non
 def test_special_tokens_may_be_objects(tmp_path: Path) -> None:
     added = {"content": "<é>", "lstrip": False, "special": True, "__type": "AddedToken"}
     settings = {"chat_template": TEMPLATES["special tokens"], "bos_token": added, "pad_token": None}
-    folder = save(tmp_path, {**settings, "add_bos_token": True, "additional_special_tokens": ["x"]})
+    folder = save(tmp_path, settings)
     assert ours(folder, USER) == theirs(folder, USER) == "<é>user: Hello</s>\n"
-
-
-def test_template_is_not_rendered_twice() -> None:
-    template = ChatTemplate("{{ messages[0].content }}")
-    text = "{{ 7 * 7 }}{% for %}<b>&"
-    assert template.render([{"role": "user", "content": text}]) == text
 
 
 def test_rendering_changes_no_message() -> None:
@@ -213,29 +199,20 @@ def test_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "{not json",
-        '{"chat_template": 7}',
-        '{"chat_template": [{"name": "default", "template": 7}]}',
-        '{"chat_template": "x", "bos_token": {"id": 7}}',
-        "\udcff",
+        ("{not json", r"tokenizer_config\.json is damaged"),
+        ('{"chat_template": [{"name": "default", "template": 7}]}', "json is damaged"),
+        ('{"chat_template": "x", "bos_token": {"id": 7}}', "json is damaged"),
+        ('{"chat_template": "{% for m in messages %}"}', "template is damaged"),
+        ('{"chat_template": "{{ 1 | nofilter }}"}', "template is damaged"),
+        ('{"chat_template": "{{ %s"}' % ("(" * 5000), "template is damaged"),
     ],
 )
-def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "tokenizer_config.json"
-    file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json is damaged"):
+def test_what_is_damaged_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
         load_chat_template(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["{% for m in messages %}", "{% nonsense %}", "{{ 1 | nofilter }}", "{{ " + "(" * 5000],
-)
-def test_damaged_template_is_refused(tmp_path: Path, source: str) -> None:
-    with pytest.raises(ValueError, match="template is damaged"):
-        load_chat_template(save(tmp_path, {"chat_template": source}))
 
 
 def test_template_file_of_a_hub_checkpoint_is_downloaded(
@@ -256,31 +233,10 @@ def test_template_file_of_a_hub_checkpoint_is_downloaded(
 # -- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "messages", [[], (), None, "Hello", {"role": "user", "content": "Hello"}, ["Hello"], [None]]
-)
+@pytest.mark.parametrize("messages", [[], None, "Hello", {"role": "user"}, ["Hello"]])
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     with pytest.raises(ValueError, match="messages"):
-        template.render(messages)
-    assert template.render(USER) == "Hello"
-
-
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0].nothing.more }}", "nothing"),
-        ("{{ messages[0].content + 1 }}", "str"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "[Rr]ange"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    ],
-)
-def test_what_goes_wrong_in_a_template_is_told(source: str, named: str) -> None:
-    template = ChatTemplate("{% if messages|length == 1 %}" + source + "{% else %}fine{% endif %}")
-    with pytest.raises(ValueError, match=f"refuses these messages.*{named}"):
-        template.render(USER)
-    assert template.render(USER * 2) == "fine"
+        ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").render(messages)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +274,13 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{
         ("{% macro m() %}" + LOOPS + "{% endmacro %}{{ m() }}", "runs for more than 0.2 seconds"),
         ("{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "says more than 10,000,000"),
         ("{{ messages + 1 }}", "TypeError: can only concatenate"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "[Rr]ange"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
 )
-def test_a_template_without_end_is_stopped(
+def test_a_template_without_end_or_sense_is_stopped(
     source: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat, "MOST_SECONDS", 0.2)
@@ -334,10 +294,7 @@ def test_a_template_without_end_is_stopped(
     ("expression", "words"),
     [
         ("10 ** (10 ** 8)", r"\*\* could make a number of more than 100,000 bits"),
-        (
-            "2 | round(10 ** 9)",
-            "the filter round could make more than",
-        ),
+        ("2 | round(10 ** 9)", "the filter round could make more than"),
         ("'x' * 10 ** 9", r"\* could make more than 100,000,000 characters"),
         ("10 ** 9 * 'x'", r"\* could make more than"),
         ("[0] * 10 ** 9", r"\* could make more than"),

@@ -24,10 +24,8 @@ from tutorial_engine.engine.clock import WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.interrupts import interrupts_wait
-from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +79,7 @@ def test_the_second_comes_at_once_and_by_the_handler_that_was_there() -> None:
     signal.signal(signal.SIGINT, usual_handler)
 
 
-def test_exceptions_pass_and_no_interrupt_is_lost_to_them() -> None:
-    with pytest.raises(ArithmeticError, match="mine"), interrupts_wait():
-        raise ArithmeticError("mine")
+def test_no_interrupt_is_lost_to_an_exception() -> None:
     with pytest.raises(KeyboardInterrupt) as interrupt, interrupts_wait():
         ctrl_c()
         raise ArithmeticError("mine")
@@ -131,16 +127,10 @@ def test_what_ended_in_an_interrupted_run_is_returned_by_the_next() -> None:
     engine = small_engine()
     for name, many in (("a", 1), ("b", 4), ("c", 2)):
         engine.add_request(name, [1, 2], SamplingParams(max_tokens=many, ignore_eos=True))
-    forward, calls = engine.runner.run, iter(range(9))
-
-    def interrupted_once(scheduled: Any) -> Any:
-        if next(calls) == 2:
-            ctrl_c()
-        return forward(scheduled)
-
-    engine.runner.run = interrupted_once  # type: ignore[method-assign]
+    handle = MODEL.register_forward_pre_hook(lambda *_: ctrl_c() if engine.num_steps == 2 else None)
     with pytest.raises(KeyboardInterrupt):
         engine.run()
+    handle.remove()
     assert [output.request_id for output in engine.run()] == ["a", "c", "b"]
 
 
@@ -153,79 +143,42 @@ def small_engine(**parts: Any) -> LLMEngine:
     return LLMEngine(MODEL, config=EngineConfig(max_num_seqs=3, max_model_len=20), **parts)
 
 
-def for_ever() -> None:
+def for_ever(*_: object) -> Any:
     while True:
         pass
 
 
-class LoopingPolicy(Scheduler):
-    def next_waiting(self) -> Request:
-        while True:
-            pass
+def looping(base: type, method: str) -> Any:
+    """A part of one's own that never comes back from one of its methods."""
+    return type("Looping", (base,), {method: for_ever})
 
 
-class LoopingSampler(Sampler):
-    def sample(self, logits: Any) -> Any:
-        while True:
-            pass
-
-
-class LoopingMemory(CellKVCache):
-    def allocate(self, *args: Any) -> Any:
-        while True:
-            pass
-
-
-class LoopingClock(WallClock):
-    """The hook that a learner has in every step."""
-
-    def forward_done(self, num_tokens: int) -> None:
-        while True:
-            pass
-
-
-class NoPreemption(Scheduler):
-    """`preempt` does nothing: `schedule_running` asks for ever."""
-
-    def preempt(self, victim: Request) -> None:
-        pass
-
-
-def in_policy() -> Callable[[], object]:
-    engine = small_engine(scheduler=LoopingPolicy)
-    return lambda: engine.generate([[1, 2]], FIVE)
-
-
-def in_sampler() -> Callable[[], object]:
-    engine = small_engine()
-    engine.add_request("a", [1, 2], FIVE, sampler=LoopingSampler(FIVE))
-    return engine.step
-
-
-def in_memory() -> Callable[[], object]:
-    engine = small_engine(memory=LoopingMemory.from_config(MODEL.config, 40))
-    return lambda: engine.generate([[1, 2]], FIVE)
-
-
-def in_clock() -> Callable[[], object]:
-    engine = small_engine(clock=LoopingClock())
-    return lambda: list(engine.stream([[1, 2]], FIVE))
-
-
-def in_stop_checker() -> Callable[[], object]:
+def with_checker() -> LLMEngine:
     engine = small_engine()
     engine.add_request("a", [1, 2], FIVE)
-    engine.requests["a"].checker.update = lambda token_id: for_ever()  # type: ignore
-    return engine.run
+    engine.requests["a"].checker.update = for_ever  # type: ignore[method-assign]
+    return engine
 
 
-def in_preempt() -> Callable[[], object]:
+def without_preemption() -> LLMEngine:
+    """`preempt` does nothing: `schedule_running` asks for ever."""
+    policy = type("Idle", (Scheduler,), {"preempt": lambda self, victim: None})
     pool = CellKVCache.from_config(MODEL.config, 12)
-    engine = small_engine(memory=pool, scheduler=NoPreemption)
-    return lambda: engine.generate([[1, 2, 3, 4, 5]] * 2, SamplingParams(max_tokens=6))
+    engine = small_engine(memory=pool, scheduler=policy)
+    for name in "ab":
+        engine.add_request(name, [1, 2, 3, 4, 5], SamplingParams(max_tokens=6))
+    return engine
 
 
-LOOPS = (in_policy, in_sampler, in_memory, in_clock, in_stop_checker, in_preempt)
+LOOPS: dict[str, Callable[[], LLMEngine]] = {
+    "policy": lambda: small_engine(scheduler=looping(Scheduler, "next_waiting")),
+    "memory": lambda: small_engine(
+        memory=looping(CellKVCache, "allocate").from_config(MODEL.config, 40)
+    ),
+    "clock": lambda: small_engine(clock=looping(WallClock, "forward_done")()),
+    "stop checker": with_checker,
+    "preemption": without_preemption,
+}
 
 
 @contextmanager
@@ -250,12 +203,11 @@ def pressing(times: int) -> Iterator[queue.Queue[float]]:
         thread.join()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_an_endless_loop_ends_with_the_second_ctrl_c(loop: Callable[[], Any]) -> None:
-    call = loop()
-    engine = call.__self__ if hasattr(call, "__self__") else call.__closure__[0].cell_contents
+@pytest.mark.parametrize("where", LOOPS)
+def test_an_endless_loop_ends_with_the_second_ctrl_c(where: str) -> None:
+    engine = LOOPS[where]()
     with pressing(2) as pressed, pytest.raises(KeyboardInterrupt):
-        call()
+        engine.generate([[1, 2]], FIVE)
     ended = time.monotonic()
     while not pressed.empty():
         last = pressed.get()
@@ -267,14 +219,13 @@ def test_an_endless_loop_ends_with_the_second_ctrl_c(loop: Callable[[], Any]) ->
     ):
         with pytest.raises(RuntimeError, match=r"second Ctrl-C broke this engine off.*make a new"):
             use()
-    fresh = small_engine()
-    assert len(fresh.generate([[1, 2]], FIVE)[0].outputs[0].token_ids) == 5
+    assert len(small_engine().generate([[1, 2]], FIVE)[0].outputs[0].token_ids) == 5
 
 
 def test_a_loop_in_the_model_ends_with_the_first_and_the_engine_works_on() -> None:
     engine = small_engine()
     engine.add_request("a", [1, 2], FIVE)
-    handle = MODEL.register_forward_pre_hook(lambda *_: for_ever())
+    handle = MODEL.register_forward_pre_hook(for_ever)
     try:
         with pressing(1), pytest.raises(KeyboardInterrupt):
             engine.run()

@@ -16,8 +16,7 @@ from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
-from tutorial_engine.engine.generate import generate
-from tutorial_engine.lab.block_size import Trade, block_size_trade, table
+from tutorial_engine.lab.block_size import block_size_trade, table
 from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
@@ -50,16 +49,6 @@ def points(num_slots: int = 128) -> tuple[DialPoint, ...]:
 
 def at(position: Any) -> DialPoint:
     return next(p for p in points() if p.position == position)
-
-
-def test_the_reference_does_not_hang_on_rounding() -> None:
-    """The best token is more than 1e-3 ahead of the next one, at each step of each request."""
-    for arrival in arrivals():
-        params = SamplingParams(max_tokens=arrival.params.max_tokens, ignore_eos=True, logprobs=2)
-        (output,) = generate(load_model(), [arrival.prompt], params, max_len=64)
-        for entries in output.outputs[0].logprobs or ():
-            best, second = (entry.logprob for entry in entries.values())
-            assert best - second > 1e-3
 
 
 def test_tokens_and_slots_are_the_same_wherever_the_dial_stands() -> None:
@@ -142,52 +131,25 @@ def test_bytes_gathered_are_those_that_the_storage_copied(monkeypatch: pytest.Mo
 
 
 def test_counts_are_those_of_the_trace() -> None:
-    clock = VirtualClock()
     for point in points():
         kinds = [type(event) for event in point.trace.events]
-        assert point.num_steps == point.trace.num_steps == kinds.count(events.StepEnded)
+        assert point.num_steps == kinds.count(events.StepEnded)
         assert point.preemptions == kinds.count(events.Preempted)
         usage = [snapshot.usage for snapshot in point.snapshots]
         assert point.mean_waste == sum(u.reserved for u in usage) / len(usage)
         assert point.peak_waste == max(u.reserved for u in usage)
-        assert point.names == tuple(arrival.request_id for arrival in arrivals())
         ended = max(e.time for e in point.trace.events if isinstance(e, events.Finished))
         assert point.milliseconds == 1000 * ended
-        work = point.num_steps * clock.per_forward + point.tokens_run * clock.per_token
-        assert point.milliseconds >= 1000 * work - 1e-6, "and waits for arrivals, besides"
-        last = point.snapshots[-1]  # all that is there decodes: less than a block is empty
-        assert last.usage.reserved < len(last.entries) * point.pool.unit
     assert any(point.preemptions for point in points())
-    order = [sorted(points(), key=key) for key in (lambda p: p.num_steps, lambda p: p.milliseconds)]
-    assert order[0] != order[1] and at(ROWS).milliseconds == max(p.milliseconds for p in points())
-
-
-def test_requests_share_a_prefix_and_are_ragged() -> None:
-    made = sharing([1, 2, 3], 50, 9, every=4, gap=0.5, tails=(2, 6), outputs=(1, 5))
-    assert [arrival.request_id for arrival in made] == list("ABCDEFGHI")
-    assert [arrival.time for arrival in made] == [0.5 * i for i in range(9)]
-    starts = [tuple(arrival.prompt)[:3] == (1, 2, 3) for arrival in made]
-    assert starts == [(i + 1) % 4 > 0 for i in range(9)]
-    tails = {len(arrival.prompt) - 3 * start for arrival, start in zip(made, starts, strict=True)}
-    outputs = {arrival.params.max_tokens for arrival in made}
-    assert tails <= set(range(2, 7)) and outputs <= set(range(1, 6))
-    assert len(tails) > 2 and len(outputs) > 2
-    assert made == sharing([1, 2, 3], 50, 9, every=4, gap=0.5, tails=(2, 6), outputs=(1, 5))
-    for number in (0, 27):
-        with pytest.raises(ValueError, match=f"num_requests must be 1 .. 26, .* got {number}"):
-            sharing([1], 50, number)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"num_slots": 100}, "100 slots must make whole rows of max_len=64"),
-        ({"num_slots": 0}, "0 slots must make whole rows"),
-        ({"max_len": 0}, "whole rows of max_len=0"),
         ({"arrivals": []}, "for one request at least; got 0"),
         ({"block_sizes": (3,)}, "128 slots do not make blocks of 3"),
         ({"block_sizes": ("pages",)}, "has block sizes, 'rows' and 'cells'; got 'pages'"),
-        ({"max_len": 16, "num_slots": 64}, "prompt"),
     ],
 )
 def test_what_the_dial_cannot_do_is_refused(options: dict[str, Any], words: str) -> None:
@@ -198,27 +160,16 @@ def test_what_the_dial_cannot_do_is_refused(options: dict[str, Any], words: str)
 # -- block sizes ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trades() -> list[Trade]:
-    return block_size_trade(num_requests=12, repeats=2)
-
-
-def test_waste_and_entries_are_those_of_full_requests() -> None:
+def test_large_blocks_waste_and_small_ones_cost() -> None:
     blocks, tokens = block_size_trade([16, 1], 5, (20, 20), (5, 5), repeats=1)
     assert blocks.entries == 2 and blocks.waste == pytest.approx(100 * 7 / 32)
     assert (tokens.entries, tokens.waste) == (25, 0)
-
-
-def test_large_blocks_waste_and_small_ones_cost(trades: list[Trade]) -> None:
+    trades = block_size_trade(num_requests=12, repeats=2)
     assert all(a.waste < b.waste and a.entries > b.entries for a, b in pairwise(trades))
     of = {trade.block_size: trade for trade in trades}
     assert of[1].bookkeeping > 2 * of[16].bookkeeping, "each block is named and found anew"
-    saved = of[1].bookkeeping - of[16].bookkeeping
-    assert saved > 2 * (of[16].bookkeeping - of[256].bookkeeping), "little is left to save"
-    assert of[16].waste < 5 < of[256].waste and all(trade.reading > 0 for trade in trades)
-    lines = table(trades).splitlines()
-    assert [int(line.split()[0]) for line in lines[1:]] == [*of]
-    assert len({len(line) for line in lines}) == 1
+    assert of[16].waste < 5 < of[256].waste
+    assert [int(line.split()[0]) for line in table(trades).splitlines()[1:]] == [*of]
 
 
 # -- vLLM's two log lines -------------------------------------------------------------------------
@@ -237,17 +188,15 @@ def test_so_many_requests_of_this_length_fit_and_no_more(
     name: str, length: int, model: Qwen3ForCausalLM
 ) -> None:
     memory, fit = MEMORIES[name](model), 0
+    log, slots = pool_log(memory, length), memory.storage.num_slots
     while memory.allocate(f"r{fit}", range(100 * fit, 100 * fit + length), 0, length):
         fit += 1
-    assert fit == int(max_concurrency(memory, length)) > 0
-
-
-def test_the_lines_are_vllms(model: Qwen3ForCausalLM) -> None:
-    assert pool_log(MEMORIES["pages of 16"](model), 100).splitlines() == [
-        "KV cache size: 144 tokens",
-        "Maximum concurrency for 100 tokens per request: 1.29x",
+    most = max_concurrency(memory, length)
+    assert fit == int(most) > 0
+    assert log.splitlines() == [
+        f"KV cache size: {slots} tokens",
+        f"Maximum concurrency for {length} tokens per request: {most:.2f}x",
     ]
-    assert "1,000 tokens per request: 0.05x" in pool_log(MEMORIES["cells"](model), 1000)
 
 
 # -- a pool that is full --------------------------------------------------------------------------
@@ -312,22 +261,13 @@ def test_every_cause_has_one_run_which_finds_nothing_and_does_without_it() -> No
     assert sorted(answers().values()) == sorted(CAUSES) == sorted(RECIPES)
     assert list(answers().values()) != list(CAUSES), "the order tells nothing"
     for run in runs():
+        assert run.cause not in run.describe() and run.recipe.a in run.describe()
         assert run.rate == 0 < 0.1 < run.mended_rate
         admitted = [event for event in run.trace.events if isinstance(event, events.Admitted)]
         assert len(admitted) == 3 and not any(event.num_cached for event in admitted)
         evicts = any(isinstance(e, events.BlockTaken) and e.evicted for e in run.trace.events)
         assert evicts == ("in between" in run.cause)
     assert tuple(cases(load_model(), load_tokenizer())) == runs(), "the same a second time"
-
-
-def test_what_can_be_seen_has_prompts_salts_and_steps_and_not_the_cause() -> None:
-    for number, run in enumerate(runs(), 1):
-        shown = run.describe()
-        assert shown.startswith(f"run {number}: prefix cache hit rate 0%")
-        for text in (run.recipe.a, run.recipe.b, run.recipe.c, *map(repr, run.recipe.salts)):
-            assert text in shown
-        assert shown.count("finds 0 tokens") == 3 and shown.count("is over") == 3
-        assert run.cause not in shown and not any(cause in repr(run) for cause in CAUSES)
 
 
 def test_every_wrong_cause_is_ruled_out_by_a_fact() -> None:
@@ -338,21 +278,6 @@ def test_every_wrong_cause_is_ruled_out_by_a_fact() -> None:
             assert "4 of 5 are right" in verdict.message and run.cause not in verdict.message
     half = check_causes(dict(list(answers().items())[:2]), runs())
     assert half.ok is None and "run 3, run 4, run 5" in half.message
+    assert check_causes({"run 1": "bad luck"}, runs()).ok is False
     verdict = check_causes({name: f" {cause.upper()}" for name, cause in answers().items()}, runs())
     assert verdict.ok is True and f"{runs()[0].mended_rate:.0%}" in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("given", "ok", "words"),
-    [
-        ({"run 1": ..., "run 2": None}, None, "not done yet"),
-        ({"run 9": CAUSES[0], "run 1": CAUSES[0]}, False, "there is no 'run 9'"),
-        ({1: CAUSES[0], 2: CAUSES[1]}, False, "the keys are 'run 1' to 'run 5'; got 1, 2"),
-        ({"run 1": "bad luck"}, False, "'bad luck' is not one of CAUSES"),
-        ({"run 1": ["a list"]}, False, "is not one of CAUSES"),
-        ([CAUSES[0]], False, "the answers are a dict"),
-    ],
-)
-def test_other_answers_are_told_what_is_asked(given: Any, ok: bool | None, words: str) -> None:
-    verdict = check_causes(given, runs())
-    assert verdict.ok is ok and words in verdict.message

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -132,48 +131,29 @@ def test_kept_set_is_that_of_transformers_in_2000_cases_each(
 # -- the borders, and what comes in filtered ----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("p", "stay"),
-    [(0.8, 2), (0.81, 3), (0.79, 2), (0.5, 1), (0.51, 2), (0.9, 3), (0.95, 5), (1e-9, 1), (1, 5)],
-)
+HALVES, TWINS = (0.5, 0.3, 0.1, 0.05, 0.05), (0.1, 0.2, 0.4, 0.2, 0.1)
+TIED = (0.1, 0.35, 0.2, 0.15, 0.2)  # two share the second place
+BORDERS: list[tuple[Callable[[Tensor, float], Tensor], tuple[float, ...], dict[float, str]]] = [
+    # dropped when better ones hold exactly p; equal ones stay or go together
+    (top_p, HALVES, {0.8: "01", 0.81: "012", 0.5: "0", 0.51: "01", 1e-9: "0", 1: "01234"}),
+    (top_p, TWINS, {0.4: "2", 0.5: "123", 0.8: "123", 0.81: "01234"}),
+    # ties with the last one stay; below 1 and above V it is off
+    (top_k, TIED, {1: "1", 2: "124", 3: "124", 4: "1234", 5: "01234", 9: "01234", 0: "01234"}),
+    # exactly at the limit stays
+    (
+        min_p,
+        (0.5, 0.3, 0.05, 0.005, 1e-9),
+        {0.1: "012", 0.1001: "01", 0.6: "01", 0.61: "0", 1: "0"},
+    ),
+]
+
+
 @pytest.mark.parametrize("shift", [0.0, 7.3, -11.1])
-def test_top_p_drops_a_token_when_better_ones_hold_exactly_p(
-    p: float, stay: int, shift: float
-) -> None:
-    assert kept(top_p(logits_of(0.5, 0.3, 0.1, 0.05, 0.05) + shift, p)) == list(range(stay))
-
-
-@pytest.mark.parametrize(
-    ("probs", "p", "stay"),
-    [
-        ((0.25, 0.25, 0.25, 0.25), 0.1, [0, 1, 2, 3]),
-        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.5, [1, 2, 3]),
-        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.4, [2]),
-        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.8, [1, 2, 3]),
-        ((0.1, 0.2, 0.4, 0.2, 0.1), 0.81, [0, 1, 2, 3, 4]),
-    ],
-)
-def test_equal_tokens_stay_or_go_together_in_top_p(
-    probs: tuple[float, ...], p: float, stay: list[int]
-) -> None:
-    assert kept(top_p(logits_of(*probs), p)) == stay
-
-
-@pytest.mark.parametrize(
-    ("k", "stay"),  # two share the second place; below 1 and above V it is off
-    [(1, "1"), (2, "124"), (3, "124"), (4, "0124"), *((k, "01234") for k in (5, 9, 0, -1))],
-)
-def test_top_k_keeps_ties_with_the_last_one(k: int, stay: str) -> None:
-    assert kept(top_k(torch.tensor([1.0, 5.0, 3.0, 0.0, 3.0]), k)) == [int(i) for i in stay]
-
-
-@pytest.mark.parametrize(
-    ("p", "stay"), [(0.1, 3), (0.1001, 2), (0.6, 2), (0.61, 1), (1, 1), (0.01, 4), (0, 5)]
-)
-@pytest.mark.parametrize("shift", [0.0, 7.3, -11.1])
-def test_min_p_keeps_a_token_at_exactly_the_limit(p: float, stay: int, shift: float) -> None:
-    logits = logits_of(0.5, 0.3, 0.05, 0.05 / 9, 1e-9) + shift
-    assert kept(min_p(logits, p)) == list(range(stay))
+def test_borders_of_the_filters_by_hand(shift: float) -> None:
+    for filtered, probs, cases in BORDERS:
+        for amount, stay in cases.items():
+            left = kept(filtered(logits_of(*probs) + shift, amount))
+            assert left == [int(i) for i in stay], (filtered.__name__, amount)
 
 
 @pytest.mark.parametrize("filtered", [top_k, top_p, min_p], ids=lambda f: f.__name__)
@@ -222,45 +202,29 @@ def test_params_are_greedy_by_default_frozen_and_by_name_only() -> None:
         SamplingParams().top_k = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         SamplingParams(0.5)  # type: ignore[misc]
-
-
-def test_stop_becomes_a_tuple_whatever_it_was() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
-    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(stop=()).stop == ()
-    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
-    assert hash(SamplingParams(stop=["a"], stop_token_ids=[1])) is not None
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[3, 4])
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (3, 4)) and hash(params)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
         ("temperature", -0.1, "temperature must be from 0 .* got -0.1"),
-        ("temperature", math.nan, "got nan"),
         ("temperature", 1e-9, "temperature 1e-09 overflows fp32; for greedy use 0"),
         ("temperature", True, "temperature must be a number .* got True"),
-        ("temperature", "hot", "got 'hot'"),
         ("top_k", 2.0, "top_k must be a whole number .* got 2.0"),
         ("top_p", 0, "for greedy use temperature=0"),
         ("top_p", 1.1, "top_p must be from 0 to 1 .* got 1.1"),
         ("min_p", -0.1, "min_p must be from 0 to 1 .* got -0.1"),
         ("seed", 1.5, "seed must be a whole number .* got 1.5"),
-        ("seed", -1, "got -1"),
-        ("seed", 2**64, "got 18446744073709551616"),
         ("max_tokens", 0, "max_tokens must be from 1 .* got 0"),
-        ("max_tokens", None, "got None"),
-        ("min_tokens", -1, "min_tokens must be from 0 .* got -1"),
         ("min_tokens", 17, "min_tokens 17 is over max_tokens 16"),
         ("ignore_eos", 1, "ignore_eos must be True or False, got 1"),
-        ("include_stop_str_in_output", None, "include_stop_str_in_output .* got None"),
-        ("stop", "", "not empty"),
         ("stop", ["a", ""], r"not empty, got \['a', ''\]"),
-        ("stop", ["a", 3], "stop must be strings"),
         ("stop", 3, "stop must be strings .* got 3"),
-        ("stop", None, "stop must be strings"),
         ("stop", "a\ufffd", "holds U[+]FFFD"),
         ("stop_token_ids", [-1], r"stop_token_ids .* got \[-1\]"),
-        ("stop_token_ids", 5, "got 5"),
         ("logprobs", -1, "logprobs must be from 0 .* got -1"),
     ],
 )
@@ -269,29 +233,16 @@ def test_params_that_mean_nothing_are_refused(field: str, value: object, named: 
         SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("temperature", 1), ("temperature", 1e-6), ("top_k", -1), ("top_k", 10**6)),
-        *(("top_p", 1e-9), ("min_p", 1), ("seed", 2**64 - 1), ("seed", 0)),
-        *(("min_tokens", 16), ("logprobs", 0)),
-    ],
-)
-def test_params_at_their_limits_are_taken(field: str, value: Any) -> None:
-    Sampler(SamplingParams(**{field: value})).sample(torch.randn(5))
-
-
 # -- greedy -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_greedy_takes_the_lowest_of_equal_ids(dtype: torch.dtype) -> None:
-    row = torch.zeros(1000, dtype=dtype)
-    row[[613, 77, 900]] = 2.5
-    assert Sampler(SamplingParams()).sample(row).token_id == 77
-    with_logprobs = Sampler(SamplingParams(logprobs=2)).sample(row)  # not the fast path
-    assert with_logprobs.token_id == 77
-    assert [i for i, _ in with_logprobs.top_logprobs] == [77, 613]
+def test_greedy_takes_the_lowest_of_equal_ids() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        row = torch.zeros(1000, dtype=dtype)
+        row[[613, 77, 900]] = 2.5
+        assert Sampler(SamplingParams()).sample(row).token_id == 77
+        with_logprobs = Sampler(SamplingParams(logprobs=2)).sample(row)  # not the fast path
+        assert [i for i, _ in with_logprobs.top_logprobs] == [with_logprobs.token_id, 613]
 
 
 def test_greedy_skips_filters_and_draws_nothing() -> None:
@@ -328,17 +279,6 @@ def test_greedy_batch_is_one_max_without_a_softmax() -> None:
 # -- drawing ------------------------------------------------------------------------------------
 
 
-def test_same_seed_gives_the_same_tokens() -> None:
-    rows = torch.randn(30, 50)
-
-    def run(seed: int | None) -> list[int]:
-        return token_ids(Sampler(SamplingParams(temperature=1.0, seed=seed)), rows)
-
-    assert run(5) == run(5)
-    assert run(5) != run(6)
-    assert run(None) != run(None)
-
-
 def test_one_draw_per_token_whatever_the_vocabulary() -> None:
     states = []
     for vocab in (3, 1000):
@@ -349,26 +289,10 @@ def test_one_draw_per_token_whatever_the_vocabulary() -> None:
     for _ in range(7):
         torch.rand((), dtype=torch.float64, generator=plain)
     assert torch.equal(states[0], states[1]) and torch.equal(states[0], plain.get_state())
-
-
-@pytest.mark.parametrize("neighbours", [0, 1, 5])
-def test_tokens_do_not_depend_on_the_neighbours(neighbours: int) -> None:
-    params = SamplingParams(temperature=0.9, top_p=0.95, seed=11, logprobs=2)
-    rows = torch.randn(20, 40)
-    alone = Sampler(params)
-    expected = [alone.sample(row) for row in rows]
-    watched = Sampler(params)
-    others = [Sampler(SamplingParams(temperature=i / 2, seed=i)) for i in range(neighbours)]
-    got = []
-    for step, row in enumerate(rows):
-        at = step % (neighbours + 1)  # in another place each time
-        samplers = [*others[:at], watched, *others[at:]]
-        logits = torch.randn(neighbours + 1, 40)
-        logits[at] = row
-        got.append(tokens_of(logits, samplers)[at])
-    assert [t.token_id for t in got] == [t.token_id for t in expected]
-    for ours, theirs_ in zip(got, expected, strict=True):
-        assert ours.logprob == pytest.approx(theirs_.logprob, abs=1e-6)
+    rows = torch.randn(30, 50)
+    seeds = (5, 5, 6, None, None)
+    said = [token_ids(Sampler(SamplingParams(temperature=1.0, seed=i)), rows) for i in seeds]
+    assert said[0] == said[1] and len({*map(tuple, said)}) == 4
 
 
 def test_batch_is_each_request_alone() -> None:
@@ -384,7 +308,16 @@ def test_batch_is_each_request_alone() -> None:
         logits = torch.randn(len(kinds), 12)
         rows = zip(logits, alone, strict=True)
         assert tokens_of(logits, together) == [s.sample(row) for row, s in rows]
-    assert [s.num_sampled for s in together] == [10] * len(kinds)
+    logits = torch.randn(len(kinds), 12)
+    logits[1, 4] = math.nan  # ends this one alone
+    best = best_of_each(logits)
+    for row, (one, twin) in enumerate(zip(together, alone, strict=True)):
+        if row == 1:
+            with pytest.raises(ValueError, match="not numbers, the largest is nan"):
+                next_token(one, logits, row, best[row])
+        else:
+            assert next_token(one, logits, row, best[row]) == twin.sample(logits[row])
+    assert [s.num_sampled for s in together] == [11, 10, 11, 11, 11]
 
 
 def test_draws_follow_the_filtered_softmax() -> None:
@@ -397,16 +330,6 @@ def test_draws_follow_the_filtered_softmax() -> None:
     there = expected > 0
     chi_square = ((counts - expected)[there] ** 2 / expected[there]).sum()
     assert int(there.sum()) == 5 and chi_square < 18.5  # 4 degrees of freedom: 1 in 1000 is above
-
-
-@given(st.integers(0, 10**9))
-def test_draw_never_leaves_what_is_kept(seed: int) -> None:
-    row = torch.randn(9, generator=torch.Generator().manual_seed(seed)) * 4
-    row[seed % 9] = -math.inf
-    params = SamplingParams(temperature=1.3, top_k=7, top_p=0.6, min_p=0.1, seed=seed)
-    sampler = Sampler(params)
-    allowed = kept(filter_logits(row, params))
-    assert all(sampler.sample(row).token_id in allowed for _ in range(10))
 
 
 @pytest.mark.parametrize(("u", "token_id"), [(0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-53, 3)])
@@ -440,15 +363,10 @@ def test_logprobs_are_those_of_the_model_itself(temperature: float) -> None:
 
 def test_there_are_as_many_logprobs_as_wanted_best_first() -> None:
     row = torch.tensor([0.0, 2.0, 1.0])
-    without = Sampler(SamplingParams(temperature=1.0, seed=0))
-    assert without.sample(row)[1:] == (None, None, ())
-    its_own = Sampler(SamplingParams(logprobs=0))
-    token = its_own.sample(row)
-    assert token.logprob == pytest.approx(row.log_softmax(-1)[1].item())
-    assert token.top_logprobs == ()
+    assert Sampler(SamplingParams(temperature=1.0)).sample(row)[1:] == (None, None, ())
+    assert Sampler(SamplingParams(logprobs=0)).sample(row).top_logprobs == ()
     all_of_them = Sampler(SamplingParams(logprobs=99)).sample(row).top_logprobs
     assert [i for i, _ in all_of_them] == [1, 2, 0]
-    assert all(a > b for (_, a), (_, b) in pairwise(all_of_them))
 
 
 def test_equal_tokens_share_a_rank() -> None:
@@ -508,21 +426,6 @@ def test_bad_row_is_refused_and_the_next_call_works(bad: list[float], temperatur
             sampler.sample(torch.tensor(bad))
         assert sampler.sample(row) == twin.sample(row)
     assert sampler.num_sampled == 6
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_bad_row_is_refused_and_the_others_are_not(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, seed=7)
-    samplers, twins = [Sampler(params) for _ in range(3)], [Sampler(params) for _ in range(3)]
-    good = torch.randn(3, 30)
-    bad = good.clone()
-    bad[1, 4] = math.nan
-    best = best_of_each(bad)
-    with pytest.raises(ValueError, match="not numbers, the largest is nan"):
-        next_token(samplers[1], bad, 1, best[1])
-    for row in (0, 2):
-        assert next_token(samplers[row], bad, row, best[row]) == twins[row].sample(good[row])
-    assert [s.num_sampled for s in samplers] == [1, 0, 1]
 
 
 def test_scores_that_overflow_or_are_all_filtered_out_are_refused() -> None:

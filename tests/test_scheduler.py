@@ -1,6 +1,6 @@
-"""Who runs in the next step: the one rule, chunk by chunk, when memory is short, and at the end.
+"""Who runs in the next step, by hand: the one rule, when memory is short, and the older policies.
 
-The older policies beside it give the same tokens, in the order that each of them promises.
+That each request says what it says alone, whatever comes, is in test_as_if_alone.py.
 
 No model runs here: Toy has a memory of few slots, and a next token that depends on all it reads.
 """
@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tutorial_engine.cache.memory import SequenceMemory
 from tutorial_engine.cache.storage import KVStorage
@@ -130,15 +128,11 @@ class Toy:
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, int]] = []
 
-    def make(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
-        asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
-        room = max(1, self.scheduler.max_len - prompt_len)
-        checker = StopChecker(asked, max_new_tokens=room)
-        prompt = prompt_of(name, prompt_len)
-        return Request(name, prompt, asked, checker=checker, arrival=self.clock.now())
-
-    def add(self, name: str, prompt_len: int, max_tokens: int = 4, **params: Any) -> Request:
-        self.requests[name] = self.make(name, prompt_len, max_tokens, **params)
+    def add(self, name: str, prompt_len: int, max_tokens: int = 4) -> Request:
+        asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        checker = StopChecker(asked, max_new_tokens=max(1, self.scheduler.max_len - prompt_len))
+        prompt, now = prompt_of(name, prompt_len), self.clock.now()
+        self.requests[name] = Request(name, prompt, asked, checker=checker, arrival=now)
         self.scheduler.add(self.requests[name])
         return self.requests[name]
 
@@ -293,19 +287,6 @@ def test_who_runs_how_many_tokens(name: str) -> None:
     assert len(toy.memory.free_slots) == toy.memory.max_len
 
 
-def test_a_chunk_that_stops_short_yields_no_token() -> None:
-    toy = Toy(max_num_batched_tokens=4)
-    a = toy.add("a", 10)
-    for computed in (4, 8):
-        toy.step()
-        assert (a.num_computed_tokens, a.output_token_ids) == (computed, ())
-        assert a.metrics.ttft is None
-    toy.step()
-    assert toy.steps == [{"a": 4}, {"a": 4}, {"a": 2}]
-    assert a.output_token_ids == alone("a", 10, 1)
-    assert (a.num_computed_tokens, a.num_tokens, a.num_new_tokens) == (10, 11, 1)
-
-
 def test_a_policy_may_choose_another_than_the_first() -> None:
     class Shortest(Scheduler):
         def next_waiting(self) -> Request:
@@ -318,17 +299,6 @@ def test_a_policy_may_choose_another_than_the_first() -> None:
 
 
 # -- what can never run, and the narrowest limits -------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    "max_num_seqs max_num_batched_tokens max_model_len long_prefill_token_threshold".split(),
-)
-@pytest.mark.parametrize("value", [0, -3, "8", True])
-def test_a_limit_below_one_is_refused_by_name_and_value(name: str, value: Any) -> None:
-    assert getattr(EngineConfig(**{name: 1}), name) == 1
-    with pytest.raises(ValueError, match=f"{name} must be .* got {value!r}"):
-        EngineConfig(**{name: value})
 
 
 @pytest.mark.parametrize(("limits", "most"), [({"slots": 12}, 12), ({"max_model_len": 9}, 9)])
@@ -349,20 +319,12 @@ def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(
 # -- out of memory --------------------------------------------------------------------------------
 
 
-def short_of_memory(**limits: Any) -> Toy:
-    """a and b have run twice and all 8 slots are taken; c waits."""
-    toy = Toy(slots=8, **limits)
-    toy.add("a", 3, max_tokens=4)
-    toy.add("b", 3, max_tokens=4)
-    toy.step()
-    toy.step()
-    toy.add("c", 1, max_tokens=1)
-    assert (toy.running, toy.waiting, toy.memory.free_slots) == (["a", "b"], ["c"], [])
-    return toy
-
-
 def test_the_last_to_run_gives_way_and_runs_prompt_and_outputs_again() -> None:
-    toy = short_of_memory(long_prefill_token_threshold=5)
+    toy = Toy(slots=8, long_prefill_token_threshold=5)
+    for name, length, max_tokens in (("a", 3, 4), ("b", 3, 4), ("c", 1, 1)):
+        if name == "c":  # a and b have run twice and all 8 slots are taken
+            toy.step(), toy.step()
+        toy.add(name, length, max_tokens)
     b = toy.requests["b"]
     sampler, outputs, before = b.sampler, b.output_token_ids, b.metrics
     toy.step()
@@ -386,20 +348,6 @@ def test_the_last_to_run_gives_way_and_runs_prompt_and_outputs_again() -> None:
     assert len(toy.memory.free_slots) == 8
 
 
-def test_random_draws_are_the_same_after_a_preemption() -> None:
-    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 4}
-    texts = []
-    for slots in (100, 8):
-        toy = Toy(slots=slots)
-        toy.add("a", 3, max_tokens=4)
-        b = toy.add("b", 3, **asked)
-        steps = toy.run()
-        assert (steps[-1] == {"b": 1}) == (slots == 8), "only one of them was preempted"
-        texts.append(b.output_token_ids)
-    assert texts[0] == texts[1] and len(set(texts[0])) > 1
-    assert texts[0] != alone("b", 3, 4), "the draws were not random"
-
-
 def preemptions(whole: bool) -> int:
     recorder = Recorder()
     toy = Toy(slots=16, whole=whole, recorder=recorder, max_num_batched_tokens=5)
@@ -415,115 +363,6 @@ def test_letting_in_only_what_fits_whole_ends_the_thrash() -> None:
     assert preemptions(whole=True) == 0
 
 
-def test_without_chunks_a_resumed_request_longer_than_a_step_is_cut() -> None:
-    toy = Toy(slots=14, max_num_batched_tokens=6, enable_chunked_prefill=False)
-    toy.add("a", 4, max_tokens=9)
-    toy.add("b", 4, max_tokens=8)
-    toy.run()
-    b = toy.requests["b"]
-    sizes = [step["b"] for step in toy.steps if "b" in step]
-    assert sizes[:2] == [4, 1] and 6 in sizes, "more than a step came back, in pieces"
-    assert b.output_token_ids == alone("b", 4, 8)
-    assert max(sum(step.values()) for step in toy.steps) <= 6
-
-
-# -- ends -----------------------------------------------------------------------------------------
-
-
-def end_of(toy: Toy, name: str, status: RequestStatus) -> None:
-    """It holds nothing, nothing more may happen to it, and the others end as if alone."""
-    request, before = toy.requests[name], toy.requests[name].output_token_ids
-    assert request.status is status and request.is_over and request.finished is not None
-    assert name not in toy.memory.slots and name not in toy.waiting + toy.running
-    with pytest.raises(AssertionError, match=f"request {name} is {status.value}: it cannot"):
-        toy.scheduler.abort(request)
-    toy.scheduler.check_integrity()
-    toy.run()
-    assert request.output_token_ids == before
-    assert len(toy.memory.free_slots) == toy.memory.max_len
-    for other, request in toy.requests.items():
-        if other != name:
-            assert request.status is RequestStatus.FINISHED
-            want = alone(other, request.num_prompt_tokens, request.params.max_tokens)
-            assert request.output_token_ids == want
-
-
-def waiting() -> Toy:
-    toy = Toy(max_num_seqs=1)
-    for name, length in zip("abc", (3, 9, 2), strict=True):
-        toy.add(name, length, max_tokens=6)
-    toy.step()
-    return toy
-
-
-def in_its_prompt() -> Toy:
-    toy = Toy(max_num_batched_tokens=5)
-    for name, length in zip("abc", (3, 9, 2), strict=True):
-        toy.add(name, length, max_tokens=6)
-    toy.step()
-    toy.step()
-    assert toy.requests["b"].num_computed_tokens == 6
-    return toy
-
-
-def in_decode() -> Toy:
-    toy = in_its_prompt()
-    for _ in range(3):
-        toy.step()
-    assert len(toy.requests["b"].output_token_ids) == 3
-    return toy
-
-
-def preempted() -> Toy:
-    toy = short_of_memory()
-    toy.step()
-    return toy
-
-
-# how b gets there, and the statuses that it has on its way
-STATES: dict[RequestStatus, tuple[Callable[[], Toy], ...]] = {
-    RequestStatus.WAITING: (waiting,),
-    RequestStatus.RUNNING: (in_its_prompt, in_decode),
-    RequestStatus.PREEMPTED: (preempted,),
-}
-EVERY_STATE = [(status, make) for status, makers in STATES.items() for make in makers]
-
-
-@pytest.mark.parametrize(("status", "make"), EVERY_STATE)
-def test_abort_and_failure_end_it_in_any_state(
-    status: RequestStatus, make: Callable[[], Toy]
-) -> None:
-    toy = make()
-    assert toy.requests["b"].status is status
-    toy.scheduler.abort(toy.requests["b"])
-    assert toy.requests["b"].finish == Finish("abort")
-    end_of(toy, "b", RequestStatus.ABORTED)
-    toy = make()
-    toy.scheduler.fail(toy.requests["b"], ArithmeticError("too warm"))
-    b = toy.requests["b"]
-    assert b.finish == Finish("error") and b.error == "ArithmeticError: too warm"
-    assert b.group.output().error == b.error
-    end_of(toy, "b", RequestStatus.ERROR)
-
-
-@pytest.mark.parametrize(("status", "make"), EVERY_STATE)
-def test_no_other_way_leads_from_a_status(status: RequestStatus, make: Callable[[], Toy]) -> None:
-    """Only who runs may give way, and only who is over is over."""
-    toy = make()
-    b = toy.requests["b"]
-    if status is not RequestStatus.RUNNING:
-        with pytest.raises(AssertionError, match="it cannot become preempted"):
-            toy.scheduler.preempt(b)
-        toy.run()
-    else:
-        toy.scheduler.preempt(b)
-        assert (b.status, toy.waiting[0]) == (RequestStatus.PREEMPTED, "b")
-        toy.run()
-    end_of(toy, "b", RequestStatus.FINISHED)
-    with pytest.raises(AssertionError, match="it cannot become preempted"):
-        toy.scheduler.preempt(b)
-
-
 def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
     toy = Toy()
     a, b = toy.add("a", 3), toy.add("b", 3)
@@ -533,84 +372,47 @@ def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
     toy.scheduler.abort(a)
     toy.update(scheduled, sampled)
     assert (a.output_token_ids, b.output_token_ids) == (alone("a", 3, 1), alone("b", 3, 2))
-    end_of(toy, "a", RequestStatus.ABORTED)
+    assert a.status is RequestStatus.ABORTED and toy.running == ["b"] == [*toy.memory.slots]
 
 
-def test_a_stop_check_that_raises_ends_its_request_only() -> None:
-    toy = Toy()
-    a, c = toy.add("a", 3), toy.add("c", 3)
-    toy.step()
+# what spoils a and b, who run, and c, who waits: (how, what the check says)
+SPOILED: dict[str, tuple[Callable[[Toy], object], str]] = {
+    "queued twice": (
+        lambda toy: toy.scheduler.waiting.append(toy.scheduler.running[0]),
+        "queued twice",
+    ),
+    "one place less": (
+        lambda toy: setattr(toy.scheduler, "config", EngineConfig(max_num_seqs=1)),
+        "more run than may",
+    ),
+    "in the wrong queue": (
+        lambda toy: toy.scheduler.waiting.append(toy.scheduler.running.pop()),
+        "request b is running",
+    ),
+    "over, in the queue": (
+        lambda toy: setattr(toy.requests["c"], "status", RequestStatus.ABORTED),
+        "request c is aborted",
+    ),
+    "computed without room": (
+        lambda toy: setattr(toy.requests["a"], "num_computed_tokens", 4),
+        "a: 4 computed, room for 3",
+    ),
+    "nothing to run": (
+        lambda toy: toy.requests["a"].token_ids.pop(),
+        "a has nothing left to run",
+    ),
+    "a slot lost": (lambda toy: toy.memory.free_slots.pop(), "slots leaked"),
+}
 
-    def broken(token_id: int) -> Finish | None:
-        raise KeyError("no")
 
-    c.checker.update = broken  # type: ignore[method-assign]
-    toy.step()
-    assert c.error == "KeyError: 'no'" and c.output_token_ids == alone("c", 3, 1)
-    assert len(a.output_token_ids) == 2 and len(c.token_times) == 1
-    end_of(toy, "c", RequestStatus.ERROR)
-
-
-# -- what must add up -----------------------------------------------------------------------------
-
-
-def settled() -> Toy:
+@pytest.mark.parametrize("what", SPOILED)
+def test_what_does_not_add_up_is_noticed(what: str) -> None:
     toy = Toy(max_num_seqs=2)
     for name in "abc":
         toy.add(name, 3)
     toy.step()
-    toy.scheduler.check_integrity()
-    return toy
-
-
-def queue_twice(toy: Toy) -> None:
-    toy.scheduler.waiting.append(toy.scheduler.running[0])
-
-
-def one_place_less(toy: Toy) -> None:
-    toy.scheduler.config = EngineConfig(max_num_seqs=1)
-
-
-def wait_without_being_told(toy: Toy) -> None:
-    toy.scheduler.waiting.append(toy.scheduler.running.pop())
-
-
-def run_without_being_told(toy: Toy) -> None:
-    toy.scheduler.running[1] = toy.scheduler.waiting.popleft()
-
-
-def end_in_the_queue(toy: Toy) -> None:
-    toy.requests["c"].status = RequestStatus.ABORTED
-
-
-def compute_what_has_no_room(toy: Toy) -> None:
-    toy.requests["a"].num_computed_tokens += 1
-
-
-def lose_the_newest_token(toy: Toy) -> None:
-    toy.requests["a"].token_ids.pop()
-
-
-def lose_a_slot(toy: Toy) -> None:
-    toy.memory.free_slots.pop()
-
-
-@pytest.mark.parametrize(
-    ("corrupt", "says"),
-    [
-        (queue_twice, "queued twice"),
-        (one_place_less, "more run than may"),
-        (wait_without_being_told, "request b is running"),
-        (run_without_being_told, "request c is waiting"),
-        (end_in_the_queue, "request c is aborted"),
-        (compute_what_has_no_room, "a: 4 computed, room for 3"),
-        (lose_the_newest_token, "a has nothing left to run"),
-        (lose_a_slot, "slots leaked"),
-    ],
-)
-def test_what_does_not_add_up_is_noticed(corrupt: Callable[[Toy], None], says: str) -> None:
-    toy = settled()
-    corrupt(toy)
+    spoil, says = SPOILED[what]
+    spoil(toy)
     with pytest.raises(AssertionError, match=says):
         toy.scheduler.check_integrity()
 
@@ -651,69 +453,6 @@ def test_prefill_first_takes_whole_prompts_while_the_budget_lasts() -> None:
     ]
 
 
-REQUESTS = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 8)), min_size=1, max_size=6
-)  # prompt, outputs, steps before it comes
-
-
-def serve(toy: Toy, requests: list[tuple[int, int, int]]) -> list[list[ScheduledRequest]]:
-    """Let them come, run all to the end, and see that each said what it says alone."""
-    to_come = sorted(enumerate(requests), key=lambda pair: pair[1][2])
-    steps = []
-    while to_come or toy.scheduler.has_unfinished:
-        while to_come and (to_come[0][1][2] <= len(steps) or not toy.scheduler.has_unfinished):
-            i, (prompt_len, max_tokens, _) = to_come.pop(0)
-            toy.add(chr(ord("a") + i), prompt_len, max_tokens)
-        assert len(steps) < 1000, "this never ends"
-        steps.append(toy.step())
-    for i, (prompt_len, max_tokens, _) in enumerate(requests):
-        name = chr(ord("a") + i)
-        assert toy.requests[name].output_token_ids == alone(name, prompt_len, max_tokens)
-    assert len(toy.memory.free_slots) == toy.memory.max_len
-    return steps
-
-
-def ids(step: list[ScheduledRequest]) -> set[str]:
-    return {one.request.request_id for one in step}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=80, deadline=None)
-@given(
-    requests=REQUESTS,
-    slots=st.integers(16, 40),
-    whole=st.booleans(),
-    limits=st.fixed_dictionaries(
-        {
-            "max_num_seqs": st.integers(1, 4),
-            "max_num_batched_tokens": st.integers(1, 24),
-            "long_prefill_token_threshold": st.none() | st.integers(1, 5),
-            "enable_chunked_prefill": st.booleans(),
-        }
-    ),
-)
-def test_any_workload_ends_within_its_limits_and_each_is_as_if_alone(
-    policy: type[Scheduler],
-    requests: list[tuple[int, int, int]],
-    slots: int,
-    whole: bool,
-    limits: dict[str, Any],
-) -> None:
-    if policy is PrefillFirst or not limits["enable_chunked_prefill"]:
-        limits = {**limits, "max_num_batched_tokens": limits["max_num_batched_tokens"] + 9}
-    steps = serve(Toy(policy, slots=slots, whole=whole, **limits), requests)
-    for step in steps:
-        assert len(ids(step)) == len(step) <= limits["max_num_seqs"]
-        assert sum(item.num_tokens for item in step) <= limits["max_num_batched_tokens"]
-
-
-def test_a_static_batch_is_filled_also_when_its_prompts_need_several_steps() -> None:
-    toy = Toy(StaticBatching, max_num_seqs=3, max_num_batched_tokens=8)
-    steps = serve(toy, [(10, 4, 0), (7, 4, 0), (3, 4, 0), (2, 4, 0)])
-    assert [sorted(ids(step)) for step in steps[:3]] == [["a"], ["a", "b"], ["a", "b", "c"]]
-    assert next(i for i, step in enumerate(steps) if "d" in ids(step)) > 5
-
-
 def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_again() -> None:
     toy = Toy(StaticBatching, max_num_seqs=1)
     for names in ("a", "ba"):
@@ -721,17 +460,3 @@ def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_
             toy.add(name, 4, 1)
         steps = toy.run()
     assert steps == [{"a": 4}, {"b": 4}, {"a": 4}]
-
-
-@settings(max_examples=60, deadline=None)
-@given(REQUESTS, st.integers(1, 4), st.integers(9, 24))
-def test_prefill_first_never_mixes(
-    requests: list[tuple[int, int, int]], max_num_seqs: int, budget: int
-) -> None:
-    toy = Toy(PrefillFirst, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    for step in serve(toy, requests):
-        kinds = {one.allocation.first_position == 0 for one in step}
-        assert len(kinds) == 1, "prefill and decode in one step"
-        for one in step:
-            prefill = one.allocation.first_position == 0
-            assert one.num_tokens == (one.request.num_prompt_tokens if prefill else 1)

@@ -1,24 +1,27 @@
-"""Requests that come over time: when they come, when they enter, what their times count.
+"""Requests that come over time: when they come, when they enter, what users feel, two clocks.
 
 And static batching as it was: each answer comes with the slowest of its batch.
 """
 
 import math
+import time
 from statistics import fmean
+from typing import Any
 
 import pytest
 from engines import VOCAB, random_model
+from hypothesis import given
+from hypothesis import strategies as st
 from traces import served
 
-from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.policies import StaticBatching
+from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.lab.static_batch import batches, static_as_it_was
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Recorder
+from tutorial_engine.trace.events import Added, Admitted, Finished, Recorder
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +53,8 @@ def test_poisson_gaps_are_exponential_with_mean_one_over_rate(rate: float) -> No
     assert fmean(gap * gap for gap in gaps) == pytest.approx(2 / rate**2, rel=0.08)
     assert fmean(gap > 1 / rate for gap in gaps) == pytest.approx(math.exp(-1), abs=0.02)
     assert poisson_times(rate, 20, seed=3) == times[:20] != poisson_times(rate, 20, seed=2)
-
-
-@pytest.mark.parametrize("rate", [0, -1.0, math.nan])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match=f"above 0 requests per second, got {rate}"):
-        poisson_times(rate, 3, seed=0)
+    with pytest.raises(ValueError, match=f"above 0 requests per second, got {-rate}"):
+        poisson_times(-rate, 3, seed=0)
 
 
 def test_ragged_requests_stay_in_their_ranges_and_reach_the_ends() -> None:
@@ -109,14 +108,6 @@ def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForC
     assert late.metrics.queue_time == 0.0, "just at the end of a step: it makes the next"
 
 
-def test_requests_without_names_are_told_apart(small: Qwen3ForCausalLM) -> None:
-    arrivals = ragged(5, VOCAB, prompt_lens=(1, 6), output_lens=(1, 4))
-    outputs = serve(make(small, seqs=2), arrivals)
-    assert [output.prompt_token_ids for output in outputs] == [a.prompt for a in arrivals]
-    lengths = [len(output.outputs[0].token_ids) for output in outputs]
-    assert lengths == [a.params.max_tokens for a in arrivals]
-
-
 def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
     small: Qwen3ForCausalLM,
 ) -> None:
@@ -132,9 +123,8 @@ def test_what_never_ends_is_refused(small: Qwen3ForCausalLM) -> None:
     with pytest.raises(RuntimeError, match="6 steps did not suffice for 2 requests"):
         serve(make(small), arrivals, max_steps=6)
     assert len(serve(make(small), arrivals, max_steps=7)) == 2
-    for time in (math.nan, math.inf):
-        with pytest.raises(ValueError, match=str(time)):
-            serve(make(small), [arrival(0.0), arrival(time, name="b")])
+    with pytest.raises(ValueError, match="nan"):
+        serve(make(small), [arrival(0.0), arrival(math.nan, name="b")])
 
 
 # -- static batching as it was --------------------------------------------------------------------
@@ -159,24 +149,86 @@ def test_an_answer_comes_with_the_last_of_its_batch(number: int, rate: float, pl
         static_as_it_was(served("one rule")[0])
 
 
-def test_samples_and_preempted_requests_belong_to_their_batch() -> None:
-    model, recorder = random_model(), Recorder()
-    memory = PagedKVCache.from_config(model.config, num_blocks=7, block_size=4, trace=recorder)
-    config = EngineConfig(max_num_seqs=4)
-    engine = LLMEngine(
-        model, config=config, memory=memory, scheduler=StaticBatching, clock=VirtualClock()
-    )
-    for name, n in (("A", 2), ("B", 1), ("C", 1), ("D", 1), ("E", 1)):
-        params = SamplingParams(n=n, temperature=1.0, max_tokens=9, ignore_eos=True, seed=1)
-        engine.add_request(name, list(range(1, 6)), params)
-    engine.run(max_steps=12)
-    half = recorder.trace()
-    engine.run()
-    trace = recorder.trace()
-    assert any(isinstance(e, Preempted) for e in trace.events)
-    ends = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
-    assert batches(trace) == [("A", "B", "C", "D"), ("E",)] and "A.1" in ends
-    given = static_as_it_was(trace)
-    first = max(time for name, time in ends.items() if name != "E")
-    assert given == dict.fromkeys("ABCD", first) | {"E": ends["E"]}
-    assert static_as_it_was(half) == {}, "not all of the batch are over"
+# -- what users feel ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "queue_time", "ttft", "tpot", "itl", "total", "throughput"),
+    [
+        ((3.0,), None, None, None, (), None, None),
+        ((3.0, 4.0), 1.0, None, None, (), None, None),
+        ((3.0, 4.0, (6.0,)), 1.0, 3.0, None, (), None, None),
+        ((3.0, 4.0, (6.0, 8.0)), 1.0, 3.0, 2.0, (2.0,), None, None),
+        ((3.0, 4.0, (6.0, 8.0), 8.0), 1.0, 3.0, 2.0, (2.0,), 5.0, 0.4),
+        ((0.0, 0.0, (2.0,), 2.0), 0.0, 2.0, None, (), 2.0, 0.5),  # no further token
+        ((0.0, 0.0, (0.0, 0.0), 0.0), 0.0, 0.0, 0.0, (0.0,), 0.0, None),  # 0 is a time
+        ((1.0, None, (), 5.0), None, None, None, (), 4.0, 0.0),  # over without a token
+    ],
+)
+def test_each_number_appears_when_its_event_has_happened(
+    args: Any, queue_time: Any, ttft: Any, tpot: Any, itl: Any, total: Any, throughput: Any
+) -> None:
+    m = RequestMetrics(*args)
+    assert (m.queue_time, m.ttft, m.tpot) == (queue_time, ttft, tpot)
+    assert (m.itl, m.total, m.throughput) == (itl, total, throughput)
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=30).map(sorted))
+def test_tpot_is_the_mean_of_itl(times: list[float]) -> None:
+    metrics = RequestMetrics(0.0, 0.0, tuple(times), times[-1])
+    assert metrics.tpot == pytest.approx(math.fsum(metrics.itl) / len(metrics.itl), abs=1e-9)
+    assert metrics.total == pytest.approx(metrics.ttft + math.fsum(metrics.itl), abs=1e-9)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=40), st.integers(0, 100))
+def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(
+    values: list[int], percent: int
+) -> None:
+    enough = [v for v in values if 100 * sum(w <= v for w in values) >= percent * len(values)]
+    assert percentile(values, percent) == min(enough)
+    with pytest.raises(ValueError, match=f"need values .* got {len(values)} and -1"):
+        percentile(values, -1)
+
+
+# -- clocks ---------------------------------------------------------------------------------------
+
+
+def test_a_virtual_forward_costs_its_price_and_its_tokens() -> None:
+    clock = VirtualClock(per_forward=0.5, per_token=0.25)
+    assert clock.prices == {"seconds_per_forward": 0.5, "seconds_per_token": 0.25}
+    times = [clock.now()]
+    for tokens in (3, 1):
+        clock.forward_done(tokens)
+        time.sleep(0.002)  # it stands still between forwards
+        times.append(clock.now())
+    assert times == [0.0, 1.25, 2.0]
+    for prices in ((0.0, 0.5), (0.5, 0.0)):
+        cheap = VirtualClock(*prices)
+        cheap.forward_done(1)
+        assert cheap.now() == 0.5
+
+
+def test_waiting_moves_virtual_time_forwards_only() -> None:
+    clock = VirtualClock()
+    for then in (7.0, 3.0):
+        clock.wait_until(then)
+        assert clock.now() == 7.0
+
+
+@pytest.mark.parametrize(("forward", "token"), [(-0.1, 1), (1, -0.1), (0, 0), (math.nan, 1)])
+def test_prices_that_are_none_are_refused(forward: float, token: float) -> None:
+    with pytest.raises(ValueError, match=f"per_forward={forward}, per_token={token}"):
+        VirtualClock(forward, token)
+
+
+def test_a_wall_clock_waits_until_then_and_not_for_what_is_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = WallClock()
+    start = clock.now()
+    clock.wait_until(start + 0.02)
+    assert clock.now() - start >= 0.0199
+    asleep: list[float] = []
+    monkeypatch.setattr(time, "sleep", asleep.append)
+    clock.wait_until(start)
+    assert asleep in ([], [0.0])

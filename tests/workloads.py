@@ -60,6 +60,7 @@ from tutorial_engine.trace.events import (
     Scheduled,
     StepBegan,
     StepEnded,
+    TokenSampled,
     Trace,
 )
 from tutorial_engine.trace.history import Replay
@@ -658,9 +659,13 @@ class Party:
         assert output is not None and output.finished, f"{name} never ended"
         assert output.prompt_token_ids == pool()[visitor.index].prompt
         assert [got.index for got in output.outputs] == list(range(visitor.n))
-        times = output.metrics.token_times
-        assert len(times) == len(output.outputs[0].token_ids)
-        assert all(a < b for a, b in pairwise(times))
+        times, began = output.metrics.token_times, output.metrics.first_scheduled
+        mine = [
+            event for event in self.recorder.events if getattr(event, "request_id", None) == name
+        ]
+        assert times == tuple(e.time for e in mine if isinstance(e, TokenSampled))
+        assert all(a < b for a, b in pairwise(times)), "a token's first time counts"
+        assert began == next((e.time for e in mine if isinstance(e, Scheduled)), None)
         for got, want in zip(output.outputs, wanted, strict=True):
             self.check_sample(f"{name} sample {got.index}" if got.index else name, got, want)
         reasons = [got.finish_reason for got in output.outputs]
@@ -685,16 +690,22 @@ class Party:
             assert Trace.from_json(trace.to_json()) == trace
         assert trace.num_steps == self.engine.num_steps
         planned: dict[int, int] = {}
+        entered: dict[int, set[bool]] = {}
         for event in trace.events:
             match event:
                 case StepBegan(step=step):  # perhaps once more
-                    planned[step] = 0
-                case Scheduled(step=step, slots=slots):
+                    planned[step], entered[step], admitted = 0, set(), set[str]()
+                case Admitted(request_id=name):
+                    admitted.add(name)
+                case Scheduled(step=step, request_id=name, slots=slots):
                     planned[step] += len(slots)
+                    entered[step].add(name in admitted)
                 case StepEnded(step=step, num_tokens=num_tokens):
                     assert 1 <= num_tokens == planned[step] <= self.workload.budget, (
                         f"{planned[step]} planned, {num_tokens} run of {self.workload.budget}"
                     )
+        if self.workload.policy == "PrefillFirst":
+            assert all(len(found) == 1 for found in entered.values()), "prefill beside decode"
         if not self.interrupted:  # one forward a step
             assert self.runner.num_forwards == self.engine.num_steps + self.runner.num_broken
             ended = [event.num_tokens for event in trace.events if isinstance(event, StepEnded)]
