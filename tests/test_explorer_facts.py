@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from explorers import caption_of, items, message_of, place, svg_of, tips, turn, words
+from explorers import caption_of, items, message_of, svg_of, tips, turn, words
 from inputs import PROMPTS
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
@@ -22,7 +22,6 @@ from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import (
@@ -34,7 +33,7 @@ from tutorial_engine.viz.cell_explorer import (
     append_tokens,
 )
 from tutorial_engine.viz.dial_explorer import DialExplorer
-from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED
@@ -230,18 +229,6 @@ def test_cells_are_free_stored_or_new_as_in_the_cache(
     assert f"{sum(used)} of {cache.run.num_slots} slots are used" in cache.shown_caption or (
         step == 0
     )
-
-
-def test_bars_are_the_distribution(cache: CacheExplorer) -> None:
-    turn(cache, step=3)
-    for row in range(3):
-        token, p = cache.run.steps[2].best[row][0]
-        label = cache.run.labels[token]
-        assert words(cache, f"run{row}.next") == [f"{percent(p)} “{label}”"]
-        whole = place(cache, f"run{row}.bar.track")[2]
-        assert place(cache, f"run{row}.bar")[2] == pytest.approx(max(whole * p, 0.5))
-        tip = next(tip for tip in tips(cache) if tip.startswith(f"next: {label} {percent(p)} ·"))
-        assert tip.count("·") >= 5
 
 
 def test_account_counts_tokens_and_bytes(cache: CacheExplorer, lengths: list[int]) -> None:
@@ -557,34 +544,12 @@ def scheduler(shared_scheduler: SchedulerExplorer) -> SchedulerExplorer:
     return turn(shared_scheduler, step=0, **AS_NEW)
 
 
-@pytest.mark.parametrize("arrivals", [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG])
-@pytest.mark.parametrize("policy", list(CLASSES))
-def test_every_policy_gives_the_tokens_of_generate_alone(
-    scheduler: SchedulerExplorer, policy: str, arrivals: str
-) -> None:
-    turn(scheduler, budget=32, policy=policy, arrivals=arrivals)
-    assert not scheduler.error and scheduler.run.policy == policy
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    for one in coming(PROMPTS, arrivals, scheduler.long_prompt):
-        alone = generate(scheduler.model, one.prompt, params, tokenizer=scheduler.tokenizer)[0]
-        prompt = tuple(scheduler.tokenizer.encode(one.prompt).ids)
-        assert scheduler.run.tokens[one.name] == prompt + alone.outputs[0].token_ids
-
-
 def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> None:
     came = {}
     for pattern in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
         turn(scheduler, arrivals=pattern)
         came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
     assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
-
-
-def test_knobs_are_the_engines_settings(scheduler: SchedulerExplorer) -> None:
-    turn(scheduler, policy="static batching", budget=11, max_num_seqs=2)
-    settings = scheduler.trace.settings
-    assert settings["policy"] == "StaticBatching"
-    assert settings["max_num_batched_tokens"] == 11 and settings["max_num_seqs"] == 2
-    assert settings["max_model_len"] == scheduler.run.max_len == 16  # 10 + 6 tokens
 
 
 @pytest.mark.parametrize("policy", list(CLASSES))
@@ -611,51 +576,3 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
         gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
         assert set(gone) == {*run.over(step), *run.to_come(step)}
-
-
-# -- pages -----------------------------------------------------------------------------------------
-
-
-ALIKE = [
-    "Once upon a time Anna had a red kite.",
-    "Once upon a time Anna had a red ball.",
-    "One day Ben went to the park.",
-]
-
-
-NEW_BLOCKS: dict[str, Any] = {
-    "block_size": 4,
-    "num_blocks": 16,
-    "prefix_caching": ON,
-    "n": 1,
-    "budget": 64,
-    "arrivals": ONE_BY_ONE,
-}
-
-
-@pytest.fixture(scope="module")
-def shared_blocks(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> BlockExplorer:
-    return BlockExplorer(model, tokenizer, ALIKE)
-
-
-@pytest.fixture
-def paged(shared_blocks: BlockExplorer) -> BlockExplorer:
-    """An paged as it is when new."""
-    return turn(shared_blocks, step=0, **NEW_BLOCKS)
-
-
-@pytest.mark.parametrize("caching", [ON, OFF])
-@pytest.mark.parametrize(("size", "blocks"), [(1, 60), (4, 16), (4, 5), (3, 8), (16, 3)])
-def test_every_pool_gives_the_tokens_of_generate_alone(
-    paged: BlockExplorer, size: int, blocks: int, caching: str
-) -> None:
-    turn(paged, num_blocks=64, arrivals=ALL_AT_ONCE)
-    turn(paged, block_size=size, prefix_caching=caching)
-    turn(paged, num_blocks=blocks)
-    assert not paged.error and paged.run.num_blocks == blocks
-    last = paged.run.steps[-1].state.requests
-    for name, prompt in zip("ABC", ALIKE, strict=True):
-        params = SamplingParams(max_tokens=6)
-        alone = generate(paged.model, prompt, params, tokenizer=paged.tokenizer)[0]
-        ids = tuple(paged.tokenizer.encode(prompt).ids)
-        assert last[name].token_ids == ids + alone.outputs[0].token_ids
