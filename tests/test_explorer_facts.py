@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from explorers import caption_of, items, message_of, svg_of, tips, turn, words
+from explorers import caption_of, items, message_of, tips, turn, words
 from inputs import PROMPTS
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
 from tutorial_engine.model.batch import Batch
@@ -30,11 +29,9 @@ from tutorial_engine.viz.cell_explorer import (
     OPERATIONS,
     RESET,
     CellExplorer,
-    append_tokens,
 )
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
-from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
@@ -124,28 +121,6 @@ def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
         assert f"predicts “{labels[0]}” with probability" in caption_of(explorer)
         verdicts.add(same)
     assert verdicts == {True, False}
-
-
-def score_of(explorer: RopeExplorer) -> float:
-    found = re.search(r"a score of (-?\d+\.\d\d)", caption_of(explorer))
-    assert found is not None
-    return float(found[1])
-
-
-def test_shifting_both_keeps_the_score() -> None:
-    explorer = RopeExplorer(m=12, n=3)
-    turn(explorer, 0)
-    start, scores = score_of(explorer), []
-    for step in range(1, explorer.num_steps, 7):
-        explorer.slider.value = step
-        scores.append(score_of(explorer))
-        assert f"query at m = {12 + step}, key at n = {3 + step}, distance m − n = 9" in svg_of(
-            explorer
-        )
-        assert f"moving both on by {step} turns all hands" in caption_of(explorer)
-        assert "the angles between the hands and the score stay the same" in caption_of(explorer)
-        assert words(explorer, r"verdict\d") == 2 * ["≠ changes"] + 2 * ["= stays the same"]
-    assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -385,19 +360,6 @@ def press(cells: CellExplorer, name: str, **knobs: Any) -> str:
     """As a learner does it; the message that is shown then."""
     turn(cells, **knobs).buttons[name].click()
     return message_of(cells)
-
-
-def test_what_the_cells_hold_is_what_the_model_writes(cells: CellExplorer) -> None:
-    """Sequence 1 lies scattered; its K and V are those of its text run alone."""
-    ids = [*cells.tokenizer.encode("How are you").ids[:4]]
-    ids += cells.tokenizer.encode(" Anna").ids + cells.tokenizer.encode(" and").ids
-    alone = CellKVCache.from_config(cells.model.config, 8)
-    append_tokens(cells.model, alone, 0, ids)
-    scattered = torch.tensor(cells.cache.table.cells_of(1))
-    for layer in range(4):
-        ours = cells.cache.storage.read_slots(layer, scattered)
-        for x, y in zip(ours, alone.storage.read_slots(layer, slice(0, 6)), strict=True):
-            torch.testing.assert_close(x, y, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -195,23 +195,6 @@ def admitted(trace: Trace) -> str:
     return "".join(event.request_id for event in trace.events if isinstance(event, Admitted))
 
 
-def test_what_decides_is_named_and_what_is_only_checked_is_not(serving: Serving) -> None:
-    server = serving.of("rows")
-    assert server.label == "server (the package's parts)"
-    serving.spied(server, "ttft_and_tpot")
-    assert server.label == "server (the package's parts)"
-    server.use(PARTS_03["num_tokens_to_run"], CHECKS["num_tokens_to_run"])
-    assert server.label == "yours (num_tokens_to_run)"
-    for policy in ("ShortestFirst", "Fair"):
-        server.use(PARTS_03[policy], CHECKS[policy])
-        assert server.label == f"yours (num_tokens_to_run, {policy})", "the last policy counts"
-    for plan, how in ((PARTS_03["plan_step"], "inside"), (one_token_each, "replaced by")):
-        server.use(named("plan_step", plan), passes)
-        _, said = serving.serve(server)
-        assert f"num_tokens_to_run ({how} plan_step)" in said
-        assert server.label == "yours (plan_step, Fair)"
-
-
 @pytest.mark.parametrize("with_plan", [False, True])
 def test_learners_policy_admits_and_the_last_one_used_counts(
     serving: Serving, with_plan: bool

@@ -85,7 +85,6 @@ from traces import (
 
 from tools.bench.plots import bench_picture
 from tutorial_engine import viz
-from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import TRANSITIONS
 from tutorial_engine.lab.layouts import KVLayout, layouts
 from tutorial_engine.model.attention import causal_mask
@@ -551,16 +550,12 @@ def explore(kind: Callable[..., Explorer], *first: Any, **options: Any) -> Explo
     return kind(load_model(), load_tokenizer(), *first, **options)
 
 
-TWO = Batch.from_sequences([[1, 2]])
 FOUR = functools.partial(dial_point, 4)
 ONE = ["One day"]
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("no finished step", lambda: viz.timeline(Trace({}, story().events[:2]))),
-    ("at least one trace", lambda: viz.timelines({})),
     ("does not say max_num_seqs", lambda: viz.places({"a": played(STORY)})),
     ("65 places are too many", lambda: viz.places({"a": four_places(65)})),
     ("no request 'Z'", lambda: viz.one_request(story(), "Z")),
-    ("as many names", lambda: viz.flat_batch(TWO, names=["A", "B"])),
     ("65 tokens that see 65 are too many", lambda: lone_batch([[1] * 65])),
     ("not of an engine on pages", lambda: viz.block_view(story(), 0)),
     ("no step of this trace ran", lambda: viz.block_view(Paged().trace, 0)),
@@ -570,15 +565,11 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (r"room for .* 64 blocks", lambda: viz.block_view(on_blocks(65), 0)),
     ("blocks of 16 tokens", lambda: viz.block_view(on_blocks(2, 17), 0)),
     ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
-    ("'a' has no TTFT", lambda: viz.latency_distributions({"a": [RequestMetrics(0.0)]})),
-    ("at least one x", lambda: viz.sweep([], {"a": []}, "x", "y")),
-    ("at least one point", lambda: viz.throughput_latency({})),
     ("nobody came after", lambda: viz.itl_over_time({"a": chunked(8)}, "L")),
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
     ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
     ("same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": on_blocks(2, 16)})),
     ("Not enough memory for KV cache", lambda: viz.layer_factor(LLAMA, 1)),
-    ("each position once", lambda: viz.dial([FOUR(), FOUR()])),
     (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
     ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
@@ -587,11 +578,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("from 0 to 4, got 5", lambda: viz.ablation_picture({"a": [("x", 5, 4)]})),
     ("do not take the two steps", lambda: induction("Mimo")),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
-    ("as many", lambda: viz.work_picture([1, 2], [1], [1], [1])),
     ("41 tokens are too many", lambda: viz.positions_picture(*2 * [range(41)], *2 * [41 * "a"])),
-    ("'a'.*above 0", lambda: viz.latency_picture({"a": [(1, 0.0)]})),
-    ("above 0", lambda: viz.roofline_picture(0, 1, [("a", 1, 1)])),
-    ("at least one margin", lambda: viz.margins_picture([], {"a": 1})),
     ("1 to 32", lambda: viz.draws_picture(["a"] * 33, ["a"])),
     ("The prompt is empty", lambda: explore(AttentionExplorer, "")),
     (r"the model has room for \d+. Shorten", lambda: explore(SamplingExplorer, "Anna " * 9999)),

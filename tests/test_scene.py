@@ -186,17 +186,6 @@ def test_svg_runs_no_script_and_loads_nothing() -> None:
         assert all(link.startswith("#") for link in links)  # inside the picture itself
 
 
-def test_hovering_shows_the_tip_of_the_thing() -> None:
-    root = parsed(drawn("words", tip="the tip"))
-    hot = root.find(f"{SVG}g[@class='te-hot']")
-    assert hot is not None
-    assert hot[0].attrib["id"] == "box"
-    assert [text.text for text in hot[1].iter(f"{SVG}text")] == ["the tip"]
-    style = root.find(f"{SVG}style")
-    assert style is not None and style.text is not None
-    assert "display:none" in style.text and ".te-hot:hover" in style.text
-
-
 def test_png_is_the_scene_at_its_size_and_never_differs() -> None:
     png = drawn("words").png(zoom=1.0)
     image = Image.open(io.BytesIO(png))
