@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
@@ -27,13 +30,14 @@ from tutorial_engine.learn.bugs_04 import (
     scenes,
     serve,
     stress,
-    stress_table,
 )
+from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, tokens
 from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Finished, Trace
 
 # -- notebook 01 ---------------------------------------------------------------------------------
 
@@ -112,12 +116,6 @@ def test_zoo_says_what_a_test_does_not_catch(
     assert zoo(bugs, lambda: naive_logits(model), tolerance=1e9) == 0
     assert capsys.readouterr().out.count("not caught: max |Δ| < 1e+0") == 2
     assert zoo(bugs, lambda: naive_logits(model) * math.nan, right) == 2, "NaN is caught"
-
-
-def test_unknown_bug_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ValueError, match="no bug 'moth'") as error, planted("moth"):
-        pass
-    assert all(name in str(error.value) for name in BUGS_01)
 
 
 # -- notebook 02 ---------------------------------------------------------------------------------
@@ -237,26 +235,55 @@ def test_a_bug_of_blocks_is_seen_by_some_tests_and_never_alone(
     assert got["alone"] == "3 of 3"
 
 
-def test_freeing_head_first_costs_hits_and_no_token(rows: Sequence[Seen]) -> None:
-    *_, head = rows
-    assert (head.small_pool, head.found, rows[0].found) == ("4 of 4", 0, 8)
+# -- the naive admission: right tokens, and what they cost -----------------------------------------
+
+LONG = [PROMPT_IDS[0] * 2, PROMPT_IDS[0][::-1] * 2, (PROMPT_IDS[1] * 3)[:20]]
 
 
-def test_bugs_are_gone_again_and_the_table_is_the_same_each_time(
-    model: Qwen3ForCausalLM, rows: Sequence[Seen]
-) -> None:
-    assert stress(model, PROMPT_IDS, ["a taken block keeps its name", ""]) == [rows[1], rows[0]]
+def both(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]], **sizes: Any) -> list[Trace]:
+    return [crowd(pages, model, prompts, **sizes) for pages in (EagerPages, PagedKVCache)]
 
 
-def test_table_is_one_line_for_each_row(rows: Sequence[Seen]) -> None:
-    lines = stress_table(rows).splitlines()
-    assert len(lines) == 1 + len(rows) and max(map(len, lines)) <= 120
-    assert lines[0].split()[:3] == ["bug", "alone", "together"]
-    for line, row in zip(lines[1:], rows, strict=True):
-        assert line.startswith(row.bug) and line.endswith(row.integrity)
+def test_eager_admission_throws_one_request_out_four_times(model: Qwen3ForCausalLM) -> None:
+    eager, right = both(model, PROMPT_IDS)
+    assert cost(eager)[:4] == (22, 6, {"B": 4, "C": 2}, 27)
+    assert cost(right)[:4] == (23, 2, {"B": 1, "C": 1}, 16)
+    assert tokens(eager) == tokens(right) and len(tokens(right)) == 3
 
 
-@pytest.mark.parametrize("prompts", [PROMPT_IDS[:2], [PROMPT_IDS[2]] * 3, [*PROMPT_IDS[:2], []]])
-def test_prompts_that_cannot_show_the_bugs_are_refused(prompts: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="at least 8, 4 and 1 tokens"):
-        scenes(prompts)
+def test_long_prompts_thrash_though_they_need_not(model: Qwen3ForCausalLM) -> None:
+    eager, right = both(model, LONG, num_blocks=9, max_tokens=12)
+    assert cost(eager)[:4] == (54, 13, {"B": 5, "C": 8}, 85)
+    assert cost(right)[:4] == (54, 0, {}, 0)
+    assert tokens(eager) == tokens(right)
+    assert all(len(set(got)) > 3 for got in tokens(right).values()), "the test would prove little"
+
+
+def test_eager_pages_find_prefixes_like_others(model: Qwen3ForCausalLM) -> None:
+    alike = [PROMPT_IDS[0], PROMPT_IDS[0] + PROMPT_IDS[1]]
+    sizes = {"num_blocks": 16, "prefix_caching": True}
+    eager, right = both(model, alike, **sizes)
+    plain = crowd(PagedKVCache, model, alike, num_blocks=16)
+    assert tokens(eager) == tokens(right) == tokens(plain)
+
+
+def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    """Many times the tokens and several times as long, for the same answers; the users suffer."""
+    runs = drama(model, tokenizer)
+    right, eager = runs.values()
+    assert tokens(right) == tokens(eager) and sorted(tokens(right)) == list("ABCDE")
+    good, bad = cost(right), cost(eager)
+    assert good.num_preemptions == 0 == good.num_recomputed and bad.preempted.keys() == {"E"}
+    assert bad.num_tokens > 5 * good.num_tokens and bad.milliseconds > 3 * good.milliseconds
+    assert bad.num_tokens - bad.num_recomputed == good.num_tokens
+    clock = VirtualClock()
+    for trace, found in ((right, good), (eager, bad)):
+        seconds = found.num_steps * clock.per_forward + found.num_tokens * clock.per_token
+        assert found.milliseconds == pytest.approx(1000 * seconds)
+        ended = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
+        assert max(ended, key=lambda name: ended[name]) == "E"
+    assert drama(model, tokenizer) == runs
+    kept = drama(model, tokenizer, prefix_caching=True)
+    assert [tokens(trace) for trace in kept.values()] == [tokens(trace) for trace in runs.values()]
+    patient, eager = (cost(trace) for trace in kept.values())
+    assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens

@@ -105,14 +105,6 @@ def window(q_len: int, kv_len: int, size: int) -> Tensor:
     return torch.tensor([[0 <= first + q - k < size for k in range(kv_len)] for q in range(q_len)])
 
 
-def window_by_loop(q_len: int, kv_len: int, size: int) -> Tensor:
-    mask = torch.zeros(q_len, kv_len).bool()
-    for q in range(q_len):
-        last = kv_len - q_len + q
-        mask[q, max(0, last - size + 1) : last + 1] = True
-    return mask
-
-
 def joined_by_and(q_len: int, kv_len: int, size: int) -> Tensor:
     back = torch.arange(kv_len - q_len, kv_len)[:, None] - torch.arange(kv_len)
     return back >= 0 and back < size  # type: ignore[return-value]
@@ -121,13 +113,6 @@ def joined_by_and(q_len: int, kv_len: int, size: int) -> Tensor:
 def window_moved(q_len: int, kv_len: int, size: int) -> Tensor:
     right = window(q_len, kv_len, size)
     return right if q_len == kv_len else right.roll(-1, dims=-1)
-
-
-def rope_by_complex(x: Tensor, angles: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    turned = torch.view_as_complex(torch.stack((x[..., :half], x[..., half:]), dim=-1))
-    turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((turned.real, turned.imag), dim=-1)
 
 
 def rope_by_loop(x: Tensor, angles: Tensor) -> Tensor:
@@ -139,16 +124,6 @@ def rope_by_loop(x: Tensor, angles: Tensor) -> Tensor:
                 out[t, h, i] = a * math.cos(turn) - b * math.sin(turn)
                 out[t, h, i + half] = b * math.cos(turn) + a * math.sin(turn)
     return out
-
-
-def rope_in_place(x: Tensor, angles: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    cos, sin, a = angles.cos()[:, None], angles.sin()[:, None], x[..., :half].clone()
-    x[..., :half] *= cos
-    x[..., :half] -= x[..., half:] * sin
-    x[..., half:] *= cos
-    x[..., half:] += a * sin
-    return x
 
 
 def a_overwritten(x: Tensor, angles: Tensor) -> Tensor:
@@ -166,10 +141,6 @@ def head_by_head(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, size: int) ->
     return heads(w_q), heads(w_k), heads(w_v)
 
 
-def typed_heads(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, size: int) -> list[Tensor]:
-    return [(x @ w.T).view(len(x), n, 8) for w, n in ((w_q, 4), (w_k, 2), (w_v, 2))]
-
-
 def layer_in_double(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function) -> Tensor:
     w = LayerWeights(*(one.double() for one in w))
     h = rms_norm(x.double(), w.input_norm)
@@ -179,19 +150,6 @@ def layer_in_double(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function
     x = x + out @ w.o.T
     h = rms_norm(x, w.mlp_norm)
     return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
-
-
-def layer_in_place(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function) -> Tensor:
-    h = rms_norm(x, w.input_norm)
-    q, k, v = head_by_head(h, w.q, w.k, w.v, len(w.q_norm))
-    q, k = (
-        rope_in_place(rms_norm(q, w.q_norm), angles),
-        rope_in_place(rms_norm(k, w.k_norm), angles),
-    )
-    x += attend(q, k, v).flatten(1) @ w.o.T
-    gate, up = (rms_norm(x, w.mlp_norm) @ matrix.T for matrix in (w.gate, w.up))
-    x += (gate * gate.sigmoid() * up) @ w.down.T
-    return x
 
 
 def score(shares: Tensor, period: int) -> Tensor:
@@ -223,22 +181,17 @@ def bytes_exercise(config: ModelConfig) -> Exercise:
         lambda answer: c1.check_kv_bytes(answer, config),
         [
             kv_bytes,
-            lambda *case: np.int64(kv_bytes(*case)),
-            lambda *case: float(kv_bytes(*case)),
             lambda *case: torch.tensor(kv_bytes(*case)),
         ],
         c1.BYTES_SLIPS,
         [
             (lambda c, size: kv_bytes(c, 4), "use the argument"),
-            (lambda c, size: kv_bytes(c, 2), "use the argument"),
             (lambda c, size: 17 * size, "34; count K and V, layers, K/V heads"),
             (
                 lambda c, size: kv_bytes(QWEN3_06B, size) // 7,
                 "it reads QWEN3_06B, use",
             ),
             (lambda c, size: [17], "got [17]; return one number"),
-            (lambda c, size: 57_344 * size, "count K and V, layers"),  # right for Qwen3-0.6B
-            (lambda c, s: c.num_hidden_layers * c.num_attention_heads * c.head_dim * s, "kv_bytes"),
         ],
     )
 
@@ -250,33 +203,25 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["attention"],
             attention_by_loop,
             attention_in_place,
-            lambda *qkv_mask: attention_by_loop(*(x.double() for x in qkv_mask[:3]), qkv_mask[3]),
         ],
         c1.ATTENTION_SLIPS,
         [
             (inverted, "the mask is inverted"),
             (masked_after, "−inf BEFORE the softmax"),
             (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
-            (lambda q, k, v, m: q @ k.T / torch.sqrt(k.shape[-1]), "write D ** 0.5"),  # type: ignore[call-overload]
-            (lambda q, k, v, m: k @ q.T @ v, "Scores are q @ k.T"),
             (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "other numbers"),
         ],
     ),
     "window_mask": Exercise(
         c1.check_window_mask,
-        [RIGHT["window_mask"], window, window_by_loop],
+        [RIGHT["window_mask"], window],
         c1.MASK_SLIPS,
         [
             (lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "sees a key after it"),
             (lambda q, k, w: window(q, k, k), "sees up to 4 keys; 2 expected"),
-            (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected"),
-            (lambda q, k, w: window(q, k, w - 1), "sees up to 1 keys; 2 expected"),
             (window_moved, "does not see itself"),
             (joined_by_and, "Join two conditions with &, each in its own brackets"),
             (lambda q, k, w: torch.ones(q) + torch.ones(k + 1), "of queries and a row of keys"),
-            (lambda *case: torch.zeros(case[:2]).masked_fill(~window(*case), -INF), "be added to"),
-            (lambda *case: window(*case).int(), "got torch.int32"),
-            (lambda q, k, w: window(q, k, w) & ~window(q, k, 1), "a query does not see itself"),
         ],
     ),
     "kv_head": Exercise(
@@ -284,8 +229,6 @@ EXERCISES: dict[str, Exercise] = {
         [
             RIGHT["kv_head"],
             lambda h, heads, kv: [at for at in range(kv) for _ in range(heads // kv)][h],
-            lambda h, heads, kv: int(h / (heads / kv)),
-            lambda h, heads, kv: np.int64(h * kv // heads),
             lambda h, heads, kv: torch.tensor(h) * kv // heads,
         ],
         c1.HEAD_SLIPS,
@@ -296,24 +239,18 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "rope": Exercise(
         c1.check_rope,
-        [
-            *(RIGHT["rope"], rope_by_complex, rope_by_loop, rope_in_place),
-            lambda x, angles: rope_by_complex(x.double(), angles.double()),
-        ],
+        [RIGHT["rope"], rope_by_loop],
         c1.ROPE_SLIPS,
         [
             (a_overwritten, "a was overwritten"),
-            (lambda x, angles: rope_by_loop(x, angles + 1), "position 0 changed"),
             (lambda x, angles: rope_by_loop(x, 2 * angles), "position 0 is right, others not"),
             (lambda x, angles: x[..., :4] * angles.cos(), "angles[:, None, :]"),
-            (lambda x, angles: x.chunk(2)[0] * angles.cos()[:, None], "x.chunk(2, dim=-1)"),
         ],
     ),
     "project": Exercise(
         c1.check_project,
         [
             *(RIGHT["project"], head_by_head),
-            but("project", iter),
             but("project", lambda qkv: [one.double() for one in qkv]),
         ],
         {
@@ -329,27 +266,21 @@ EXERCISES: dict[str, Exercise] = {
         },
         [
             (but("project", lambda qkv: (qkv[0], qkv[2], qkv[1])), "k and v are swapped"),
-            (but("project", lambda qkv: qkv[:2]), "three tensors (q, k, v), got 2 things"),
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
-            (but("project", lambda qkv: (qkv[0], 2 * qkv[1], qkv[2])), "k is not x @ w_k.T"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
             (lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32), "Take the number of heads from"),
-            (typed_heads, "Take the number of heads from the matrix"),
         ],
     ),
     "layer": Exercise(
         c1.check_layer,
-        [RIGHT["layer"], layer_in_double, layer_in_place],
+        [RIGHT["layer"], layer_in_double],
         c1.LAYER_SLIPS,
         [
-            (lambda x, w, angles, attend: x * math.nan, "NaN"),
             (lambda x, w, angles, attend: 2 * x, "other numbers; are project and rope ✔"),
             (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
-            (lambda x, w, angles, attend: x @ w.k, "multiply by w.k.T or w.v.T"),
             (lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)), "Join the heads first"),
             (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
-            (lambda x, w, angles, attend: None if len(w) else x, "does it end with `return`?"),
         ],
     ),
     "induction_score": Exercise(
@@ -391,19 +322,6 @@ class Shared(MyCache):
         type(self).kv = {} if len(Shared.kv.get(0, [[]])[0]) != 8 else Shared.kv
 
 
-class AlongHeads(MyCache):
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
-        if layer in self.kv:
-            k = torch.cat((self.kv[layer][0], k), dim=-1)
-        self.kv[layer] = (k, v)
-        return [(k, v)]
-
-
-class NothingOld(MyCache):
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: object) -> Any:
-        return [tuple(torch.cat((old, new)) for old, new in zip(self.kv[layer], (k, v)))]  # noqa: B905
-
-
 class Other(MyCache):
     """The right cache, and another answer."""
 
@@ -428,22 +346,6 @@ class HeadsFirstView(MyStaticCache):
         return ((both[0], both[1]),)
 
 
-class CountsItself(MyStaticCache):
-    """Right: asks no batch, and counts for each layer; in doubles, and spoils what it was given."""
-
-    def __init__(self, config: ModelConfig, max_len: int) -> None:
-        super().__init__(config, max_len)
-        self.k, self.v = torch.stack((self.k, self.v)).double()
-        self.used = [0] * config.num_hidden_layers
-
-    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
-        start = self.used[layer]
-        end = self.used[layer] = start + len(k)
-        self.k[layer, start:end], self.v[layer, start:end] = k, v
-        k.zero_()
-        return [(self.k[layer, :end], self.v[layer, :end])]
-
-
 class Grows(MyCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None:
         super().__init__()
@@ -463,13 +365,6 @@ def token_by_token(model: Any, attention: Any, token_ids: list[int], num_compute
     for i in range(num_computed, len(token_ids)):
         hidden = model(Batch.from_sequences([[token_ids[i]]], [i]), attention)
     return model.compute_logits(hidden).squeeze(0)
-
-
-def consumes(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
-    new = token_ids[num_computed:]
-    token_ids.clear()  # it is a copy
-    hidden = model(Batch.from_sequences([new], [num_computed]), attention)
-    return model.compute_logits(hidden)[-1].double()
 
 
 def slots_in_rows(cached: list[int], new: list[int], m: int) -> list[list[int]]:
@@ -504,12 +399,8 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
         the last one counts
     >= max_tokens → >= max_tokens - 1
         one token is still allowed
-    >= max_tokens → >= 8
-        reached at the first token
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
         look at new_ids[-1] as well
-    new_ids[-1] in eos_ids → len(new_ids) > 1 and new_ids[-1] in eos_ids
-        the first one is checked too
     new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
         eos_ids may hold several
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
@@ -518,24 +409,16 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
         search the whole text
     one in text for → text.find(one) > 0 for
         text.find gives 0 there
-    one in text for → one in text.strip() for
-        strip() takes such characters away
     any(one in text for one in stop) → stop in text
         stop is a tuple of strings
     any(one in text for one in stop) → stop and stop[0] in text
         look for each of them
-    any(one in text for one in stop) → stop
-        not every text is stopped
     any(one in text for one in stop) → False
         look for it in text
     if new_ids → if len(new_ids) < max_tokens and new_ids
         stop wins over length
-    any(one → len(new_ids) < max_tokens and any(one
-        stop wins over length, for stop strings as well
     else None → else "length"
         it goes on: return None
-    else None → else False
-        answer "stop", "length" or None
     """,
 )
 
@@ -546,39 +429,26 @@ EXERCISES |= {
         c2.CACHE_SLIPS,
         [
             (type("NoList", (Other,), {"answer": lambda _, pairs: pairs[0]}), "without the list"),
-            (type("NoPair", (Other,), {"answer": lambda _, pairs: [3]}), "its only entry is no"),
-            (type("Forgets", (Other,), {"answer": lambda _, pairs: None}), "end with `return`?"),
             (Shared, "make the dict in __init__"),
-            (AlongHeads, "k and v are [tokens, heads, head_dim]: join axis 0."),
-            (NothingOld, "The first time, layer 0 has nothing old"),
         ],
     ),
     "MyStaticCache": Exercise(
         c2.check_static_cache,
-        [MyStaticCache, HeadsFirstView, CountsItself],
+        [MyStaticCache, HeadsFirstView],
         c2.STATIC_SLIPS,
         [
             (Grows, "the right k, but in new memory"),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
-            (MyCache, "raised TypeError"),
         ],
     ),
     "run_new": Exercise(
         c2.check_run_new,
-        [RIGHT["run_new"], token_by_token, consumes],
+        [RIGHT["run_new"], token_by_token],
         c2.RUN_SLIPS,
         [
             (lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)), "runs 2 tokens"),
-            (
-                lambda m, a, ids, n: m.compute_logits(
-                    m(Batch.from_sequences([ids[n:]], [n + (n > 0)]), a)[-1:]
-                )[0],
-                "positions [6] ran; expected positions [5]",
-            ),
             (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "a list of sequences"),
-            (lambda m, a, ids, n: m(Batch.from_sequences([ids[n:]], n), a), "a list of positions"),
-            (but("run_new", lambda logits: logits.tolist()), "got list"),
             (but("run_new", lambda logits: logits + 1), "other logits"),
         ],
     ),
@@ -586,9 +456,7 @@ EXERCISES |= {
         c2.check_slots_to_write,
         [
             slots_to_write,
-            lambda *case: np.array(slots_to_write(*case)),
             lambda *case: torch.tensor(slots_to_write(*case)),
-            lambda *case: (float(slot) for slot in slots_to_write(*case)),
             lambda *case: tuple(np.float64(slot) for slot in slots_to_write(*case)),
         ],
         c2.SLOT_SLIPS,
@@ -601,15 +469,11 @@ EXERCISES |= {
         c2.check_top_p,
         [
             *(RIGHT["keep_top_p"], nucleus_by_loop),
-            lambda probs, p: RIGHT["keep_top_p"](probs.double(), p),
         ],
         c2.TOP_P_SLIPS,
         [
             (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
             (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
-            (but("keep_top_p", lambda keep: keep.tolist()), "got list"),
-            (but("keep_top_p", lambda keep: keep[:3]), "shape [3]"),
-            (lambda probs, p: probs > 0, "keeps 5 tokens, expected 1"),
         ],
     ),
     "why_finished": Exercise(c2.check_why_finished, [RIGHT["why_finished"], why_numpy], WHY_SLIPS),
@@ -730,15 +594,12 @@ EXERCISES |= {
         c3.check_num_tokens,
         [
             RIGHT["num_tokens_to_run"],
-            but("num_tokens_to_run", np.int64),
             but("num_tokens_to_run", torch.tensor),
             lambda known, computed, budget: sorted((known - computed, budget))[0],
         ],
         c3.SHARE_SLIPS,
         [
             (lambda known, computed, budget: 1, "expected 10"),
-            (lambda known, computed, budget: 1.5, "no whole number"),
-            (lambda known, computed, budget: True, "got True, which is no whole number"),
         ],
     ),
     "plan_step": Exercise(
@@ -751,11 +612,9 @@ EXERCISES |= {
         [
             (lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
             (lambda r, w, budget, most: plan(r, w, budget, 9), "more would run than may"),
-            (lambda r, w, budget, most: plan(r, w[:1], budget, most), "budget left"),
             (lambda *case: {"Z": 8}, "no request 'Z'"),
             (lambda *case: {"C": 8}, "C has only 3 tokens"),
             (lambda *case: {"A": 1.5}, "a whole number"),
-            (lambda *case: [3], "must return a dict"),
         ],
     ),
     "slots_for": Exercise(
@@ -766,8 +625,6 @@ EXERCISES |= {
             (goes_on, "goes on after C itself gave way"),
             (preempts_nobody, "nobody gives way"),
             (takes_the_victim, "preempt takes it out"),
-            (lambda request, *case: case[1]("A"), "asks for slots for 'A'"),
-            (lambda *case: 3, "it returns 3; expected 'slots of A'"),
             (
                 lambda request, *case: (
                     None if isinstance(request, Request) else slots_for(request, *case)
@@ -787,7 +644,6 @@ EXERCISES |= {
         [
             (lambda arrival, times: (times[-1] - arrival, 1.0), "first token: 0.262 s"),
             (metrics(lambda pair: (pair[0], 1.0)), "next: 0.0640 s"),
-            (lambda arrival, times: 3, "two numbers"),
         ],
     ),
     "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price
@@ -810,7 +666,6 @@ EXERCISES |= {
         c3.SHORTEST_SLIPS,
         [
             (policy(lambda self: self.waiting[-1]), "num_prompt_tokens says"),
-            (policy(lambda self: min(map(by_prompt, self.waiting))), "a Request; got 3"),
             (policy(takes_it_out), "takes the request out of self.waiting"),
             (policy(leaves_a_list), "self.waiting is a list now"),
             (policy(sorts_the_queue), "finds the smallest without sorting"),
@@ -873,17 +728,6 @@ def find_all_names_first(tokens: list[int], size: int, name_of: Function, cached
     return torch.tensor([cached[n] for n in names[: min(count, (len(tokens) - 1) // size)]])
 
 
-def find_by_removing(tokens: list[int], size: int, name_of: Function, cached: Cached) -> Any:
-    found, name = [], None
-    while len(tokens) > size:
-        own, tokens[:size] = tuple(tokens[:size]), []
-        block = cached.get(name := name_of(name, own))
-        if block is None:
-            break
-        found.append(np.int64(block))
-    return tuple(found)
-
-
 def find_recursively(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
     def after(name: Any, rest: list[int]) -> list[int]:
         if len(rest) <= size or (own := name_of(name, iter(rest[:size]))) not in cached:
@@ -911,10 +755,6 @@ def find_with_names(change: Function) -> Function:
 def find_by_number(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
     first = cached[name_of(None, tokens[:size])]
     return [cached[name_of(first, tokens[size : 2 * size])]]
-
-
-def find_without_looking(t: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
-    return [cached[name_of(None, t[end - size : end])] for end in range(size, len(t), size)]
 
 
 def find_and_remove(*case: Any) -> list[int]:
@@ -984,18 +824,6 @@ def two_passes(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
     return out / total
 
 
-def in_double(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
-    q = q.double()
-    size, m, total, out = k.shape[1], -math.inf, 0.0, q * 0
-    for start, block in zip(range(0, n, size), table, strict=False):
-        keys, values = (x[block, : min(size, n - start)].double() for x in (k, v))
-        scores = keys @ q / math.sqrt(len(q))
-        new = max(m, float(scores.max()))
-        p, factor = torch.exp(scores - new), math.exp(m - new)
-        m, total, out = new, total * factor + float(p.sum()), out * factor + p @ values
-    return out / total
-
-
 def gathered(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int, cat: bool = False) -> Tensor:
     if cat:
         keys, values = (torch.cat([pool[b] for b in table])[:n] for pool in (k, v))
@@ -1035,11 +863,7 @@ def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
     return (torch.nn.functional.silu(x @ g.T).mul_(x @ u.T)) @ d.T
 
 
-def blocks_per(change: Function) -> Function:
-    return lambda budget, *sizes: change(budget / (2 * math.prod(sizes)))
-
-
-RIGHT_ATTENTION = [RIGHT["block_attention"], one_by_one, in_double, two_rounds, two_passes]
+RIGHT_ATTENTION = [RIGHT["block_attention"], one_by_one, two_rounds, two_passes]
 EXERCISES |= {
     "num_blocks": Exercise(
         c4.check_num_blocks,
@@ -1048,12 +872,7 @@ EXERCISES |= {
         [
             (lambda b, n, h, d, i, s: b // (2 * h * d * i * s), "320 GiB in a budget of 10 GiB"),
             (lambda b, n, h, d, i, s: b // (n * h * d * i * s), "2,560, that is 20 GiB"),
-            (blocks_per(lambda blocks: blocks), "1280.0 is a float; blocks are whole: use //"),
-            (but("num_blocks", float), "use //"),
-            (lambda *case: 1280, "expected 585"),
             (lambda *case: 1, "expected 1,280"),
-            (lambda *case: "many", "no whole number"),
-            (lambda *case: True, "no whole number"),
         ],
     ),
     "slots": Exercise(
@@ -1064,12 +883,8 @@ EXERCISES |= {
         ],
         c4.SLOTS_SLIPS,
         [
-            (lambda t, s, n: [t[max(p - 1, 0) // s] * s + p % s for p in range(n)], "number 0"),
             (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "9 slots for 10 tokens"),
             (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
-            (lambda t, s, n: [t[p] for p in range(n)], "IndexError"),
-            (lambda t, s, n: 7, "must return a list"),
-            (but("slots", lambda slots: [float(slot) for slot in slots]), "must return a list"),
         ],
     ),
     "free": Exercise(
@@ -1087,24 +902,17 @@ EXERCISES |= {
         TAKE_SLIPS,
         [
             (take_named_only, "KeyError: None; block 5 has no name"),
-            (lambda *_: "3", "got '3'"),
-            (but("take", lambda block: None), "does it end with `return`?"),
         ],
     ),
     "find": Exercise(
         learn.check_find,
-        [RIGHT["find"], find_all_names_first, find_by_removing, find_recursively],
+        [RIGHT["find"], find_all_names_first, find_recursively],
         FIND_SLIPS,
         [
-            (find_with_names(lambda name_of, _, seen: name_of(None, seen)), "of one block alone"),
             (find_with_names(lambda name_of, *rest: name_of(*rest)), "got 8 tokens in blocks"),
             (find_by_number, "name_of got 5 as the parent"),
-            (find_without_looking, "which is the first miss"),
             (find_and_remove, "find only looks"),
-            (lambda *case: [99], "got [99]; expected [5, 0, 3]"),
             (but("find", set), "must return a list of blocks"),
-            (but("find", lambda found: found or None), "find returns None: does it end with"),
-            (lambda t, s, n, c: c["root"], "KeyError"),
         ],
     ),
     "stale": Exercise(
@@ -1112,8 +920,6 @@ EXERCISES |= {
         [stale, lambda log: tuple(stale(log))],
         STALE_SLIPS,
         [
-            (lambda log: [line.block for line in stale(log)], "must return a list of lines"),
-            (lambda log: log[-1], "must return a list of lines"),
             (lambda log: stale(log)[::-1], "expected step"),
         ],
     ),
@@ -1122,14 +928,11 @@ EXERCISES |= {
         RIGHT_ATTENTION,
         BLOCK_SLIPS,
         [
-            (lambda q, k, v, t, n: one_by_one(q, k, v, t, n + 1 - (n > 1)), "compare with softmax"),
             (gathered, "that is a gather"),
             (partial(gathered, cat=True), "that is a gather"),
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
             (scaled_in_place, "wrote to k_pool"),
-            (but("block_attention", lambda out: out[None]), "shape [1, 8], expected [8]"),
-            (lambda *case: 3.0, "must return a tensor"),
         ],
     ),
     "visible": Exercise(
@@ -1141,13 +944,7 @@ EXERCISES |= {
                 lambda c, s, q: [i for i, (p, own) in enumerate(c) if p <= q],
                 "An empty cell has position None",
             ),
-            (
-                lambda c, s, q: RIGHT["visible"]([(p or 0, {s}) for p, _ in c], s, q),
-                "holds nothing",
-            ),
             (but("visible", lambda cells: cells[1:]), "expected [0, 1, 4, 6]"),
-            (lambda c, s, q: 3, "must return a list"),
-            (lambda c, s, q: c + 1, "TypeError"),
         ],
     ),
     "context_shift": Exercise(
@@ -1156,9 +953,7 @@ EXERCISES |= {
         c4.SHIFT_SLIPS,
         [
             (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
-            (lambda c, s, k, d: c.seq_rm(s), "expected [0, 1, 2, 3, 4, 5]"),
             (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
-            (lambda c, s, k, d: c.seq_add(s, k), "TypeError"),
         ],
     ),
     "rank_mlp": Exercise(
@@ -1203,13 +998,6 @@ def test_mistake_is_named(name: str, answer: Any, words: str) -> None:
     assert words in verdict.message, verdict
 
 
-@every_exercise
-def test_there_are_unusual_right_answers_and_mistakes_enough(name: str) -> None:
-    exercise = EXERCISES[name]
-    assert len(exercise.right) > 1 or name == "rank_mlp"
-    assert len(exercise.slips) + len(exercise.wrong) >= 4
-
-
 def answer_of(name: str, function: Function) -> Any:
     """The function as an answer to this exercise: a policy's method, a cache's update."""
     if name in POLICIES:
@@ -1238,27 +1026,14 @@ def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -
 
 
 @every_exercise
-@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("q"), ZeroDivisionError()])
-def test_function_that_raises_gets_a_verdict(name: str, error: Exception) -> None:
+def test_function_that_raises_gets_a_verdict(name: str) -> None:
     def broken(*_: object) -> None:
-        raise error
+        raise RuntimeError("boom")
 
     verdict = EXERCISES[name].check(answer_of(name, broken))
-    assert verdict.ok is False
-    assert type(error).__name__ in verdict.message and str(error) in verdict.message
+    assert verdict.ok is False and "RuntimeError: boom" in verdict.message
     verdict = EXERCISES[name].check(answer_of(name, lambda: 1))
     assert verdict.ok is False and "TypeError" in verdict.message
-
-
-@pytest.mark.parametrize("name", ["attention", "window_mask", "rope", "layer"])
-def test_other_shapes_and_types_are_named(name: str) -> None:
-    for value, words in (
-        (torch.zeros(2, 9, 1), "returned shape [2, 9, 1], expected ["),
-        ([1.0, 2.0], "must return a tensor, got list"),
-        (3, "must return a tensor, got int"),
-    ):
-        verdict = EXERCISES[name].check(lambda *_, value=value: value)
-        assert verdict.ok is False and words in verdict.message
 
 
 def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
@@ -1285,11 +1060,6 @@ def test_right_attention_that_is_no_running_softmax_is_told_so(function: Functio
     said = learn.check_block_attention(function).message.partition("none gathered")[2]
     words = {two_rounds: ". But it keeps the scores of all", two_passes: ". But it reads keys more"}
     assert said.startswith(words.get(function, "")) and bool(said) == (function in words)
-
-
-def test_find_is_told_by_names_that_can_be_read() -> None:
-    message = learn.check_find(next(FIND_SLIPS[w] for w in FIND_SLIPS if "are names" in w)).message
-    assert len(message) < 250 and "b'" not in message
 
 
 def test_visible_is_the_rule_of_the_cell_table() -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from explorers import caption_of, items, message_of, place, svg_of, tips, turn, words
+from explorers import caption_of, items, message_of, tips, turn, words
 from inputs import PROMPTS
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
 from tutorial_engine.model.batch import Batch
@@ -20,29 +19,23 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
-from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
+from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.block_explorer import OFF, ON, BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
-from tutorial_engine.viz.cache_steps import record_steps
-from tutorial_engine.viz.calculator import PRESETS, MemoryCalculator, preset
+from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import (
     AGAIN,
     APPEND,
     OPERATIONS,
     RESET,
     CellExplorer,
-    append_tokens,
 )
-from tutorial_engine.viz.dial_explorer import FACTS, DialExplorer
-from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming
-from tutorial_engine.viz.request_look import look
-from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.dial_explorer import DialExplorer
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
 from tutorial_engine.viz.scheduler_view import COLUMNS
-from tutorial_engine.viz.style import PAPER
 from tutorial_engine.viz.tokens import token_label, token_labels
 from tutorial_engine.viz.words import percent
 
@@ -69,7 +62,7 @@ def test_weights_are_those_of_transformers(model: Qwen3ForCausalLM, tokenizer: T
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (3, 5), (2, 1)])
-def test_tips_hold_the_weights_that_the_engine_returned(
+def test_tips_and_captions_hold_the_weights_that_the_engine_returned(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
     attention: AttentionExplorer,
@@ -78,32 +71,22 @@ def test_tips_hold_the_weights_that_the_engine_returned(
 ) -> None:
     ids = tokenizer.encode(KITE).ids
     labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
-    turn(attention, 4, layer=layer, head=head)
-    said = tips(attention)
+    said = tips(turn(attention, 4, layer=layer, head=head))
     cells = [m for t in said if (m := re.match(r"query (\d+) “(.*)” → key (\d+) “(.*)”: s", t))]
     assert len(cells) == len(ids) * (len(ids) + 1) // 2
     for tip, cell in zip([t for t in said if "→" in t], cells, strict=True):
         query, key = int(cell[1]), int(cell[3])
         assert (cell[2], cell[4]) == (labels[query], labels[key])
         assert tip.endswith(f"share {float(weights[query, key]):.3f}")
-    bars = [t for t in said if t.startswith("key ")]
-    assert len(bars) == len(ids)
-    for key, tip in enumerate(bars):
-        weight = f"share {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden"
-        assert tip == f"key {key} “{labels[key]}”: {weight}"
-
-
-def test_caption_says_where_the_most_attention_goes(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, attention: AttentionExplorer
-) -> None:
-    ids = tokenizer.encode(KITE).ids
-    weights, labels = attention_weights(model, ids), token_labels(tokenizer, ids)
-    turn(attention, layer=1, head=2)
+    assert [t for t in said if t.startswith("key ")] == [
+        f"key {key} “{labels[key]}”: "
+        + (f"share {float(weights[4, key]):.3f}" if key <= 4 else "later, hidden")
+        for key in range(len(ids))
+    ]
     for step in range(len(ids)):
-        caption = caption_of(turn(attention, step))
-        best = int(weights[1, 2, step].argmax())
+        caption, best = caption_of(turn(attention, step)), int(weights[step].argmax())
         assert f"query {step} “{labels[step]}” may look at {step + 1} of {len(ids)}" in caption
-        assert f"{float(weights[1, 2, step, best]):.2f} of its attention" in caption
+        assert f"{float(weights[step, best]):.2f} of its attention" in caption
         assert f"to key {best} “{labels[best]}”" in caption
 
 
@@ -138,28 +121,6 @@ def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
         assert f"predicts “{labels[0]}” with probability" in caption_of(explorer)
         verdicts.add(same)
     assert verdicts == {True, False}
-
-
-def score_of(explorer: RopeExplorer) -> float:
-    found = re.search(r"a score of (-?\d+\.\d\d)", caption_of(explorer))
-    assert found is not None
-    return float(found[1])
-
-
-def test_shifting_both_keeps_the_score() -> None:
-    explorer = RopeExplorer(m=12, n=3)
-    turn(explorer, 0)
-    start, scores = score_of(explorer), []
-    for step in range(1, explorer.num_steps, 7):
-        explorer.slider.value = step
-        scores.append(score_of(explorer))
-        assert f"query at m = {12 + step}, key at n = {3 + step}, distance m − n = 9" in svg_of(
-            explorer
-        )
-        assert f"moving both on by {step} turns all hands" in caption_of(explorer)
-        assert "the angles between the hands and the score stay the same" in caption_of(explorer)
-        assert words(explorer, r"verdict\d") == 2 * ["≠ changes"] + 2 * ["= stays the same"]
-    assert len(scores) > 5 and max(abs(score - start) for score in scores) <= 0.011
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -226,13 +187,6 @@ def test_probabilities_are_those_of_each_sequence_alone(cache: CacheExplorer) ->
             )
 
 
-def test_the_hook_is_gone_even_after_a_failure(cache: CacheExplorer) -> None:
-    model = cache.model
-    with pytest.raises(ValueError, match="room for 4"):
-        record_steps(model, [[5] * 9], 2, 0, 4)
-    assert not model._forward_pre_hooks
-
-
 @pytest.mark.parametrize("step", range(6))
 def test_cells_are_free_stored_or_new_as_in_the_cache(
     cache: CacheExplorer, lengths: list[int], step: int
@@ -250,18 +204,6 @@ def test_cells_are_free_stored_or_new_as_in_the_cache(
     assert f"{sum(used)} of {cache.run.num_slots} slots are used" in cache.shown_caption or (
         step == 0
     )
-
-
-def test_bars_are_the_distribution(cache: CacheExplorer) -> None:
-    turn(cache, step=3)
-    for row in range(3):
-        token, p = cache.run.steps[2].best[row][0]
-        label = cache.run.labels[token]
-        assert words(cache, f"run{row}.next") == [f"{percent(p)} “{label}”"]
-        whole = place(cache, f"run{row}.bar.track")[2]
-        assert place(cache, f"run{row}.bar")[2] == pytest.approx(max(whole * p, 0.5))
-        tip = next(tip for tip in tips(cache) if tip.startswith(f"next: {label} {percent(p)} ·"))
-        assert tip.count("·") >= 5
 
 
 def test_account_counts_tokens_and_bytes(cache: CacheExplorer, lengths: list[int]) -> None:
@@ -384,32 +326,9 @@ def test_temperature_zero_is_greedy_and_skips_the_filters(sampling: SamplingExpl
 # -- the calculator --------------------------------------------------------------------------------
 
 
-PARAMETERS = {"Qwen3-0.6B": 596_049_920, "Llama-2-7B": 6_738_415_616, "Llama-3.1-8B": 8_030_261_248}
-
-
-PER_TOKEN = {"Qwen3-0.6B": 112, "Llama-2-7B": 512, "Llama-3.1-8B": 128}  # KiB, 16 bits
-
-
 @pytest.fixture
 def calculator() -> MemoryCalculator:
     return MemoryCalculator(preset("Qwen3-0.6B"))
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_the_released_models(calculator: MemoryCalculator, name: str) -> None:
-    calculator.buttons[name].click()
-    assert calculator.value("config_json") == preset(name)
-    said = " ".join(words(calculator, r"sum\d"))
-    assert f"{PARAMETERS[name]:,} parameters × 2 bytes" in said
-    assert f"= {PER_TOKEN[name] * 1024:,} bytes = {PER_TOKEN[name]} KiB" in said
-
-
-def test_factors_multiply_to_the_bytes(calculator: MemoryCalculator) -> None:
-    said = words(calculator, "sum1")[0]
-    assert said.startswith("2 × 28 layers × 8 K/V heads × head_dim 128 × 2 bytes = 114,688 bytes")
-    assert said.endswith("(224 KiB with 16 K/V heads)")  # 16 query heads
-    turn(calculator, dtype="float32")
-    assert "× 4 bytes = 229,376 bytes" in words(calculator, "sum1")[0]
 
 
 def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
@@ -420,25 +339,6 @@ def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
     said = f"Maximum concurrency for 4,096 tokens per request: {times:.2f}x"
     assert words(calculator, "sum6") == [said]
     assert calculator.num_steps == int(times) + 1  # a step of the slider for each that fits
-
-
-def test_times_are_those_of_the_plan_and_the_longer_one_decides(
-    calculator: MemoryCalculator,
-) -> None:
-    turn(calculator, 8)
-    decode, prefill = calculator.plan.decode(8), calculator.plan.prefill()
-    assert (decode.bound, prefill.bound) == ("memory", "arithmetic")
-    said = f"at least {1000 * decode.least:.3g} ms, limited by memory"
-    assert words(calculator, "case0.least") == [said]
-    assert f"{8 / decode.least:,.0f} tokens a second" in caption_of(calculator)
-    boxes = [place(calculator, f"case0.{name}")[2] for name in ("weights", "K and V", "flops")]
-    assert boxes[0] / boxes[1] == pytest.approx(decode.weights / decode.kv)
-    assert boxes[2] / sum(boxes[:2]) == pytest.approx(decode.arithmetic / decode.memory)
-    computes = place(calculator, "case1.flops")[2]
-    assert computes / sum(boxes[:2]) == pytest.approx(prefill.arithmetic / decode.memory)
-    turn(calculator, bandwidth=100_000.0)
-    assert calculator.plan.decode(8).bound == "arithmetic"
-    assert words(calculator, "case0.least")[0].endswith("limited by arithmetic")
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -462,48 +362,9 @@ def press(cells: CellExplorer, name: str, **knobs: Any) -> str:
     return message_of(cells)
 
 
-def drawn_rows(cells: CellExplorer) -> list[tuple[str, set[int], str]]:
-    """pos, owners and shift of each cell, as they are drawn."""
-    drawn = cells.shown.items
-    return [
-        (
-            drawn[f"row.{cell}.pos"].text,
-            {int(item.text) for name, item in drawn.items() if is_chip(name, cell)},
-            drawn[f"row.{cell}.shift"].text,
-        )
-        for cell in range(cells.num_cells)
-    ]
-
-
-def is_chip(name: str, cell: int) -> bool:
-    return name.startswith(f"owner.{cell}.") and name.endswith(".n")
-
-
-def table_rows(cache: CellKVCache) -> list[tuple[str, set[int], str]]:
-    """The same of the live table."""
-    found = []
-    for cell in range(cache.table.num_cells):
-        pos, owners, shift = cache.table[cell]
-        words = f"{shift:+}".replace("-", "−").replace("+0", "0")
-        found.append(("–", set[int](), "–") if pos is None else (str(pos), set(owners), words))
-    return found
-
-
-def test_what_the_cells_hold_is_what_the_model_writes(cells: CellExplorer) -> None:
-    """Sequence 1 lies scattered; its K and V are those of its text run alone."""
-    ids = [*cells.tokenizer.encode("How are you").ids[:4]]
-    ids += cells.tokenizer.encode(" Anna").ids + cells.tokenizer.encode(" and").ids
-    alone = CellKVCache.from_config(cells.model.config, 8)
-    append_tokens(cells.model, alone, 0, ids)
-    scattered = torch.tensor(cells.cache.table.cells_of(1))
-    for layer in range(4):
-        ours = cells.cache.storage.read_slots(layer, scattered)
-        for x, y in zip(ours, alone.storage.read_slots(layer, slice(0, 6)), strict=True):
-            torch.testing.assert_close(x, y, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("number", range(3))
-def test_picture_is_the_table_after_any_operations(cells: CellExplorer, number: int) -> None:
+def test_text_is_the_tables_after_any_operations(cells: CellExplorer, number: int) -> None:
+    """The rest of the picture is drawn from the same snapshot as in test_view_facts."""
     draw, refused = random.Random(number), 0
     for _ in range(24):
         knobs: dict[str, Any] = {
@@ -516,20 +377,20 @@ def test_picture_is_the_table_after_any_operations(cells: CellExplorer, number: 
         }
         name = draw.choice([n for n in OPERATIONS if n != RESET] + [APPEND, APPEND])
         knobs = {knob: knobs[knob] for knob in OPERATIONS[name][0]}
-        steps, live = cells.num_steps, repr(cells.cache.table)
+        steps, table = cells.num_steps, repr(cells.cache.table)
         if press(cells, name, **knobs):
             refused += 1
-            assert (cells.num_steps, repr(cells.cache.table)) == (steps, live)
+            assert (cells.num_steps, repr(cells.cache.table)) == (steps, table)
         else:
             assert cells.num_steps == steps + 1 == cells.slider.max + 1
         cells.cache.check_integrity()
-        assert drawn_rows(cells) == table_rows(cells.cache)
+        for cell in range(cells.num_cells):
+            pos = cells.cache.table[cell].pos
+            assert words(cells, rf"row\.{cell}\.pos") == ["–" if pos is None else str(pos)]
         for seq in cells.cache.table.seq_ids:
-            said = [
-                cells.shown.items[f"text.{seq}.{cell}.token"].text
-                for cell in cells.cache.table.cells_of(seq)
-            ]
-            assert said == [cells.labels[c] for c in cells.cache.table.cells_of(seq)]
+            order = cells.cache.table.cells_of(seq)
+            shown = [words(cells, rf"text\.{seq}\.{cell}\.token")[0] for cell in order]
+            assert shown == [cells.labels[cell] for cell in order]
     assert refused < 16
 
 
@@ -610,14 +471,6 @@ def test_every_position_gives_the_tokens_of_generate_alone(
         assert output.outputs[0].token_ids == alone
 
 
-def test_the_dial_goes_from_cells_over_powers_of_two_to_rows(dial: DialExplorer) -> None:
-    assert [value for _, value in dial.parameters["block_size"].options] == POSITIONS
-    assert {dial.points[p].pool.num_slots for p in POSITIONS} == {128}
-    waste = [dial.points[p].mean_waste for p in (1, 2, 4, 8, 16, ROWS)]
-    assert waste == sorted(waste) and waste[0] == 0 < waste[-1]
-    assert dial.points[4].tokens_found > 0 == dial.points[ROWS].tokens_found
-
-
 def test_the_engine_runs_once_at_each_position_and_only_on_demand(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,36 +486,6 @@ def test_the_engine_runs_once_at_each_position_and_only_on_demand(
     for position in (4, CELLS, 4, 8, CELLS):
         turn(dial, 3, block_size=position)
     assert asked == [8, 4, CELLS] and set(dial.points) == {8, 4, CELLS}
-
-
-@every_position
-@pytest.mark.parametrize("step", [0, 4, 9])
-def test_the_pool_is_that_of_the_trace(dial: DialExplorer, position: Any, step: int) -> None:
-    turn(dial, step, block_size=position)
-    point, shown = dial.point, dial.shown.items
-    moment = list(snapshots(point.trace))[step]
-    for slot in range(128):
-        who = list(moment.tokens.get(slot, ()))
-        fill = look(ord(who[0]) - 65).dark if who else HATCHED if slot in moment.owners else PAPER
-        assert shown[f"{point.name}.slot{slot}"].attributes["fill"] == fill
-
-
-def test_the_table_has_the_counts_of_every_position(dial: DialExplorer) -> None:
-    shown = dial.shown.items
-    assert [shown[f"head.{i}"].text for i in range(7)] == [str(p) for p in POSITIONS]
-    for i, position in enumerate(POSITIONS):
-        point = dial.points[position]
-        column = [shown[f"fact{line}.{i}"].text for line in range(len(FACTS))]
-        assert column == [
-            f"{point.milliseconds:.0f}", str(point.tokens_run), str(point.tokens_found),
-            f"{point.mean_waste:.1f}", str(point.peak_waste), str(point.total_entries),
-            f"{point.bytes_gathered / 1024:.0f}", str(point.most_running),
-            str(point.preemptions), "✔",
-        ]  # fmt: skip
-    bold = {n for n, item in shown.items() if item.attributes.get("font-weight") == "bold"}
-    assert {name for name in bold if re.match(r"head|fact", name)} == {
-        "head.6", *(f"fact{line}.6" for line in range(len(FACTS)))
-    }  # fmt: skip
 
 
 # -- the scheduler ---------------------------------------------------------------------------------
@@ -683,34 +506,12 @@ def scheduler(shared_scheduler: SchedulerExplorer) -> SchedulerExplorer:
     return turn(shared_scheduler, step=0, **AS_NEW)
 
 
-@pytest.mark.parametrize("arrivals", [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG])
-@pytest.mark.parametrize("policy", list(CLASSES))
-def test_every_policy_gives_the_tokens_of_generate_alone(
-    scheduler: SchedulerExplorer, policy: str, arrivals: str
-) -> None:
-    turn(scheduler, budget=32, policy=policy, arrivals=arrivals)
-    assert not scheduler.error and scheduler.run.policy == policy
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    for one in coming(PROMPTS, arrivals, scheduler.long_prompt):
-        alone = generate(scheduler.model, one.prompt, params, tokenizer=scheduler.tokenizer)[0]
-        prompt = tuple(scheduler.tokenizer.encode(one.prompt).ids)
-        assert scheduler.run.tokens[one.name] == prompt + alone.outputs[0].token_ids
-
-
 def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> None:
     came = {}
     for pattern in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
         turn(scheduler, arrivals=pattern)
         came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
     assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
-
-
-def test_knobs_are_the_engines_settings(scheduler: SchedulerExplorer) -> None:
-    turn(scheduler, policy="static batching", budget=11, max_num_seqs=2)
-    settings = scheduler.trace.settings
-    assert settings["policy"] == "StaticBatching"
-    assert settings["max_num_batched_tokens"] == 11 and settings["max_num_seqs"] == 2
-    assert settings["max_model_len"] == scheduler.run.max_len == 16  # 10 + 6 tokens
 
 
 @pytest.mark.parametrize("policy", list(CLASSES))
@@ -737,64 +538,3 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
         gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
         assert set(gone) == {*run.over(step), *run.to_come(step)}
-
-
-# -- pages -----------------------------------------------------------------------------------------
-
-
-ALIKE = [
-    "Once upon a time Anna had a red kite.",
-    "Once upon a time Anna had a red ball.",
-    "One day Ben went to the park.",
-]
-
-
-NEW_BLOCKS: dict[str, Any] = {
-    "block_size": 4,
-    "num_blocks": 16,
-    "prefix_caching": ON,
-    "n": 1,
-    "budget": 64,
-    "arrivals": ONE_BY_ONE,
-}
-
-
-@pytest.fixture(scope="module")
-def shared_blocks(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> BlockExplorer:
-    return BlockExplorer(model, tokenizer, ALIKE)
-
-
-@pytest.fixture
-def paged(shared_blocks: BlockExplorer) -> BlockExplorer:
-    """An paged as it is when new."""
-    return turn(shared_blocks, step=0, **NEW_BLOCKS)
-
-
-def block_captions(paged: BlockExplorer) -> list[str]:
-    return [paged.caption(step) for step in range(paged.num_steps)]
-
-
-@pytest.mark.parametrize("caching", [ON, OFF])
-@pytest.mark.parametrize(("size", "blocks"), [(1, 60), (4, 16), (4, 5), (3, 8), (16, 3)])
-def test_every_pool_gives_the_tokens_of_generate_alone(
-    paged: BlockExplorer, size: int, blocks: int, caching: str
-) -> None:
-    turn(paged, num_blocks=64, arrivals=ALL_AT_ONCE)
-    turn(paged, block_size=size, prefix_caching=caching)
-    turn(paged, num_blocks=blocks)
-    assert not paged.error and paged.run.num_blocks == blocks
-    last = paged.run.steps[-1].state.requests
-    for name, prompt in zip("ABC", ALIKE, strict=True):
-        params = SamplingParams(max_tokens=6)
-        alone = generate(paged.model, prompt, params, tokenizer=paged.tokenizer)[0]
-        ids = tuple(paged.tokenizer.encode(prompt).ids)
-        assert last[name].token_ids == ids + alone.outputs[0].token_ids
-
-
-def test_prefixes_are_shared_only_with_prefix_caching(paged: BlockExplorer) -> None:
-    assert any("B finds 8 tokens in blocks 0 and 1" in said for said in block_captions(paged))
-    assert any("stored once for A and B" in said for said in block_captions(paged))
-    turn(paged, prefix_caching=OFF)
-    assert not any(re.search("finds|once|findable", said) for said in block_captions(paged))
-    assert "prefix caching off" in words(paged, "title.note")[0]
-    assert not words(paged, "chain")

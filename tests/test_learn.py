@@ -1,7 +1,6 @@
 """What makes a notebook a lesson: verdicts, predictions that are kept, sources, other engines."""
 
 import inspect
-import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -22,11 +21,8 @@ from tutorial_engine.learn.elsewhere import (
     PIECES,
     SGLANG,
     VLLM,
-    VLLM_SCHEDULER,
     box,
     find,
-    in_vllm,
-    names_elsewhere,
 )
 from tutorial_engine.learn.parts import yours
 from tutorial_engine.learn.predict import UNDECIDED, Predictions
@@ -34,17 +30,14 @@ from tutorial_engine.learn.source import show_source
 from tutorial_engine.learn.verdict import (
     Verdict,
     check_close,
-    distance,
     guarded,
     has_gap,
     is_open,
     not_done,
-    wrong_shape,
 )
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import StepEnded
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -102,32 +95,6 @@ def test_nan_and_infinity_are_never_close(bad: float) -> None:
         assert verdict.ok is False and "[1, 0], by inf" in verdict.message
     nan = torch.tensor([float("nan")])
     assert check_close(nan, nan, 1, "x").ok is False
-
-
-def test_what_is_no_tensor_or_only_broadcasts_is_a_verdict_too() -> None:
-    verdict = wrong_shape("f", torch.zeros(1, 3), torch.zeros(2, 3))
-    assert verdict is not None and "[1, 3], expected [2, 3]" in verdict.message
-    assert check_close(torch.zeros(1, 3), torch.zeros(2, 3), 1.0, "f").ok is False
-    for value in (None, 3.0, [1.0]):
-        assert check_close(value, torch.ones(1), 1e-5, "x").ok is False  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("off", "said"),
-    [
-        (0, "= 0"),
-        (6.4e-6, "< 1e-05"),
-        (-1e-3, "< 1e-02"),
-        (0.5, "< 1e+00"),
-        (70, "< 1e+02"),
-        (math.nan, "= nan"),
-    ],
-)
-def test_how_close_is_told_to_a_power_of_ten(off: float, said: str) -> None:
-    a = torch.zeros(2, 3, dtype=torch.float64)
-    b = a.clone()
-    b[1, 1] = off
-    assert distance(a, b) == distance(b, a) == said
 
 
 # -- predictions --------------------------------------------------------------------------------
@@ -257,15 +224,6 @@ def test_source_is_the_installed_code_without_its_docstring(
     assert '"""' in left_out[0] and thing.__doc__.split("\n")[0].strip() in left_out[0]
 
 
-def test_source_shows_the_docstring_when_asked_and_all_of_what_has_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = shown(naive_attention, capsys, docstring=True)
-    assert said.rstrip() == inspect.getsource(naive_attention).rstrip()
-    assert "by the book" in said
-    assert shown(forgotten, capsys).rstrip() == inspect.getsource(forgotten).rstrip()
-
-
 def test_part_of_a_long_source_is_named_by_how_its_lines_begin(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -296,14 +254,10 @@ def fails(x: float) -> Any:
     [
         (lambda x: [0, 1, 16], [0, 1, 16], [0, 1, 16], "✔ your <lambda>: "),
         (lambda x: torch.tensor([0, 1, 16]), [0, 1, 16], [0, 1, 16], "✔ your <lambda>: "),
-        (lambda x: tuple(torch.tensor(i) for i in (0, 1)), [0, 1], [0, 1], "✔ your <lambda>: "),
-        (lambda x: range(2), [0, 1], [0, 1], "✔ your <lambda>: "),
         (lambda x: (float(i) for i in range(2)), [0, 1], [0, 1], "✔ your <lambda>: [0, 1]"),
-        (lambda x: np.int64(x), 3, 3, "✔ your <lambda>: "),
         (lambda x: x * (1 + 1e-7), 3, 3 * (1 + 1e-7), "✔ your <lambda>: "),
         (lambda x: [0, 1], [0, 1, 16], [0, 1, 16], "✘ your <lambda> gives "),
         (lambda x: 4, 3, 3, "✘ your <lambda> gives "),
-        (lambda x: "3", 3, 3, "✘ your <lambda> gives "),
         (lambda x: None, 3, 3, "the package's <lambda>: 3"),
         (untouched, [5], [5], "the package's untouched: [5]"),
         (fails, [5], [5], "✘ your fails gives KeyError: 'moth'; the package's: [5]"),
@@ -345,17 +299,6 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
     assert dry.num_steps == len(shares)
 
 
-def test_dry_run_waits_for_those_who_come_later() -> None:
-    trace = dry_run(Scheduler, [Job("A", 2, 1), Job("B", 2, 1, from_step=5)], EngineConfig())
-    assert steps(trace) == [{"A": 2}, {"B": 2}]
-    assert [event.step for event in trace.events if isinstance(event, StepEnded)] == [0, 5]
-
-
-def test_dry_run_ends_a_run_that_does_not_end() -> None:
-    with pytest.raises(RuntimeError, match="3 steps did not suffice"):
-        dry_run(Scheduler, [Job("A", 2, 50)], EngineConfig(), max_steps=3)
-
-
 # -- other engines ------------------------------------------------------------------------------
 
 
@@ -363,28 +306,6 @@ def test_dry_run_ends_a_run_that_does_not_end() -> None:
 def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
     assert find(piece[0]) is not None
     assert any(piece[1:]), "somebody else has it, too"
-
-
-def test_a_name_that_moved_is_noticed() -> None:
-    with pytest.raises(AttributeError):
-        find("cache.paged.Pager")
-    with pytest.raises(ModuleNotFoundError):
-        find("cache.pages.PagedKVCache")
-
-
-def test_the_table_has_a_line_for_each_and_columns() -> None:
-    head, *lines = names_elsewhere().splitlines()
-    assert len(lines) == len(PIECES) == len({piece.ours for piece in PIECES})
-    for name in ("vLLM", "SGLang", "llama.cpp"):
-        column = head.index(name)
-        assert all(len(line) <= column or line[column - 1] == " " for line in lines)
-
-
-def test_each_part_of_our_scheduler_has_a_line_with_the_name_in_vllm() -> None:
-    head, *lines = in_vllm().splitlines()
-    assert VLLM in head and len(lines) == len(VLLM_SCHEDULER)
-    for line, (ours, theirs) in zip(lines, VLLM_SCHEDULER.items(), strict=True):
-        assert line.split() == [ours.split(".")[-1], *theirs.split()]
 
 
 FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")
@@ -400,17 +321,8 @@ def test_a_box_names_versions_files_and_no_line_numbers(topic: str) -> None:
     assert FILE.search(BOXES[topic].vllm) and FILE.search(BOXES[topic].llama_cpp)
     assert FILE.search(BOXES[topic].sglang) or "no shift" in BOXES[topic].sglang
     assert not re.search(r"\.(py|cpp|h)(:|#L)\d|\bline \d", told)
-
-
-@pytest.mark.parametrize("topic", BOXES)
-def test_a_box_is_folded_below_one_sentence(topic: str) -> None:
-    shown = ET.fromstring(box(topic)._repr_html_())
-    assert shown.tag == "details"
-    head, engines = shown
-    assert "".join(head.itertext()).endswith(BOXES[topic].gist) and len(BOXES[topic].gist) < 130
-    assert ["".join(one.itertext()) for one in engines] == [
-        f"{who}: {how}" for who, how in box(topic).engines.items()
-    ]
+    head, *engines = ET.fromstring(box(topic)._repr_html_())
+    assert "".join(head.itertext()).endswith(BOXES[topic].gist) and len(engines) == 1
 
 
 def test_an_unknown_topic_is_told_which_there_are() -> None:

@@ -18,7 +18,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -72,7 +71,6 @@ from traces import (
     chunked,
     crowd,
     four_places,
-    items,
     new_cells,
     played,
     plot_words,
@@ -87,27 +85,32 @@ from traces import (
 
 from tools.bench.plots import bench_picture
 from tutorial_engine import viz
-from tutorial_engine.engine.metrics import RequestMetrics
-from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
+from tutorial_engine.engine.request import TRANSITIONS
 from tutorial_engine.lab.layouts import KVLayout, layouts
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.rope import inverse_frequencies
-from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz import style
+from tutorial_engine.viz.attention_explorer import AttentionExplorer
+from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
 from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView
-from tutorial_engine.viz.cell_steps import CellsSnapshot, take_snapshot
+from tutorial_engine.viz.cache_explorer import CacheExplorer
+from tutorial_engine.viz.cell_explorer import CellExplorer
+from tutorial_engine.viz.cell_steps import take_snapshot
+from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.model_plots import CONTROL
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 from tutorial_engine.viz.simple_blocks import SimpleBlockView
-from tutorial_engine.viz.softmax_view import RecordedSoftmax, SoftmaxStep, softmax_frames
+from tutorial_engine.viz.softmax_view import softmax_frames
 from tutorial_engine.viz.style import house_style, new_figure
 
 HASHES = Path(__file__).with_name("picture_hashes.json")
@@ -497,28 +500,7 @@ def test_drawn_twice_it_is_the_same_light_file(name: str) -> None:
         assert len(set(image.convert("RGB").getdata())) > 3
 
 
-def test_a_plot_does_not_depend_on_the_readers_settings() -> None:
-    with matplotlib.rc_context({"font.size": 22, "axes.facecolor": "black", "lines.linewidth": 9}):
-        theirs = VIEWS["mask"]()
-        assert matplotlib.rcParams["font.size"] == 22  # and leaves them alone
-    assert theirs == VIEWS["mask"]()
-
-
 # -- text is text ---------------------------------------------------------------------------------
-
-
-def test_tokens_and_names_are_written_literally_in_plots() -> None:
-    def said(name: str) -> list[str]:
-        (picture, _), *_ = frames(name)
-        assert isinstance(picture, Picture)
-        return plot_words(picture)
-
-    for token in LABELS[:7]:
-        assert said("attention").count(token) == 2, token  # on both axes
-    assert "layer $0$, head <b>1</b>" in said("attention")
-    assert {"$big$", "tiny"} <= set(said("bytes"))
-    assert said("roofline").count("$prefill$") == 1 and said("draws").count("<s>") == 3
-    assert "slow $x$ <s>" in said("latency") and "$x$ <s>" in " ".join(said("waste of one"))
 
 
 def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,13 +515,6 @@ def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatc
         figure.text(0, 0, "$x$")
         with pytest.raises(AssertionError, match="parsed as a formula"):  # the trap is armed
             figure.savefig(io.BytesIO(), format="png")
-
-
-@pytest.mark.parametrize("name", [name for name in VIEWS if "markup" in name])
-def test_ids_are_written_literally_in_scenes(name: str) -> None:
-    ((picture, _),) = frames(name)
-    texts = [e.text or "" for e in items(picture).values()]
-    assert any(text.startswith(("<script>", "One request: <script>")) for text in texts)
 
 
 HIDDEN = "\u202eab\u200b\ufeff\x1b[31m"
@@ -564,134 +539,56 @@ def test_what_nobody_can_see_is_written_out(name: str) -> None:
 # -- what cannot be drawn -------------------------------------------------------------------------
 
 
-def paged(*sizes: int) -> Trace:
-    return Paged(*sizes).add("A").finish().trace
-
-
-def seven_on_40() -> Trace:
-    live = Paged(40)
-    for number in range(7):
+def on_blocks(num_blocks: int, block_size: int = 4, requests: int = 1) -> Trace:
+    live = Paged(num_blocks, block_size)
+    for number in range(requests):
         live.add(f"r{number}", OTHER[: number + 1])
     return live.finish().trace
 
 
-def tall_tables() -> Paged:
-    live = Paged(64, 4)
-    for name in "ABCDEF":
-        live.add(name, [ord(name)] + [1] * 40, num_tokens=2)
-    return live.finish()
+def explore(kind: Callable[..., Explorer], *first: Any, **options: Any) -> Explorer:
+    return kind(load_model(), load_tokenizer(), *first, **options)
 
 
-class Status(Enum):
-    WAITING = "waiting"
-    SWAPPED = "swapped"
-
-
-WAITING, RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
-LATE = events.Added(8, 1.0, "E", (1, 2), 3, 1.0)
-TWO = Batch.from_sequences([[1, 2]])
 FOUR = functools.partial(dial_point, 4)
-
-
-def four_cells() -> CellsSnapshot:
-    return take_snapshot(new_cells(4))
-
-
-ONES = ((0.0,), 0.0, 1.0, None, (0.0,))
+ONE = ["One day"]
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("no finished step", lambda: viz.timeline(Trace({}, story().events[:2]))),
-    ("at least one trace", lambda: viz.timelines({})),
-    ("at least one trace", lambda: viz.places({})),
     ("does not say max_num_seqs", lambda: viz.places({"a": played(STORY)})),
     ("65 places are too many", lambda: viz.places({"a": four_places(65)})),
-    (
-        "no place for the state 'swapped'",
-        lambda: viz.state_machine({Status.WAITING: {Status.SWAPPED}}),
-    ),
-    ("'E' never ran", lambda: viz.one_request(Trace({}, (*story().events, LATE)), "E")),
     ("no request 'Z'", lambda: viz.one_request(story(), "Z")),
-    ("as many names", lambda: viz.flat_batch(TWO, names=["A", "B"])),
-    ("as many names", lambda: viz.flat_batch(TWO, labels=["a"])),
     ("65 tokens that see 65 are too many", lambda: lone_batch([[1] * 65])),
     ("not of an engine on pages", lambda: viz.block_view(story(), 0)),
     ("no step of this trace ran", lambda: viz.block_view(Paged().trace, 0)),
-    (r"step 5 is outside 0 .. 4", lambda: viz.block_view(paged(), 5)),
-    (
-        rf"7 requests, 40 blocks of 4 .* {MAX_REQUESTS} requests, 64",
-        lambda: viz.block_view(seven_on_40(), 0),
-    ),
-    (r"40 blocks of 4 .*room for 32 blocks", lambda: viz.block_view(seven_on_40(), 0, simple=True)),
-    (r"room for .* 64 blocks", lambda: viz.block_view(paged(65), 0)),
-    ("blocks of 16 tokens", lambda: viz.block_view(paged(2, 17), 0)),
-    (r"has 11 entries: with 6 .* up to 8 each", lambda: viz.block_view(tall_tables().trace, 0)),
+    (r"step 9 is outside 0", lambda: viz.block_view(on_blocks(2, 16), 9)),
+    (rf"7 requests, .* {MAX_REQUESTS} requests", lambda: viz.block_view(on_blocks(40, 4, 7), 0)),
+    ("room for 32 blocks", lambda: viz.block_view(on_blocks(40), 0, simple=True)),
+    (r"room for .* 64 blocks", lambda: viz.block_view(on_blocks(65), 0)),
+    ("blocks of 16 tokens", lambda: viz.block_view(on_blocks(2, 17), 0)),
     ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
-    ("4 cells before, 6 now", lambda: take_snapshot(new_cells(6), {}, four_cells())),
-    ("'a' has no TTFT", lambda: viz.latency_distributions({"a": [RequestMetrics(0.0)]})),
-    ("at least one x", lambda: viz.sweep([], {"a": []}, "x", "y")),
-    ("at least one point", lambda: viz.throughput_latency({})),
-    (r"to each: \['a'\]", lambda: viz.throughput_latency({"a": []})),
     ("nobody came after", lambda: viz.itl_over_time({"a": chunked(8)}, "L")),
-    ("give 1 to 4 runs", lambda: viz.waste_over_time({})),
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
     ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
-    ("give 2 to 4 runs", lambda: viz.users_at_once({"a": FOUR().trace})),
-    ("pools of the same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": paged()})),
+    ("same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": on_blocks(2, 16)})),
     ("Not enough memory for KV cache", lambda: viz.layer_factor(LLAMA, 1)),
-    ("at least two points", lambda: viz.dial([])),
-    ("each position once", lambda: viz.dial([FOUR(), FOUR()])),
-    ("at least one", lambda: viz.shift_picture([])),
-    ("at least one layout", lambda: viz.layouts_picture({}, 0, 0)),
     (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
-    (
-        "0 of 5 in room for 4",
-        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 0, num_tokens=5),
-    ),
-    (
-        "3 of 3 in room for 4",
-        lambda: viz.layouts_picture(layouts(kv_numbers()), 0, 3, num_tokens=3),
-    ),
     ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
-    (
-        "the same K and V",
-        lambda: viz.layouts_picture(
-            layouts(kv_numbers()) | {"b": KVLayout("by layer", kv_numbers(2))}, 0, 0
-        ),
-    ),
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
-    ("2 ranks and 128 heads are too many", lambda: ranks(2, 128, 2)),
-    (
-        "token 3 is outside the 3 ids",
-        lambda: viz.qkv_picture(load_model(), load_tokenizer(), [1] * 3, 3),
-    ),
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
-    (
-        "'x': the value must be from 0 to 4, got 5",
-        lambda: viz.ablation_picture({"a": [("x", 5, 4)]}),
-    ),
-    ("the first row", lambda: viz.ablation_picture({"a": HITS[3:]})),
+    ("from 0 to 4, got 5", lambda: viz.ablation_picture({"a": [("x", 5, 4)]})),
     ("do not take the two steps", lambda: induction("Mimo")),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
-    (
-        "9 blocks of 1 tokens: .* room for 8 blocks of 8",
-        lambda: viz.running_softmax_picture(
-            RecordedSoftmax(0, 0, 1, ("a",) * 9, (SoftmaxStep(0, *ONES),) * 9, (0.0,), (0.0,))
-        ),
-    ),
-    ("as many", lambda: viz.work_picture([1, 2], [1], [1], [1])),
-    ("one number", lambda: viz.work_picture([], [], [], [])),
-    ("at least one row", lambda: viz.bytes_picture([])),
-    ("as many", lambda: viz.positions_picture([0], [0, 1], ["a"], ["a"])),
     ("41 tokens are too many", lambda: viz.positions_picture(*2 * [range(41)], *2 * [41 * "a"])),
-    ("at least one line", lambda: viz.latency_picture({})),
-    ("'a'.*above 0", lambda: viz.latency_picture({"a": []})),
-    ("'a'.*above 0", lambda: viz.latency_picture({"a": [(1, 0.0)]})),
-    ("at least one point", lambda: viz.roofline_picture(1, 1, [])),
-    ("above 0", lambda: viz.roofline_picture(0, 1, [("a", 1, 1)])),
-    ("above 0", lambda: viz.margins_picture([1, 0], {"a": 1})),
-    ("at least one margin", lambda: viz.margins_picture([], {"a": 1})),
-    ("got 0 and 1", lambda: viz.draws_picture([], ["a"])),
     ("1 to 32", lambda: viz.draws_picture(["a"] * 33, ["a"])),
+    ("The prompt is empty", lambda: explore(AttentionExplorer, "")),
+    (r"the model has room for \d+. Shorten", lambda: explore(SamplingExplorer, "Anna " * 9999)),
+    ("a list of 1 to 3 prompts", lambda: explore(CacheExplorer, ["A"] * 4)),
+    ("need 65 slots, .* rows of 64", lambda: explore(SchedulerExplorer, ONE, new_tokens=62)),
+    ("one of all at once, .* 'never'", lambda: explore(BlockExplorer, ONE, arrivals="never")),
+    ("blocks must be from 1 to 64", lambda: explore(BlockExplorer, ONE, num_blocks=65)),
+    ("5 tokens need a cell each", lambda: explore(CellExplorer, num_cells=3)),
+    ("block_size must be one of", lambda: explore(DialExplorer, ONE, 3, block_size=3)),
+    ("as many new_tokens, got 2", lambda: explore(DialExplorer, ONE, (1, 2))),
 ]
 
 

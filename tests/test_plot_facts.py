@@ -1,60 +1,47 @@
 """What plots and pictures of the model tell is what was measured, and what the model does."""
 
-import functools
 import math
-import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from checkpoints import QWEN3_06B
 from inputs import (
-    PROMPTS,
     K,
     Q,
     V,
     dial_point,
     kv_numbers,
-    parallel_report,
     pool_picture,
     recorded_softmax,
 )
 from tokenizers import Tokenizer
-from torch import Tensor
-from traces import POLICIES, box, chunked, items, plot_words, served
+from traces import box, items, plot_words
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.lab.layouts import ORDERS, KVLayout, layouts
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
+from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.pool import CELLS, ROWS, snapshots
+from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz import cache_plots
 from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
-from tutorial_engine.viz.memory_plots import users_at_once, waste_over_time
 from tutorial_engine.viz.model_plots import (
     gqa_picture,
     qkv_picture,
     recorded_projection,
     three_token_picture,
 )
-from tutorial_engine.viz.parallel_plots import ranks_picture
 from tutorial_engine.viz.parts import part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.serving_plots import itl_over_time, latency_distributions
 from tutorial_engine.viz.shapes import ShapeStep, meta_shape_walk, shape_walk
 from tutorial_engine.viz.softmax_view import running_softmax_picture
 from tutorial_engine.viz.style import PAPER
 from tutorial_engine.viz.tokens import token_labels
-from tutorial_engine.viz.trace_rows import rows
 
 # -- one layer, q, k and v, and attention ----------------------------------------------------------
 
@@ -104,17 +91,13 @@ def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
     number = f"{float(run.results[0][36]):.2f}".replace("-", "−")
     assert text(picture, "sum.value") == number
     assert f"give {number}, number 4 of head 1 of q" in picture.caption
-    assert "192 (6 × 32) for q, 64 (2 × 32) for k and 64 (2 × 32) for v" in picture.caption
     found, far = items(picture), float(torch.cat(run.results).abs().max())
     for name, values in zip("qkv", run.results, strict=True):
         fills = [found[f"{name}{i}"].attrib["fill"] for i in range(len(values))]
         assert fills == [shade(part_of(value, (-far, far))) for value in values.tolist()]
-    frame, cell = (found[one].attrib for one in ("framed", "q36"))
-    assert [float(frame[a]) for a in "xy"] == pytest.approx([float(cell[a]) - 1 for a in "xy"])
-    assert f"token {place} “$”" in text(picture, "title")
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (16, 8), (4, 4), (8, 1), (32, 8), (64, 8)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (16, 8), (4, 4), (8, 1), (64, 8)])
 def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_heads: int) -> None:
     config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
     picture = gqa_picture(config)
@@ -123,21 +106,10 @@ def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_h
     read = naive_attention(torch.zeros(1, heads, 2), k, v).out.flatten().int().tolist()
     found = items(picture)
     for h, g in enumerate(read):
-        box, line = found[f"kv{g}"].attrib, found[f"line{h}"].attrib
-        assert float(line["x2"]) == pytest.approx(
-            float(box["x"]) + float(box["width"]) / 2, abs=0.02
-        )
-    wrong = [h for h in range(heads) if h % kv_heads != read[h]]
-    named = [h for h in range(heads) if f"q{h}.name" in found]
-    assert len(named) == (heads if heads < 40 else heads / 2)
-    assert all(text(picture, f"q{h}.name") == str(h) for h in named)
-    shown = [h for h in range(heads) if f"modulo{h}" in found]
-    assert shown == (named if wrong else [])
-    assert [h for h in shown if "✗" in text(picture, f"modulo{h}")] == [
-        h for h in shown if h in wrong
-    ]
-    assert (f"{len(wrong)} of {heads} query heads would read" in picture.caption) == bool(wrong)
-    assert f"so there are {kv_heads} head" in picture.caption
+        x, _, width, _ = box(found[f"kv{g}"])
+        assert float(found[f"line{h}"].attrib["x2"]) == pytest.approx(x + width / 2, abs=0.02)
+    wrong = sum(h % kv_heads != g for h, g in enumerate(read))
+    assert (f"{wrong} of {heads} query heads would read" in picture.caption) == bool(wrong)
 
 
 @pytest.mark.parametrize("values", [V, torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]])])
@@ -247,16 +219,6 @@ def test_the_last_answer_is_what_the_model_computed(layer: int, head: int, block
     assert run.distance(0) > 0.1 > 1e-4 > run.distance(-1)
 
 
-def test_the_query_is_the_last_token_that_the_engine_ran() -> None:
-    tokenizer, ids = load_tokenizer(), load_tokenizer().encode(PROMPTS[0]).ids
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    (alone,) = generate(load_model(), PROMPTS[0], params, tokenizer=tokenizer)
-    said = [*ids, *alone.outputs[0].token_ids]
-    assert list(recorded_softmax().labels) == token_labels(tokenizer, said[:-1])
-    blocks = [step.block for step in recorded_softmax().steps]
-    assert blocks != list(range(blocks[0], blocks[0] + len(blocks))), "or nothing shows the table"
-
-
 @where
 def test_the_picture_writes_the_numbers_of_each_block(
     layer: int, head: int, block_size: int
@@ -325,19 +287,10 @@ def total(steps: list[ShapeStep], layers: int) -> int:
     return sum(s.num_parameters * (layers if s.name.startswith(" ") else 1) for s in steps)
 
 
-def hooks(model: Qwen3ForCausalLM) -> int:
-    return sum(len(module._forward_hooks) for module in model.modules())
-
-
 def test_walk_of_the_tiny_model_is_as_by_hand(model: Qwen3ForCausalLM) -> None:
     steps = shape_walk(model, Batch.from_sequences([list(range(1, 11))]))
     assert steps == by_hand(10, hidden=192, mlp=512, heads=6, kv_heads=2, head_dim=32, vocab=512)
     assert total(steps, layers=4) == model.num_parameters()
-
-
-def test_walk_of_two_sequences_ends_with_two_rows(model: Qwen3ForCausalLM) -> None:
-    last = shape_walk(model, Batch.from_sequences([[1, 2, 3], [4, 5]]))[-1]
-    assert (last.inputs, last.output) == ("[2, 192]", "[2, 512]")
 
 
 def test_walk_of_qwen3_06b_needs_only_its_config() -> None:
@@ -348,111 +301,27 @@ def test_walk_of_qwen3_06b_needs_only_its_config() -> None:
     assert total(steps, layers=28) == 596_049_920
 
 
-def test_walk_leaves_no_hook_behind_when_the_model_raises(model: Qwen3ForCausalLM) -> None:
-    seen = []
-
-    class Broken:
-        def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-            seen.append(hooks(model))
-            raise RuntimeError("broken attention")
-
-    right, model.default_attention = model.default_attention, Broken()
-    try:
-        with pytest.raises(RuntimeError, match="broken attention"):
-            shape_walk(model, Batch.from_sequences([[1, 2]]))
-    finally:
-        model.default_attention = right
-    assert seen[0] > 0 and hooks(model) == 0
-
-
-def test_walk_does_not_change_the_logits(model: Qwen3ForCausalLM) -> None:
-    batch = Batch.from_sequences([[1, 2, 3]])
-    before = model.compute_logits(model(batch))
-    shape_walk(model, batch)
-    assert torch.equal(model.compute_logits(model(batch)), before)
-
-
 # -- the cache in memory ---------------------------------------------------------------------------
-
-
-L, N, H, D = 3, 4, 2, 2
-
-
-LAYOUTS: dict[str, Callable[[], Picture]] = {
-    "all": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=2),
-    "end": lambda: layouts_picture(layouts(kv_numbers()), layer=0, token=3),
-    "one": lambda: layouts_picture(
-        {"by layer": KVLayout("by layer", kv_numbers(6, 5, 1, 3))}, 5, 0
-    ),
-    "bf16": lambda: layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
-    "room": lambda: layouts_picture(layouts(kv_numbers()), layer=1, token=1, num_tokens=3),
-}
-
-
-@functools.cache
-def memory_of(name: str) -> Picture:
-    return LAYOUTS[name]()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
-    """The memory itself, byte after byte, against colour, label and tip of each box."""
+    """The memory itself, byte after byte, against colour and tip of each box."""
     kv = kv_numbers()
-    layout, found = KVLayout(order, kv), items(memory_of("all"))
+    picture = layouts_picture(layouts(kv), layer=1, token=2)
+    layout, found = KVLayout(order, kv), items(picture)
     memory = torch.frombuffer(bytearray(layout.kv.untyped_storage().tolist()), dtype=torch.float32)
     for i, value in enumerate(memory.tolist()):
         layer, which, token, head, dim = (int(x) for x in (kv == value).nonzero()[0])
         fill = LAYERS[layer].light if which else LAYERS[layer].dark
         assert found[f"{order}.{i}"].attrib["fill"] == fill
         tip = f"byte {4 * i}: layer {layer}, {'KV'[which]} of token {token}, head {head}, number"
-        assert f"{tip} {dim}" in memory_of("all").svg
+        assert f"{tip} {dim}" in picture.svg
     boxes = [box(found[f"{order}.{i}"]) for i in range(len(memory))]
     assert boxes == sorted(boxes, key=lambda b: (b[1], b[0])) and len(set(boxes)) == len(boxes)
 
 
-@pytest.mark.parametrize("name", ["all", "end", "room"])
-@pytest.mark.parametrize("order", ORDERS)
-def test_frames_and_bars_are_over_the_bytes_that_are_touched(order: str, name: str) -> None:
-    layer, token, n = {"all": (1, 2, N), "end": (0, 3, N), "room": (1, 1, 3)}[name]
-    layout, found = KVLayout(order, kv_numbers()), items(memory_of(name))
-
-    def over(kind: str) -> set[int]:
-        """The elements that frames or bars of this kind cover, from left to right."""
-        marks = [box(e) for key, e in found.items() if re.fullmatch(rf"{order}\.{kind}\d+", key)]
-        covered = set()
-        for i in range(layout.kv.numel()):
-            x, y, wide, _ = box(found[f"{order}.{i}"])
-            middle = x + wide / 2
-            covered |= {i for a, b, c, _ in marks if a < middle < a + c and abs(b - y) <= 6.1}
-        return covered
-
-    def places(part: Tensor) -> set[int]:
-        start = layout.kv.data_ptr()
-        return {
-            (part[tuple(index)].data_ptr() - start) // 4
-            for index in torch.cartesian_prod(*map(torch.arange, part.shape))
-        }
-
-    assert over("write") == places(layout.kv[:, :, token])
-    assert over("read") == places(layout.kv[layer, :, :n])
-
-
 # -- pools -----------------------------------------------------------------------------------------
-
-
-def test_caption_has_the_mean_and_the_peak_of_each_run() -> None:
-    parts = []
-    for name, position in (("rows", ROWS), ("pages", 4), ("cells", CELLS)):
-        idle = [snapshot.usage.reserved for snapshot in snapshots(dial_point(position).trace)]
-        mean = sum(idle) / len(idle)
-        most = max(snapshot.usage.used for snapshot in snapshots(dial_point(position).trace))
-        parts.append(
-            f"{name} {mean:.1f} of 128 on average, {max(idle)} at most (tokens fill {most} at most)"
-        )
-        assert f"{name}: {mean:.1f} wasted on average" in plot_words(waste())
-    assert "pool: 128 slots" in plot_words(waste())
-    told = f"Slots reserved without a token in a step: {'; '.join(parts)}."
-    assert waste().caption == told
 
 
 @pytest.mark.parametrize("step", [0, 6, 11])
@@ -463,11 +332,7 @@ def test_each_slot_looks_like_what_is_in_it_and_thick_frames_are_around_the_new(
     point = dial_point(position)
     now, picture = point.snapshots[step], pool_picture(point, step)
     found = items(picture)
-
-    def box(name: str) -> list[float]:
-        return [float(found[name].attrib[k]) for k in ("x", "y", "width", "height")]
-
-    frames = [box(name) for name in found if name.startswith("it.new")]
+    frames = [box(e) for name, e in found.items() if name.startswith("it.new")]
     for slot in range(128):
         who = list(now.tokens.get(slot, ()))
         looks = [look(point.names.index(name)) for name in who]
@@ -475,129 +340,10 @@ def test_each_slot_looks_like_what_is_in_it_and_thick_frames_are_around_the_new(
         assert found[f"it.slot{slot}"].attrib["fill"] == want
         shared = [e.attrib["fill"] for n, e in found.items() if n.startswith(f"it.slot{slot}.sh")]
         assert set(shared) - {"none"} == {one.dark for one in looks[:2] if len(who) > 1}
-        x, y, wide, high = box(f"it.slot{slot}")
+        x, y, wide, high = box(found[f"it.slot{slot}"])
         middle = (x + wide / 2, y + high / 2)
         framed = any(a < middle[0] < a + c and b < middle[1] < b + d for a, b, c, d in frames)
         assert framed == (slot in now.new)
-    named = {e.text for name, e in found.items() if name.startswith("it.who")}
-    above = {e.text for name, e in found.items() if re.fullmatch(r"name\.\w", name)}
-    assert (
-        above == set(now.entries) <= {one for words in named if words for one in words.split("+")}
-    )
-
-
-@pytest.mark.parametrize("position", [4, CELLS])
-def test_users_at_once_draws_both_pools_at_their_fullest_step_and_who_runs_until_when(
-    position: object,
-) -> None:
-    runs = {"rows": dial_point(ROWS).trace, "others": dial_point(position).trace}
-    picture = users_at_once(runs)
-    found, told = items(picture), []
-    for name, point in (("rows", dial_point(ROWS)), ("others", dial_point(position))):
-        most = max(len(s.running) for s in point.snapshots)
-        now = next(s for s in point.snapshots if s is point.fullest)
-        assert len(now.running) == most
-        for slot in range(128):
-            who = list(now.tokens.get(slot, ()))
-            fill = PAPER if slot not in now.owners else HATCHED
-            fill = look(point.names.index(who[0])).dark if who else fill
-            assert found[f"{name}.slot{slot}"].attrib["fill"] == fill
-        names = f"{len(now.waiting)} wait: {' '.join(now.waiting)}"
-        queue = names if now.waiting else "nobody waits"
-        assert found[f"{name}.queue"].text == f"step {now.step}: {most} run, {queue}"
-        told.append(f"in {name} {most} requests with {now.usage.used} tokens run in step")
-        assert f"all are answered after {point.milliseconds:.0f} ms" in picture.caption
-        line = [
-            tuple(map(float, pair.split()))
-            for pair in found[f"run.{name}"].attrib["d"][1:].split("L")
-        ]
-        steps = line[1:-1:2]  # where each step's level begins
-        assert len(steps) == point.num_steps and len({y for _, y in steps}) == len(
-            {len(s.running) for s in point.snapshots}
-        )
-    assert all(part in picture.caption for part in told)
-    prices = "10 ms for each forward and 1 ms for each token"
-    assert found["chart.ms"].text == f"ms on a virtual clock: {prices}"
-    assert found["title"].text == (
-        f"The same 128 slots: rows serve {dial_point(ROWS).most_running} and others serve "
-        f"{dial_point(position).most_running} of 8 users at once"
-    )
-
-
-# -- ranks -----------------------------------------------------------------------------------------
-
-
-def own(picture: Picture, kind: str, rank: int) -> list[int]:
-    """The parts of a row that are filled as this rank's own."""
-    found = items(picture)
-    names = [name for name in found if name.startswith(f"{kind}.{rank}.") and name.count(".") == 2]
-    return [int(name.split(".")[2]) for name in names if f"{name}.hatch" in found]
-
-
-def test_every_head_is_on_one_rank_with_the_group_that_reads_it() -> None:
-    assert [own(ranks_picture(parallel_report()), "q", rank) for rank in range(2)] == [
-        [0, 1, 2],
-        [3, 4, 5],
-    ]
-    assert [own(ranks_picture(parallel_report()), "k, v", rank) for rank in range(2)] == [[0], [1]]
-    assert [own(ranks_picture(parallel_report()), "mlp", rank) for rank in range(2)] == [[0], [1]]
-    four = ranks_picture(parallel_report(4, num_attention_heads=16, num_key_value_heads=8))
-    assert [own(four, "k, v", rank) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-# -- latency ---------------------------------------------------------------------------------------
-
-
-@functools.cache
-def waste() -> Picture:
-    runs = {"rows": dial_point(ROWS), "pages": dial_point(4).trace, "cells": dial_point(CELLS)}
-    return waste_over_time(runs)
-
-
-@functools.cache
-def four_policies() -> Picture:
-    return latency_distributions(policies())
-
-
-def gaps() -> Picture:
-    return itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A")
-
-
-def policies() -> dict[str, list[RequestMetrics]]:
-    return {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
-
-
-def test_what_never_happened_is_left_out() -> None:
-    both = [RequestMetrics(0.0), RequestMetrics(1.0, 2.0, (4.0, 5.0, 8.0), 9.0)]
-    assert latency_distributions({"x": both}).caption.split(": ")[1] == (
-        "TTFT x 3000 / 3000 ms; TPOT x 2000 / 2000 ms."
-    )
-
-
-def test_marks_stand_where_the_percentiles_are() -> None:
-    """The strips of real runs: the caption's numbers, recomputed from the engine's outputs."""
-    for name, metrics in policies().items():
-        ttft = [m.ttft for m in metrics if m.ttft is not None]
-        p50, p95 = (1000 * percentile(ttft, p) for p in (50, 95))
-        text = [f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (p50, p95)]
-        said = four_policies().caption.split("; ")[0]
-        assert f"{name} {text[0]} / {text[1]} ms" in said
-
-
-def test_gaps_are_those_of_the_trace() -> None:
-    whole, parts = (rows(chunked(budget)).life("A").metrics for budget in (64, 8))
-    late = rows(chunked(64)).life("L").metrics, rows(chunked(8)).life("L").metrics
-    assert late[0].ttft and late[1].ttft
-    caption = gaps().caption
-    assert "L comes with a prompt of 40 tokens while A decodes" in caption
-    p50 = [1000 * percentile(m.itl, 50) for m in (whole, parts)]
-    longest = [1000 * max(m.itl) for m in (whole, parts)]
-    assert f"“whole prompt” {longest[0]:.3g} ms (p50 {p50[0]:.3g} ms), L has its" in caption
-    assert f"“chunked” {longest[1]:.3g} ms (p50 {p50[1]:.3g} ms), L has" in caption
-    for one in late:
-        assert f"L has its first token after {1000 * (one.ttft or 0):.3g} ms" in caption
-    assert longest[0] > 2 * longest[1]  # chunked prefill protects who decodes
-    assert "L comes, prompt of 40" in plot_words(gaps())
 
 
 # -- plots of the cache ----------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import functools
 import random
 import re
-import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -22,45 +20,39 @@ from traces import (
     TWIN,
     Case,
     Paged,
-    cells_picture,
-    check_words,
     crowd,
     items,
     new_cells,
     run_cells,
     served,
     seven,
-    story,
 )
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import TRANSITIONS, Request, RequestOutput, RequestStatus
+from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.attention import NaiveAttention
-from tutorial_engine.model.batch import Allocation, Batch
+from tutorial_engine.model.batch import Batch
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import (
-    Admitted,
     EngineState,
     Preempted,
     Recorder,
     TokenSampled,
-    Trace,
 )
 from tutorial_engine.viz import cell_steps
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
 from tutorial_engine.viz.block_plots import BlockView
-from tutorial_engine.viz.cell_steps import Changes, describe, find_changes, take_snapshot
+from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
-from tutorial_engine.viz.request_look import look, tint
+from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.request_plots import one_request, state_machine
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
@@ -124,27 +116,7 @@ def test_metrics_read_from_the_trace_are_the_engines_own(policy: str) -> None:
         }
 
 
-def test_a_step_that_was_broken_off_and_begun_again_counts_once() -> None:
-    trace = story()
-    first = [i for i, e in enumerate(trace.events) if isinstance(e, events.Scheduled)][1]
-    began = next(e for e in trace.events if isinstance(e, events.StepBegan))
-    scheduled = [e for e in trace.events[: first + 1] if isinstance(e, events.Scheduled)]
-    broken = (*trace.events[: first + 1], began, *scheduled, *trace.events[first + 1 :])
-    assert timeline(Trace(trace.settings, broken)) == timeline(trace)
-
-
-def test_no_two_requests_look_the_same_without_colour() -> None:
-    looks = [look(i) for i in range(36)]
-    assert len({(one.colour, one.hatch) for one in looks}) == 36
-    assert len({one.hatch for one in looks[:6]}) == 6  # in grey too
-
-
 # -- places ----------------------------------------------------------------------------------------
-
-
-@functools.cache
-def all_places() -> Picture:
-    return places({policy: seven(policy) for policy in POLICIES})
 
 
 @every_policy
@@ -166,98 +138,36 @@ def test_a_place_is_the_row_that_the_engine_gave(policy: str) -> None:
 
 @every_policy
 def test_every_place_of_every_step_is_held_idle_or_wasted_and_drawn(policy: str) -> None:
-    found, i = read_places(seven(policy)), list(POLICIES).index(policy)
+    found, picture = read_places(seven(policy)), places({policy: seven(policy)})
     kinds = ("prefill", "decode", "recompute", "stalls", IDLE, WASTED)
     assert sum(found.count(kind) for kind in kinds) == found.total
     assert (found.count("stalls") > 0) == (policy == "prefill first")
-    shown = {name: e for name, e in items(all_places()).items() if name.startswith(f"box.{i}.")}
-    boxes = {name for name in shown if name.count(".") == 3}
+    assert found.wasted == found.count(WASTED) + found.count("stalls")
+    assert f"“{policy}” {found.wasted} of {found.total}" in picture.caption
+    boxes = {name for name in items(picture) if re.fullmatch(r"box\.0\.\d+\.\d+", name)}
     assert boxes == {
-        f"box.{i}.{p}.{s}"
+        f"box.0.{p}.{s}"
         for p, line in enumerate(found.grid)
         for s, one in enumerate(line)
         if isinstance(one, Held)
     }
-    ends = {name.removesuffix(".end") for name in shown if name.endswith(".end")}
-    lasts = {
-        (p, s)
-        for p, line in enumerate(found.grid)
-        for s, one in enumerate(line)
-        if isinstance(one, Held) and one.is_last
-    }
-    assert ends == {f"box.{i}.{p}.{s}" for p, s in lasts} and len(ends) == len(found.run.lives)
-    for p, line in enumerate(found.grid):
-        idle = [name for name in items(all_places()) if re.fullmatch(rf"idle\.{i}\.{p}\.\d+", name)]
-        free = [isinstance(one, str) and one for one in line]
-        starts = [s for s, one in enumerate(free) if one and (s == 0 or free[s - 1] != one)]
-        assert idle == [f"idle.{i}.{p}.{s}" for s in starts]
-
-
-def test_the_caption_counts_what_is_wasted_and_what_nobody_needs() -> None:
-    wasted, idle = {}, []
-    for policy in POLICIES:
-        found = read_places(seven(policy))
-        wasted[policy], total = found.wasted, found.total
-        assert f"“{policy}” {found.wasted} of {total}" in all_places().caption
-        assert found.wasted == found.count(WASTED) + found.count("stalls")
-        idle.append(str(found.count(IDLE)))
-    assert f"nobody waits: {', '.join(idle[:-1])} and {idle[-1]}." in all_places().caption
-    assert wasted["one by one"] > wasted["static batching"] > wasted["one rule"]
 
 
 # -- a request's life ------------------------------------------------------------------------------
 
 
-@functools.cache
-def machine() -> Picture:
-    return state_machine(TRANSITIONS)
-
-
-def arrows(picture: Picture) -> set[tuple[str, str]]:
-    """From where to where the arrows of the picture go, read from where they are drawn."""
-    found = items(picture)
-    boxes = {}
-    for name, e in found.items():
-        if name.startswith("state.") and name.count(".") == 1:
-            x, y, w, h = (float(e.attrib[k]) for k in ("x", "y", "width", "height"))
-            boxes[name[6:]] = (x - 1, y - 1, x + w + 1, y + h + 1)
-
-    def at(point: tuple[float, float]) -> str:
-        return next(
-            n for n, (a, b, c, d) in boxes.items() if a <= point[0] <= c and b <= point[1] <= d
-        )
-
-    seen = set()
-    for name, e in found.items():
-        if name.startswith("arrow.") and not name.endswith(".head") and "legend" not in name:
-            points = [float(n) for n in re.findall(r"-?[\d.]+", e.attrib["d"])]
-            tip = [float(n) for n in re.findall(r"-?[\d.]+", found[f"{name}.head"].attrib["d"])]
-            seen.add((at((points[0], points[1])), at((tip[0], tip[1]))))
-    return seen
-
-
-def test_arrows_go_from_and_to_what_the_table_says() -> None:
-    table = {(a.value, b.value) for a, after in TRANSITIONS.items() for b in after}
-    assert arrows(machine()) == table
-
-
-@pytest.mark.parametrize("start", TRANSITIONS)
-def test_an_edge_that_is_not_in_the_table_is_not_drawn(start: RequestStatus) -> None:
-    less = {**TRANSITIONS, start: frozenset()}
-    table = {(a.value, b.value) for a, after in less.items() for b in after}
-    assert arrows(state_machine(less)) == table
-
-
-@functools.cache
-def lives() -> list[tuple[RequestOutput, Picture]]:
-    """Requests that an engine served, and their pictures."""
-    trace, outputs = served("one rule", 4, 0.0, 1)
-    return [(output, one_request(trace, output.request_id)) for output in outputs]
+@pytest.mark.parametrize("changed", [None, *TRANSITIONS])
+def test_the_state_machine_has_the_arrows_of_its_table(changed: RequestStatus | None) -> None:
+    table = {**TRANSITIONS, **({changed: frozenset()} if changed else {})}
+    arrows = (re.fullmatch(r"arrow\.(\w+)\.(\w+)", name) for name in items(state_machine(table)))
+    drawn = {(m[1], m[2]) for m in arrows if m and m[1] != "legend" and m[2] != "head"}
+    assert drawn == {(a.value, b.value) for a, after in table.items() for b in after}
 
 
 def test_times_are_the_engines_own() -> None:
-    for output, picture in lives():
-        times, caption = output.metrics, picture.caption
+    trace, outputs = served("one rule", 4, 0.0, 1)
+    for output in outputs:
+        times, caption = output.metrics, one_request(trace, output.request_id).caption
         assert times.queue_time is not None and times.ttft and times.tpot and times.total
         for part in (
             f"Request {output.request_id} waits {1000 * times.queue_time:.3g} ms in the queue",
@@ -267,16 +177,6 @@ def test_times_are_the_engines_own() -> None:
             f"{times.throughput:.1f} tok/s",
         ):
             assert part in caption
-
-
-def test_every_token_and_every_gap_is_marked() -> None:
-    for output, picture in lives():
-        times, found = output.metrics, items(picture)
-        dots = [float(e.attrib["cx"]) for n, e in found.items() if n.startswith("token.")
-                if n.count(".") == 1]  # fmt: skip
-        assert len(dots) == len(times.token_times)
-        gaps = [found[f"gap.{i}.ms"].text for i in range(len(times.itl))]
-        assert gaps == [f"{1000 * gap:.3g}" for gap in times.itl]
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -302,21 +202,6 @@ def test_a_step_is_the_pool_that_the_engine_had_after_it(case: Case) -> None:
         for block, own in owners.items():
             for owner in own:
                 assert pool.tables[owner.name][owner.entry] == block
-
-
-@every_case
-def test_a_hash_follows_from_the_tokens_of_its_block_and_the_hash_before(case: Case) -> None:
-    live = case.live()
-    run, hash_of, checked = live.run, live.memory.blocks.hash_of, 0
-    for step, pool in zip(run.steps, live.pools, strict=True):
-        for block, name in pool.hashes.items():
-            token_ids, before = run.hashed[name]
-            assert name not in pool.parents or before == pool.parents[name]
-            if block in step.free:
-                parent = live.full[before] if before else None
-                assert hash_of(parent, token_ids).hex()[:12] == name
-                checked += 1
-    assert checked or not case.prefix_caching
 
 
 @every_case
@@ -365,44 +250,6 @@ def test_kinds_of_slots_are_cached_then_run_then_known_then_empty(case: Case) ->
         assert seen == many or (seen < many and over)
 
 
-def test_facts_of_a_prefix_that_is_found() -> None:
-    run = Paged().add("A").step(2).add("B", TWIN).finish().run
-    said = [step.facts for step in run.steps]
-    assert said[:4] == [
-        ["A takes blocks 0, 1 and 2", "blocks 0 and 1 are full and can be found from now on"],
-        [],
-        [
-            "B finds 8 tokens in blocks 0 and 1",
-            "B takes block 3",
-            "block 2 is full and can be found from now on",
-        ],
-        ["A takes block 4"],
-    ]
-    assert said[4][0] == "A ends (length) and leaves blocks 4, 2, 1 and 0"
-    assert run.steps[2].touched == {0: ["shared"], 1: ["shared"], 2: ["cached now"], 3: ["taken"]}
-    assert "no block changes hands" in run.caption(1)
-    assert "stored once" not in run.caption(1)
-    once = "(8 of them stored once for A and B; counted by request they are 22)"
-    assert f"14 tokens of 2 requests {once}" in run.caption(2)
-
-
-def test_who_is_preempted_loses_blocks_and_that_is_said_until_it_runs_again() -> None:
-    live = Paged(num_blocks=6).add("A", num_tokens=8).add("B", OTHER * 2, num_tokens=4)
-    run = live.finish().run
-    (when,) = [i for i, s in enumerate(run.steps) if any("is preempted" in f for f in s.facts)]
-    before, step = run.steps[when - 1], run.steps[when]
-    (fact,) = [f for f in step.facts if "is preempted" in f]
-    lost = step.lost["B"]
-    assert lost.step == when and lost.blocks == before.tables["B"][::-1]
-    assert lost.num_tokens == before.held["B"]
-    assert fact.startswith("B is preempted and loses blocks ")
-    assert f"({lost.num_tokens} tokens)" in fact
-    back = next(i for i in range(when, run.last) if "B" in run.steps[i].tables)
-    for number in range(when, back):
-        assert f"B waits since step {when} took blocks" in run.caption(number)
-    assert "B waits" not in run.caption(back)
-
-
 def test_a_step_that_was_broken_off_is_no_step_and_nothing_of_it_is_lost() -> None:
     live, now = Paged().add("A").step(2), {"bad": True}
 
@@ -424,60 +271,18 @@ def test_a_step_that_was_broken_off_is_no_step_and_nothing_of_it_is_lost() -> No
     assert [i for i in range(12) if run.steps[2].is_written("B", i)] == [8, 9]
 
 
-def test_a_token_says_how_its_slot_is_found() -> None:
-    live = Paged().add("A").step(2).add("B", TWIN).finish()
-    run = BlockRun(live.trace, {23: "cup"})
-    assert run.about_token(2, "B", 8) == (
-        "B, position 8 “cup”: 8 = 2·4 + 0 → entry 2 of its table, block 3, offset 0 → slot "
-        "3·4 + 0 = 12; written in this step"
-    )
-    assert "“24”: 9 = 2·4 + 1" in run.about_token(2, "B", 9)  # no label: its number
-    assert run.about_token(2, "B", 11).endswith("the slot is reserved, no token yet")
-    for number, pool in enumerate(live.pools):
-        for name, slots in pool.slots.items():
-            for position, slot in enumerate(slots):
-                assert f" = {slot}; " in run.about_token(number, name, position)
-
-
-def test_a_block_says_all_that_is_known_of_it() -> None:
-    live = Paged().add("A").step(2).add("B", TWIN).finish()
-    run = live.run
-    names = live.pools[2].hashes
-    assert run.about_block(2, 1) == (
-        f"block 1 · ref 2: A and B · positions 4–7 · 9|10|11|12 · hash {names[1]} ← {names[0]} · "
-        "shared"
-    )
-    assert f"hash {names[0]} ← root" in run.about_block(2, 0)
-    assert run.about_block(2, 4) == "block 4 · free, goes next"
-    assert run.about_block(2, 6) == "block 6 · free, 2 go before it"
-    last = run.about_block(run.last, 1)
-    assert "free, " in last and "9|10|11|12" in last and f"hash {names[1]}" in last
-
-
-def sketch(live: Paged, step: int, label: Callable[[int], str] = str) -> Picture:
-    """The same scene, without its caption and without the time that a PNG takes."""
-    run = BlockRun(live.trace, {i: label(i) for i in range(VOCAB)})
-    return Picture(BlockView(run, [step]).scene(step).svg(), b"", run.caption(step))
-
-
 @every_case
 def test_the_picture_shows_the_tables_and_the_pool_of_the_live_engine(case: Case) -> None:
     live = case.live()
     run, size = live.run, case.block_size
-    for number, pool in list(zip(range(len(run.steps)), live.pools, strict=True))[::3]:
-        picture = sketch(live, number)
-        seen = items(picture)
-        assert picture.caption == run.caption(number)
+    for number, pool in list(enumerate(live.pools))[::3]:
+        seen = items(BlockView(run, [number]).scene(number))
         for name, table in pool.tables.items():
             shown = [seen[f"block.{i}.{name}"].text for i in range(len(table))]
             assert shown == [str(block) for block in table]
-            held = pool.held[name]
             for position in range(len(table) * size):
-                box = seen[f"token.{position}.{name}"]
-                assert (box.attrib["fill"] == HATCHED) == (position >= held)
-        assert {k.split(".")[1] for k in seen if k.startswith("number.")} == {
-            str(block) for block in range(case.num_blocks)
-        }
+                hatched = seen[f"token.{position}.{name}"].attrib["fill"] == HATCHED
+                assert hatched == (position >= pool.held[name])
         for block in range(case.num_blocks):
             count = pool.ref_cnts.get(block, 0)
             ref = seen[f"ref.{block}"].text if f"ref.{block}" in seen else ""
@@ -494,37 +299,24 @@ def test_the_picture_shows_the_tables_and_the_pool_of_the_live_engine(case: Case
         assert re.findall(r"\d+", queue) == [str(block) for block in pool.free]
 
 
-def simple(live: Paged, step: int, label: Callable[[int], str] = str) -> Picture:
-    run = BlockRun(without_hashes(live.trace), {i: label(i) for i in range(VOCAB)})
-    return Picture(SimpleBlockView(run, [step]).scene(step).svg(), b"", run.caption(step))
-
-
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.block_size > 1], ids=lambda c: f"seed {c.seed}"
 )
-def test_the_simple_picture_has_every_token_at_its_slot_and_a_line_from_each_entry(
-    case: Case,
-) -> None:
+def test_the_simple_picture_has_every_token_at_its_slot(case: Case) -> None:
     live, size = case.live(), case.block_size
     requests = [now.state.requests for now in live.run.steps]
+    run = BlockRun(without_hashes(live.trace), {i: str(i) for i in range(VOCAB)})
     for number, pool in list(enumerate(live.pools))[::3]:
-        picture = simple(live, number)
-        check_words(picture)
-        seen, said = items(picture), {}
+        seen, said = items(SimpleBlockView(run, [number]).scene(number)), {}
         for name, table in pool.tables.items():
             assert [seen[f"block.{i}.{name}"].text for i in range(len(table))] == [*map(str, table)]
-            for i, block in enumerate(table):
-                line, dot = (seen[f"{what}.{i}.{name}"].attrib for what in ("line", "dot"))
-                x, y = (float(seen[f"number.{block}"].attrib[k]) for k in "xy")
-                ends = line["d"].split()[-2:], (dot["cx"], dot["cy"])
-                for end in ends:
-                    assert abs(float(end[0]) - x) < 8 and abs(float(end[1]) - y) < 9
             for position in range(pool.held[name]):
                 slot = table[position // size] * size + position % size
-                said[slot] = str(requests[number][name].token_ids[position])
-        words = {k.split(".")[1]: e.text for k, e in seen.items() if re.match(r"slot.*word", k)}
-        assert words == {str(slot): word for slot, word in said.items()}
-        assert not re.search("hash|find(able| again)|evicted|cached", picture.caption)
+                said[str(slot)] = str(requests[number][name].token_ids[position])
+        assert {
+            k.split(".")[1]: e.text for k, e in seen.items() if re.match(r"slot.*word", k)
+        } == said
+        assert not re.search("hash|find(able| again)|evicted|cached", run.caption(number))
 
 
 # -- steps of the scheduler ------------------------------------------------------------------------
@@ -539,38 +331,24 @@ THREE = {"A": [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "B": [20] * 7, "C": [31, 32, 
 class Live:
     """A real engine that is recorded, and what it was at every forward."""
 
-    def __init__(self, policy: type[Scheduler] = Scheduler, memory: Any = None, **limits: int):
-        model = random_model()
-        config = EngineConfig(**{"max_model_len": 24, **limits})
+    def __init__(self, policy: type[Scheduler] = Scheduler, **limits: int) -> None:
+        model, config = random_model(), EngineConfig(**{"max_model_len": 24, **limits})
         clock, recorder = VirtualClock(per_forward=1.0, per_token=0.0), Recorder()
-        sizes = {"max_seqs": config.max_num_seqs, "max_len": 24}
-        rows = (memory or StaticKVCache).from_config(model.config, **sizes, trace=recorder)
-        self.engine = LLMEngine(
-            model, None, config, scheduler=policy, memory=rows, clock=clock, trace=recorder
-        )
+        self.engine = LLMEngine(model, None, config, scheduler=policy, clock=clock, trace=recorder)
         self.planned: list[EngineState] = []  # at the forward
         self.after: list[EngineState] = []
-        self.outputs: dict[str, RequestOutput] = {}
-        self.on_forward: Callable[[], None] = lambda: None
-        model.register_forward_pre_hook(self._watch)
+        model.register_forward_pre_hook(lambda *_: self.planned.append(self.engine.state()))
 
-    def _watch(self, *_: Any) -> None:
-        self.planned.append(self.engine.state())
-        self.on_forward()
-
-    def add(self, *names: str, num_tokens: int = 4) -> "Live":
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    def add(self, *names: str) -> "Live":
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
         for name in names:
             self.engine.add_request(name, THREE[name], params)
         return self
 
     def step(self, times: int = 1) -> "Live":
         for _ in range(times):
-            results, ran = self.engine.step(), len(self.planned) > len(self.after)
-            self.after += [self.engine.state()] * ran
-            for output in results:
-                if output.finished:
-                    self.outputs[output.request_id] = output
+            self.engine.step()
+            self.after += [self.engine.state()] * (len(self.planned) - len(self.after))
         return self
 
     def finish(self) -> "Live":
@@ -586,28 +364,6 @@ class Live:
 
 def three(policy: type[Scheduler] = Scheduler, **limits: int) -> Live:
     return Live(policy, **{"max_num_seqs": 3, "max_num_batched_tokens": 8, **limits}).add(*"ABC")
-
-
-class Scarce(StaticKVCache):
-    """Room for 16 tokens of all requests together: somebody has to give way."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.stored: dict[str, int] = {}
-
-    def allocate(
-        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
-    ) -> Allocation | None:
-        if sum(self.stored.values()) + num_new > 16:
-            return None
-        return super().allocate(seq_id, token_ids, num_computed, num_new)
-
-    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        self.stored[seq_id] = num_computed
-
-    def free(self, seq_id: str) -> None:
-        super().free(seq_id)
-        self.stored.pop(seq_id, None)
 
 
 RUNS = [
@@ -635,38 +391,6 @@ def test_a_step_is_the_live_engine_at_its_forward_and_after_it(case: Any) -> Non
     assert [step.after.unfinished() for step in found] == live.after
 
 
-@pytest.mark.parametrize("case", RUNS)
-def test_arrival_and_first_token_are_the_engines_with_a_clock_of_one_second_a_step(
-    case: Any,
-) -> None:
-    live = run_of(*case)
-    run = live.run
-    for name, output in live.outputs.items():
-        first, metrics = run.first_token(name), output.metrics
-        assert run.came(name) == metrics.arrival and metrics.ttft is not None
-        assert first == metrics.arrival + metrics.ttft - 1
-        assert run.came(name) == 0 or name in run.to_come(run.came(name) - 1)
-        assert name not in run.to_come(run.came(name))
-
-
-def test_a_broken_off_step_is_no_step_of_the_scheduler() -> None:
-    live = three().step()
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    live.on_forward = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        live.step()
-    live.on_forward = lambda: None
-    live.engine.abort_request("C")
-    del live.planned[-1]
-    run = live.finish().run
-    assert [step.planned.unfinished() for step in run.steps] == live.planned
-    assert run.ended(1) == {"C": "abort"} and "C" not in run.steps[1].scheduled
-    assert list(run.steps[1].by_request(Admitted)) == ["B"]  # in the plan that was broken off
-
-
 @pytest.mark.parametrize("budget", [1, 3, 8, 11, 64])
 def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(budget: int) -> None:
     run = three(max_num_batched_tokens=budget).finish().run
@@ -686,20 +410,6 @@ def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(bu
             yields = "run" in kinds and "known" not in kinds
             assert (name in step.by_request(TokenSampled)) == yields
     assert seen == {name: len(ids) - 1 for name, ids in run.tokens.items()}  # the last never runs
-
-
-class Overdrawn(Scheduler):
-    """Gives each request the whole budget."""
-
-    def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        return min(request.num_new_tokens, self.config.max_num_batched_tokens + 1)
-
-
-class Longest(Scheduler):
-    """Asks the one with the longest prompt first: not the first of the queue."""
-
-    def next_waiting(self) -> Request:
-        return max(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
 class Polite(Scheduler):
@@ -731,9 +441,6 @@ WIDE, MIDDLE = {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 16}
             0,
             "B must run its 7 tokens in one step, and 6 of the budget are left",
         ),
-        (Overdrawn, {}, 0, "no budget is left"),  # it is overdrawn
-        (Longest, {}, 0, "no budget is left"),
-        (Longest, {"max_num_seqs": 2, **WIDE}, 1, "all 2 places are taken (max_num_seqs)"),
         (Polite, WIDE, 1, "Polite admits nobody else, or no memory is free"),
     ],
 )
@@ -747,37 +454,23 @@ def test_the_reason_is_the_one_that_the_policy_had(
         assert f"{listed(waiting)} wait{'s' * (len(waiting) == 1)}: {why}" in run.caption(step)
 
 
-class LastOnly(Scheduler):
-    """Serves only the newest of those who run."""
-
-    def schedule_running(self, plan: StepPlan) -> None:
-        everybody = self.running
-        self.running = everybody[-1:]
-        super().schedule_running(plan)
-        self.running = everybody
-
-
 def test_a_stall_is_explained_where_it_is_the_policys() -> None:
     run = three(PrefillFirst, max_num_batched_tokens=16).finish().run
     assert run.doing("stalls", 1) == ["A"]
     assert "A stalls: this step only prefills" in run.caption(1)
     assert run.outcome("A", 1) == "runs nothing: this step only prefills"
-    run = three(LastOnly, max_num_batched_tokens=64).finish().run
-    assert run.doing("stalls", 1) == ["A", "B"]
-    assert "A and B stall: the policy gave nothing" in run.caption(1)
-    assert run.policy == "LastOnly"
 
 
 def test_who_gives_way_is_said_and_explains_the_queue() -> None:
-    live = Live(memory=Scarce, max_num_seqs=3, max_num_batched_tokens=16)
-    run = live.add(*"ACB", num_tokens=6).finish().run
-    gave_way = [(step, [*step.by_request(Preempted)]) for step in run.steps]
-    assert any(who for _, who in gave_way)
-    for step, who in gave_way:
+    live = Paged(num_blocks=6).add("A", num_tokens=8).add("B", OTHER * 2, num_tokens=4)
+    run = SchedulerRun(live.finish().trace, {})
+    gave_way = {step.number: [*step.by_request(Preempted)] for step in run.steps}
+    assert any(gave_way.values())
+    for step, who in gave_way.items():
         if who:
-            assert run.why_waiting(step.number) == "a step that preempts admits nobody"
-            assert step.planned.waiting[0] == who[-1]
-            assert run.outcome(who[-1], step.number) == "gives way: no memory is free"
+            assert run.why_waiting(step) == "a step that preempts admits nobody"
+            assert run.steps[step].planned.waiting[0] == who[-1]
+            assert run.outcome(who[-1], step) == "gives way: no memory is free"
     assert "no memory is free" in {run.why_waiting(step) for step in range(run.last)}
 
 
@@ -810,21 +503,6 @@ def test_the_mask_is_the_one_that_attention_used() -> None:
     with torch.inference_mode():
         random_model()(batch, NaiveAttention(observe))
     assert allowed_cells(flat_batch(batch)) == seen and len(seen) == 10 + 1 + 3
-
-
-def test_mixed_steps_show_history_chunk_and_prompt() -> None:
-    mixed = recorded_batches()[1]
-    assert mixed.query_lens == (1, 4, 3)
-    assert batch_of(1).caption == (
-        "8 tokens of 3 requests run in one forward and see 20 tokens: of 160 query-key pairs 38 "
-        "are allowed, 9 are masked, and 113 (71 %) lie between different requests and are never "
-        "computed."
-    )
-    cells = allowed_cells(batch_of(1))
-    assert {c for s, _, c in cells if s == 0} == set(range(10))  # the decode sees all of its own
-    assert {(r, c) for s, r, c in cells if s == 1} == {
-        (r, c) for r in range(4) for c in range(3 + r + 1)
-    }
 
 
 def test_positions_and_slots_are_the_batches_own() -> None:
@@ -880,35 +558,6 @@ def check_colours(picture: Picture, cells: CellKVCache, scale: Any, left_over: s
                     want = to_hex(colours(part))
                     want = tint(want, 0.3) if cell in left_over else want
                     assert found[f"{name}.{layer}.{cell}.{i}"].attrib["fill"] == want
-
-
-def tip_of(picture: Picture, cell: int) -> str:
-    """What hovering over a cell says."""
-    text = picture.svg.split(f'id="hot.{cell}"')[1].split("</g>")[0]
-    return ET.fromstring("<text>" + text.split("<text>")[1]).text or ""
-
-
-def test_a_shift_turns_keys_and_no_values_and_the_picture_shows_it() -> None:
-    cells = new_cells()
-    run_cells(cells, [5, 6, 7])
-    start = take_snapshot(cells)
-    cells.seq_rm(0, 0, 1)
-    cells.seq_add(0, 1, -1, -1)
-    moved = take_snapshot(cells, before=start)
-    assert find_changes(start, moved) == Changes((), (), (0, 1, 2))
-    told = describe(moved, start)
-    assert "cell 0 was freed" in told and "the positions of cells 1 and 2 moved by −1" in told
-    assert "the keys of cells 1 and 2 wait to be turned" in told
-    assert "its key is still that of position 2" in tip_of(cells_picture(moved), 2)
-    cells.apply_shifts()
-    turned = take_snapshot(cells, before=moved)
-    assert find_changes(moved, turned) == Changes((), (1, 2), (1, 2))
-    picture = cells_picture(turned, moved)
-    assert picture.caption.endswith("cells 1 and 2 were turned in 3 of 3 layers, and no V changed.")
-    found = items(picture)
-    assert {"turned.1.0", "turned.2.2", "turned.2.2.d"} <= found.keys()
-    assert "new.1.0" not in found and "new.1.row" in found
-    check_words(picture)
 
 
 def test_a_shift_that_forgets_a_layer_is_seen() -> None:

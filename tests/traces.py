@@ -200,7 +200,6 @@ class Pool(NamedTuple):
     free: tuple[int, ...]
     held: dict[str, int]
     slots: dict[str, tuple[int, ...]]  # of those that run, by position
-    parents: dict[str, str | None]
 
 
 class Paged:
@@ -225,7 +224,6 @@ class Paged:
             clock=VirtualClock(),
         )
         self.pools: list[Pool] = []
-        self.full: dict[str, bytes] = {}  # hash as it is seen -> the whole of it
 
     def add(
         self, name: str, prompt: list[int] = PROMPT, num_tokens: int = 5, n: int = 1
@@ -250,11 +248,7 @@ class Paged:
         return self
 
     def look(self) -> Pool:
-        blocks, parents = self.memory.blocks, dict[str, str | None]()
-        self.full |= {key.hex()[:12]: key for key in blocks.cached}
-        for chain in blocks._chains.values():
-            for before, key in zip([None, *chain], chain, strict=False):
-                parents[key.hex()[:12]] = before and before.hex()[:12]
+        blocks = self.memory.blocks
         lens = {r.request_id: r.num_computed_tokens for r in self.engine.scheduler.running}
         forked = self.memory._num_cached  # also of those that run: what they began with
         return Pool(
@@ -264,7 +258,6 @@ class Paged:
             tuple(blocks.free_queue),
             {name: lens.get(name, forked[name]) for name in blocks.tables},
             {name: self.memory.describe(name).slots[:many] for name, many in lens.items()},
-            parents,
         )
 
     @property
