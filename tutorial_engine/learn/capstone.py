@@ -58,12 +58,10 @@ class Adapted:
         self.engine = engine
 
     def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
-        """As Engine."""
         params = SamplingParams(max_tokens=max_tokens)
         self.engine.add_request(request_id, prompt_token_ids, params)
 
     def step(self) -> list[tuple[str, int]]:
-        """As Engine."""
         got = [(output.request_id, output.outputs[0]) for output in self.engine.step()]
         return [(name, out.token_ids[-1]) for name, out in got if out.finish_reason != "error"]
 

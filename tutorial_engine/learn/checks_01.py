@@ -14,7 +14,7 @@ from torch import Tensor
 from tutorial_engine.learn import own
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
-from tutorial_engine.learn.parts import number, whole
+from tutorial_engine.learn.parts import number, whole_numbers
 from tutorial_engine.learn.verdict import CannotBe, Verdict
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
@@ -198,8 +198,7 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
     """Check a learner's function(h, num_heads, num_kv_heads) → the K/V head of query head h."""
 
     def read(answers: Sequence[Any]) -> list[int]:
-        heads = [head for answer in answers if (head := whole(answer)) is not None]
-        if len(heads) < len(answers):
+        if (heads := whole_numbers(answers)) is None:
             raise CannotBe(f"got {answers}; a head has a whole number: divide with //")
         return heads
 

@@ -233,7 +233,6 @@ class _Watched(SdpaAttention):
         self.ran: list[list[int]] = [[], []]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         if layer == 0:
             self.ran[0] += batch.input_ids.tolist()
             self.ran[1] += batch.positions.tolist()

@@ -87,7 +87,6 @@ class OwnChecker(StopChecker):
         self._decode = tokenizer.decode
 
     def update(self, token_id: int) -> Finish | None:
-        """As StopChecker.update. PartFailed for an answer that is none, or beyond max_tokens."""
         self._ids.append(token_id)
         stop, text = self.params.stop, self._decode(self._ids)
         reason = self._parts(
@@ -136,7 +135,7 @@ class OwnEngine(PartsHolder):
         return f"your engine ({own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """As PartsHolder.use. A cache takes the place of the other one."""
+        """A cache takes the place of the other one."""
         plugged = super().use(function, check)
         if plugged.name in CACHES:
             self.cache_part = plugged.name

@@ -46,14 +46,8 @@ from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
 
-IN_MODEL = (
-    "project",
-    "rope",
-    "layer",
-    "attention",
-    "kv_head",
-    "window_mask",
-)  # parts of notebook 01
+# parts of notebook 01
+IN_MODEL = ("project", "rope", "layer", "attention", "kv_head", "window_mask")
 EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {
@@ -110,7 +104,7 @@ class OwnServer(PartsHolder):
         return NAMES[self.memory]
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """As PartsHolder.use. A policy replaces the one before.
+        """A policy replaces the one before.
 
         After `block_attention` attention reads blocks in place, with the learner's or ours; after
         `ttft_and_tpot` serve prints times, as it always does with pages and cells.

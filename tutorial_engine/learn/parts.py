@@ -67,6 +67,11 @@ class Parts:
             given = (one.dtype for one in copies if isinstance(one, Tensor))
             return cast_to(self.own[name](*copies), next(given, torch.float32))
 
+    def is_package(self, name: str) -> bool:
+        """Does the package's part run? It does so past `__call__`, and is counted here."""
+        self.calls[name] += name not in self.own
+        return name not in self.own
+
     @contextmanager
     def blamed(self, name: str) -> Iterator[None]:
         """Inside the block an error is this part's: PartFailed, if it is the learner's."""
@@ -116,6 +121,13 @@ def listed(value: object) -> list[Any] | None:
         return list(value)
     plain = value.tolist() if hasattr(value, "tolist") else None
     return plain if isinstance(plain, list) else None
+
+
+def whole_numbers(value: object) -> list[int] | None:
+    """The list of whole numbers that a value is. None for all others."""
+    items = listed(value)
+    numbers = [n for item in items or () if (n := whole(item)) is not None]
+    return None if items is None or len(numbers) < len(items) else numbers
 
 
 class Plugged(NamedTuple):
