@@ -40,7 +40,13 @@ from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
+from tutorial_engine.viz.scheduler_explorer import (
+    CLASSES,
+    DETAILS,
+    LONG_PROMPT,
+    STEPS,
+    SchedulerExplorer,
+)
 from tutorial_engine.viz.scheduler_view import COLUMNS
 from tutorial_engine.viz.style import PAPER
 from tutorial_engine.viz.tokens import token_label, token_labels
@@ -691,7 +697,7 @@ def test_every_policy_gives_the_tokens_of_generate_alone(
     turn(scheduler, budget=32, policy=policy, arrivals=arrivals)
     assert not scheduler.error and scheduler.run.policy == policy
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    for one in coming(PROMPTS, arrivals, scheduler.long_prompt):
+    for one in coming(PROMPTS, arrivals, LONG_PROMPT):
         alone = generate(scheduler.model, one.prompt, params, tokenizer=scheduler.tokenizer)[0]
         prompt = tuple(scheduler.tokenizer.encode(one.prompt).ids)
         assert scheduler.run.tokens[one.name] == prompt + alone.outputs[0].token_ids

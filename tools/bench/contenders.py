@@ -35,7 +35,6 @@ class Ours:
         self.model = model
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve, one after the other."""
         return [self._answer(one) for one in requests]
 
     def _answer(self, one: Asked) -> Answer:
@@ -146,7 +145,6 @@ class ContinuousTransformers:
 
     @torch.inference_mode(False)  # its tensors are made here and written by its own thread
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve. RuntimeError when its thread ends before all is done."""
         self.model.set_attn_implementation("sdpa")
         greedy = import_transformers().GenerationConfig(
             do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1

@@ -27,36 +27,6 @@ from tutorial_engine.sampling.sampler import FILTERS, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
-def run_own(
-    model: OwnModel, cached: bool, window: int | None = None, cache_part: str = "MyCache"
-) -> Run:
-    """OwnModel for the loop of notebook 02 and the ledger: each sequence alone.
-
-    With a cache of its own, or none.
-    """
-    attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
-
-    def run_alone(request: Request) -> Tensor:
-        parts, name = model.parts, request.request_id
-        if not cached:
-            attention = OwnAttention(parts, NoCache(), window)
-            return parts("run_new", model, attention, request.token_ids, 0)
-        computed = request.num_computed_tokens
-        if computed == 0:
-            longest = request.num_tokens + request.params.max_tokens
-            cache = make_cache(parts, cache_part, model.config, longest)
-            attentions[name] = OwnAttention(parts, cache, window, cache_part)
-        logits = parts("run_new", model, attentions[name], request.token_ids, computed)
-        request.num_computed_tokens = request.num_tokens
-        return logits
-
-    @torch.inference_mode()
-    def run(requests: Sequence[Request]) -> Tensor:
-        return torch.stack([run_alone(request) for request in requests])
-
-    return run
-
-
 class OwnSampler(Sampler):
     """The package's sampler with the part `keep_top_p` as its top-p filter."""
 
@@ -154,8 +124,28 @@ class OwnEngine(PartsHolder):
             return bytes_copied(cache, config, num_tokens)
 
     def runner(self, window: int | None = None) -> Run:
-        """What runs the parts as they are: for `serve`, or for a row of the ledger."""
-        return run_own(self.model, self.cached, window, self.cache_part)
+        """What runs the parts as they are, each sequence alone: for `serve`, or for the ledger."""
+        model, parts, cache_part = self.model, self.parts, self.cache_part
+        attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
+
+        def run_alone(request: Request) -> Tensor:
+            if not self.cached:
+                attention = OwnAttention(parts, NoCache(), window)
+                return parts("run_new", model, attention, request.token_ids, 0)
+            name, computed = request.request_id, request.num_computed_tokens
+            if computed == 0:
+                longest = request.num_tokens + request.params.max_tokens
+                cache = make_cache(parts, cache_part, model.config, longest)
+                attentions[name] = OwnAttention(parts, cache, window, cache_part)
+            logits = parts("run_new", model, attentions[name], request.token_ids, computed)
+            request.num_computed_tokens = request.num_tokens
+            return logits
+
+        @torch.inference_mode()
+        def run(requests: Sequence[Request]) -> Tensor:
+            return torch.stack([run_alone(request) for request in requests])
+
+        return run
 
     def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
         """The learner's parts over another model's weights; it must have the same vocabulary."""

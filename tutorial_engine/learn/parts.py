@@ -255,11 +255,12 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
         return package
     try:
         answer = _without_tensors(function(*args))
-        right = _is_right_number(answer, package)
+        is_list = isinstance(package, list)
+        right = answer == package if is_list else math.isclose(answer, package, rel_tol=1e-5)
     except Exception as error:  # the learner's code may raise anything at all
         answer, right = f"{type(error).__name__}: {error}", False
     if right:
-        if isinstance(package, list):
+        if is_list:
             answer = package  # the same numbers, and whole ones where 3.0 was answered
         print(f"✔ your {name}: {_shown(answer)}")
         return answer
@@ -277,9 +278,3 @@ def _without_tensors(answer: Any) -> Any:
         return answer.tolist()
     many = isinstance(answer, list | tuple | range | Iterator)
     return [_without_tensors(one) for one in answer] if many else answer
-
-
-def _is_right_number(answer: Any, package: Any) -> bool:
-    if isinstance(package, list):
-        return bool(answer == package)
-    return math.isclose(answer, package, rel_tol=1e-5)
