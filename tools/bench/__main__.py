@@ -187,8 +187,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line, measure, print, write JSON if asked; 1 when it could not be run."""
     args = parse(argv)
-    told = report.machine(args.dtype)
-    print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in told.items()))
+    machine = report.machine(args.dtype)
+    print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
     try:
         figures = run(args)
     except ValueError as error:
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "peer": PEER,
         "ours": OURS,
     }
-    figures = {"machine": told, "settings": settings, **figures}
+    figures = {"machine": machine, "settings": settings, **figures}
     print("", *verdicts(figures), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")

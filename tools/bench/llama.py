@@ -160,7 +160,7 @@ class LlamaCpp:
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
         began = time.perf_counter()
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
-        slots = [_Slot(i, one) for i, one in enumerate(requests)]
+        slots = [_Slot(i, request) for i, request in enumerate(requests)]
         while left := [slot for slot in slots if len(slot.tokens) < slot.asked.new_tokens]:
             for slot in self._step(left):
                 slot.seconds.append(time.perf_counter() - began)

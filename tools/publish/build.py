@@ -125,7 +125,9 @@ def answers(solved: NotebookNode, shown: NotebookNode) -> dict[str, NotebookNode
     for cell in solved.cells:
         for kind, name in QUESTION.findall(cell.source):
             if kind == "reveal":
-                hidden = [one for one in cell.outputs if _picture(one) not in seen - {None}]
+                hidden = [
+                    output for output in cell.outputs if _picture(output) not in seen - {None}
+                ]
                 inside = "".join(map(_as_html, hidden))
                 if MEASURED in cell.metadata.get("tags", []):
                     inside += ELSEWHERE

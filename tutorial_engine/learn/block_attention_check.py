@@ -118,15 +118,15 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         """Run it, and look at what comes out."""
         result = function(*args, **(kwargs or {}))
-        given = [one for one in args if isinstance(one, Tensor)]
+        given = [tensor for tensor in args if isinstance(tensor, Tensor)]
         if not isinstance(result, Tensor) or _memory(result) in map(_memory, given):
             return result
         if result.is_floating_point():
             self.largest = max(self.largest, list(result.shape), key=math.prod)
         picks = "index" in str(function)  # of a whole pool it reads what comes out
-        for one in given:
-            if _memory(one) == self.k_pool:
-                self.num_read += (result if picks else one).numel()
+        for tensor in given:
+            if _memory(tensor) == self.k_pool:
+                self.num_read += (result if picks else tensor).numel()
         return result
 
 

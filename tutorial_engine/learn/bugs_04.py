@@ -110,14 +110,16 @@ def serve(
     while engine.has_unfinished_requests() and engine.num_steps < MAX_STEPS:
         try:
             for output in engine.run(max_steps=1):
-                tokens[output.request_id] = tuple(one.token_ids for one in output.outputs)
+                tokens[output.request_id] = tuple(
+                    completion.token_ids for completion in output.outputs
+                )
         except AssertionError as stopped:
             complaint = complaint or str(stopped)
             break
         try:
             engine.check_integrity()
-        except AssertionError as said:
-            complaint = complaint or str(said)
+        except AssertionError as error:
+            complaint = complaint or str(error)
     events = [] if recorder is None else recorder.events
     found = sum(event.num_cached for event in events if isinstance(event, Admitted))
     return Served(tokens, found, complaint)
@@ -207,14 +209,14 @@ def stress(
                 name: serve(model, pages(model, scene.num_blocks), *scene[:3])
                 for name, scene in every.items()
             }
-        told = {
+        scores = {
             name: _score(run.tokens, samples if name == "samples" else right, every[name].prompts)
             for name, run in runs.items()
         }
-        said = [run.complaint for run in runs.values() if run.complaint]
+        complaints = [run.complaint for run in runs.values() if run.complaint]
         found = runs["small_pool"].num_found
-        row = Seen(bug or "no bug", _score(alone, right, lone.prompts), **told, found=found)
-        rows.append(row._replace(integrity=said[0] if said else "fine"))
+        row = Seen(bug or "no bug", _score(alone, right, lone.prompts), **scores, found=found)
+        rows.append(row._replace(integrity=complaints[0] if complaints else "fine"))
     return rows
 
 

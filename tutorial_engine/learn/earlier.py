@@ -78,7 +78,7 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     that is not there, leaves the package's part where it is. ValueError for a name without one.
     """
     path = Path(notebook)
-    number = next((one for one in CHECKS if one in path.name), None)
+    number = next((code for code in CHECKS if code in path.name), None)
     if number is None:
         raise ValueError(f"{path.name!r} must have one of {sorted(CHECKS)} in its name")
     checks = {
@@ -87,8 +87,8 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         if name in mine.parts.package and (name in names if names else name not in POLICIES)
     }
     cells = nbformat.read(path, as_version=4).cells if path.is_file() else []
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    exercises = [cell.source for cell in code if "exercise" in cell.metadata.get("tags", [])]
+    code_cells = [cell for cell in cells if cell.cell_type == "code"]
+    exercises = [cell.source for cell in code_cells if "exercise" in cell.metadata.get("tags", [])]
     # what a notebook begins with
     model = mine.package if isinstance(mine, OwnEngine) else mine.model
     scope: dict[str, Any] = {
@@ -99,13 +99,13 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         "__name__": path.stem,  # classes are defined in a module
     }
     found = Brought(number, tuple(checks), "" if path.is_file() else str(path))
-    for source in [*_helpers([cell.source for cell in code], exercises), *exercises]:
+    for source in [*_helpers([cell.source for cell in code_cells], exercises), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)
         except Exception as error:  # the learner's code may raise anything at all
             first = source.strip().splitlines()[0]
-            told = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
-            found[first] = Verdict(False, told)
+            message = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
+            found[first] = Verdict(False, message)
     for name, check in checks.items():
         if name in scope:
             found[name] = mine.use(scope[name], check).verdict

@@ -128,8 +128,8 @@ def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> o
     except KeyError as error:
         if error.args[0] in cached or not isinstance(error.args[0], bytes):
             raise
-        told = "KeyError: there is no such name in `cached`, which is the first miss"
-        raise CannotBe(told) from error
+        message = "KeyError: there is no such name in `cached`, which is the first miss"
+        raise CannotBe(message) from error
     if answer is not None and cached != _cached(known, size):
         raise CannotBe("`cached` has changed; find only looks")
     found = listed(answer)
@@ -156,5 +156,5 @@ def _told(answer: object) -> str:
     """An answer to be read: the first characters of a name are enough."""
     if not isinstance(answer, list):
         return repr(answer)
-    short = (one.hex()[:6] if isinstance(one, bytes) else repr(one) for one in answer)
+    short = (block.hex()[:6] if isinstance(block, bytes) else repr(block) for block in answer)
     return f"[{', '.join(short)}]"

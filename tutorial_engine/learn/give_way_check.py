@@ -104,9 +104,9 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
     running, gave_way, calls = [_Letter(name) for name in run], list[_Letter](), Counter[str]()
     request = running[run.index(asks)]
 
-    def allocate(one: object) -> str | None:
-        if one is not request:
-            raise CannotBe(f"it asks for slots for {one!r}; they are for {asks}")
+    def allocate(asking: object) -> str | None:
+        if asking is not request:
+            raise CannotBe(f"it asks for slots for {asking!r}; they are for {asks}")
         if request in gave_way:
             raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
@@ -121,7 +121,7 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
         running.remove(victim)
 
     answer = function(request, running, allocate, preempt)
-    return answer, "".join(one.name for one in gave_way)
+    return answer, "".join(asking.name for asking in gave_way)
 
 
 class _Asking(Scheduler):
@@ -158,4 +158,6 @@ def _served(
     scheduler = type("Asking", (_Asking,), {"function": staticmethod(function)})
     sizes: dict[str, Any] = {"num_blocks": num_blocks, "max_tokens": 6, "budget": 16, "chunk": 16}
     trace = crowd(PagedKVCache, model, PROMPTS, **sizes, prefix_caching=True, scheduler=scheduler)
-    return tokens(trace), [one.request_id for one in trace.events if isinstance(one, Preempted)]
+    return tokens(trace), [
+        event.request_id for event in trace.events if isinstance(event, Preempted)
+    ]

@@ -38,7 +38,7 @@ class OwnSampler(Sampler):
                 return logits
             return logits.masked_fill(~parts("keep_top_p", logits.softmax(-1), p), -math.inf)
 
-        self.filters = tuple(top_p if one.__name__ == "top_p" else one for one in FILTERS)
+        self.filters = tuple(top_p if f.__name__ == "top_p" else f for f in FILTERS)
 
 
 class OwnChecker(StopChecker):
@@ -69,7 +69,7 @@ class OwnChecker(StopChecker):
                 raise ValueError(f"it goes on after {len(self._ids)} tokens, max_tokens")
             if reason not in ("stop", "length"):
                 raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
-        cuts = [at for at in (text.find(one) for one in stop) if at >= 0]
+        cuts = [at for at in (text.find(string) for string in stop) if at >= 0]
         self.end(Finish(reason))
         self.text = text[: min(cuts, default=len(text))]
         return self.finish
@@ -101,8 +101,8 @@ class OwnEngine(PartsHolder):
     @property
     def label(self) -> str:
         """The name of a row of the ledger over these parts: how many of them are the learner's."""
-        own = sum(name in self.parts.own for name in self.names)
-        return f"your engine ({own} of {len(self.names)} parts yours)"
+        num_own = sum(name in self.parts.own for name in self.names)
+        return f"your engine ({num_own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
         """A cache takes the place of the other one."""
@@ -202,15 +202,15 @@ class OwnEngine(PartsHolder):
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
 
-        def wrong(told: Request) -> str:
-            right = window is not None or told.output_token_ids == wanted.token_ids
+        def wrong(request: Request) -> str:
+            right = window is not None or request.output_token_ids == wanted.token_ids
             return "" if right else "the tokens are not the package's."
 
-        told = self.settle(lambda: self.generate(prompt, params, window), wrong)
+        request = self.settle(lambda: self.generate(prompt, params, window), wrong)
         if live:
-            self._tell_live(prompt, params, window, told.checker.text)
+            self._tell_live(prompt, params, window, request.checker.text)
         else:
-            print(prompt + told.checker.text)
+            print(prompt + request.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
             many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
@@ -242,14 +242,14 @@ class OwnEngine(PartsHolder):
         unknown = sorted({*parts} - {*PARTS})
         if unknown:
             raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
-        untouched = [verdict for one in parts.items() if (verdict := open_verdict(*one))]
+        untouched = [verdict for part in parts.items() if (verdict := open_verdict(*part))]
         if untouched:
             print(*untouched, sep="\n")
             return
-        mine, own = self.parts.own, {**self.parts.own, **parts}
+        mine, tried = self.parts.own, {**self.parts.own, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
-            own.pop("layer", None)  # the learner's calls its own ones, past these
-        self.parts.own = own
+            tried.pop("layer", None)  # the learner's calls its own ones, past these
+        self.parts.own = tried
         try:
             print(prompt + self.story(prompt))
         except Exception as error:  # nobody has checked what runs here

@@ -53,8 +53,10 @@ class Fair(ShortestFirst):
 
     def next_waiting(self) -> Request:
         """As Scheduler.next_waiting; of those who have waited long, the first to arrive."""
-        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
-        return min(late, key=lambda one: one.arrival) if late else super().next_waiting()
+        late = [
+            request for request in self.waiting if self.now() - request.arrival >= self.patience
+        ]
+        return min(late, key=lambda request: request.arrival) if late else super().next_waiting()
 
 
 POLICIES: dict[str, type[Scheduler]] = {"ShortestFirst": ShortestFirst, "Fair": Fair}
@@ -156,8 +158,8 @@ class OwnScheduler(Scheduler):
 
         def left(requests: Sequence[Request]) -> list[tuple[str, int]]:
             return [
-                (one.request_id, min(one.num_new_tokens, cap or one.num_new_tokens))
-                for one in requests
+                (request.request_id, min(request.num_new_tokens, cap or request.num_new_tokens))
+                for request in requests
             ]
 
         running, waiting = left(self.running), left(self._in_order())
@@ -198,10 +200,10 @@ def checked_metrics(parts: Parts, name: str, metrics: RequestMetrics) -> tuple[f
     want = ttft_and_tpot(arrival, times)
     with parts.blamed("ttft_and_tpot"):
         answer = parts("ttft_and_tpot", arrival, times)
-        got = [number(one) for one in listed(answer) or ()]
+        got = [number(seconds) for seconds in listed(answer) or ()]
         if len(got) != 2 or any(
-            one is None or not abs(one - right) <= 1e-6 * max(1, right)
-            for one, right in zip(got, want, strict=True)
+            seconds is None or not abs(seconds - right) <= 1e-6 * max(1, right)
+            for seconds, right in zip(got, want, strict=True)
         ):
             raise CannotBe(
                 f"gave {answer!r} for request {name}: TTFT is {want[0]:.4f} s, TPOT {want[1]:.4f} s"

@@ -135,8 +135,8 @@ class OwnServer(PartsHolder):
         `memory_bytes`, the part `num_blocks` sizes the pool. PartFailed when it cannot be right.
         """
         parts, config = self.parts, EngineConfig(**limits)
-        own = [name for name in IN_MODEL if name in parts.own]
-        model = OwnModel(self.model, parts) if own else self.model
+        in_model = [name for name in IN_MODEL if name in parts.own]
+        model = OwnModel(self.model, parts) if in_model else self.model
         size = block_size or self.sizes["block_size"] or 16
         if memory_bytes is not None:
             num_blocks = self._num_blocks_in(memory_bytes, size)
@@ -148,7 +148,7 @@ class OwnServer(PartsHolder):
         attention: AttentionBackend | None = None
         if self.in_place and isinstance(memory, OwnPages):
             attention = NaivePagedAttention(memory, InBlocks(parts))
-        elif own:
+        elif in_model:
             attention = OwnAttention(parts, memory.storage)
         return LLMEngine(
             model,
@@ -229,17 +229,17 @@ class OwnServer(PartsHolder):
         alone = self._each_alone(asked, limits.get("max_model_len"))
 
         def wrong(run: OwnRun) -> str:
-            wanted = [alone[one.request_id] for one in run.outputs]
+            wanted = [alone[output.request_id] for output in run.outputs]
             pairs = zip(run.outputs, wanted, strict=True)
-            others = [one.request_id for one, want in pairs if _tokens(one) != want]
+            others = [output.request_id for output, want in pairs if _tokens(output) != want]
             verb = "has" if len(others) == 1 else "have"
-            told = f"{' and '.join(others)} {verb} other tokens than alone."
-            return told if others else ""
+            message = f"{' and '.join(others)} {verb} other tokens than alone."
+            return message if others else ""
 
         run = self.settle(lambda: self._run(asked, when, limits), wrong)
-        right = sum(_tokens(one) == alone[one.request_id] for one in run.outputs)
-        for one in run.outputs:
-            print(_line(one, self.tokenizer, self.tells_times))
+        right = sum(_tokens(output) == alone[output.request_id] for output in run.outputs)
+        for output in run.outputs:
+            print(_line(output, self.tokenizer, self.tells_times))
         if self.in_place:
             print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
         print(self.who_ran(INSIDE))
@@ -278,8 +278,8 @@ class OwnServer(PartsHolder):
                 checked_metrics(self.parts, name, output.metrics)
         storage, trace = engine.memory.storage, engine.trace
         assert isinstance(storage, KVStorage) and trace is not None, "so is each memory made here"
-        told = tuple(outputs[name] for name, *_ in asked)
-        return OwnRun(trace.trace(), told, storage.bytes_gathered)
+        in_order = tuple(outputs[name] for name, *_ in asked)
+        return OwnRun(trace.trace(), in_order, storage.bytes_gathered)
 
     def _sampler(self, params: SamplingParams) -> OwnSampler | None:
         if "keep_top_p" not in self.parts.own or params.n > 1:
@@ -294,7 +294,7 @@ class OwnServer(PartsHolder):
         """Request → its tokens when the package's engine serves nobody else."""
         config = EngineConfig(max_model_len=max_model_len)
         engine = LLMEngine(self.model, self.tokenizer, config)
-        return {name: _tokens(engine.generate([ids], own)[0]) for name, ids, own in asked}
+        return {name: _tokens(engine.generate([ids], params)[0]) for name, ids, params in asked}
 
     @property
     def label(self) -> str:
@@ -322,14 +322,14 @@ def _names(count: int) -> list[str]:
 
 
 def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
-    return [one.token_ids for one in output.outputs]
+    return [completion.token_ids for completion in output.outputs]
 
 
 def _line(output: RequestOutput, tokenizer: Tokenizer, with_times: bool) -> str:
     """A request's name, times and text, in one line."""
-    metrics, told = output.metrics, ""
+    metrics, times = output.metrics, ""
     if with_times:
         tpot = "     -" if metrics.tpot is None else f"{1000 * metrics.tpot:4.1f} ms"
-        told = f"  TTFT {1000 * (metrics.ttft or 0):4.0f} ms, TPOT {tpot}"
+        times = f"  TTFT {1000 * (metrics.ttft or 0):4.0f} ms, TPOT {tpot}"
     text = tokenizer.decode([*output.prompt_token_ids, *output.outputs[0].token_ids])
-    return f"{output.request_id}{told}  {' '.join(text.split())}"
+    return f"{output.request_id}{times}  {' '.join(text.split())}"

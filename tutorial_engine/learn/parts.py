@@ -23,8 +23,8 @@ class PartFailed(Exception):
     """A part of the learner's raised an error, or gave an answer that cannot be right."""
 
     def __init__(self, name: str, error: Exception, where: str) -> None:
-        told = f"raised {type(error).__name__} in the {where}: {error}"
-        super().__init__(f"your {name} {error if isinstance(error, CannotBe) else told}")
+        message = f"raised {type(error).__name__} in the {where}: {error}"
+        super().__init__(f"your {name} {error if isinstance(error, CannotBe) else message}")
         self.name = name
 
 
@@ -63,8 +63,8 @@ class Parts:
         if name not in self.own:
             return self.package[name](*args)
         with self.blamed(name):
-            copies = [one.clone() if isinstance(one, Tensor) else one for one in args]
-            given = (one.dtype for one in copies if isinstance(one, Tensor))
+            copies = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            given = (x.dtype for x in copies if isinstance(x, Tensor))
             return cast_to(self.own[name](*copies), next(given, torch.float32))
 
     def is_package(self, name: str) -> bool:
@@ -91,7 +91,7 @@ def cast_to(answer: Any, dtype: torch.dtype) -> Any:
     if isinstance(answer, Tensor):
         return answer.to(dtype) if answer.is_floating_point() else answer
     if isinstance(answer, tuple | list):
-        return [cast_to(one, dtype) for one in answer]
+        return [cast_to(item, dtype) for item in answer]
     return answer
 
 
@@ -187,13 +187,13 @@ class PartsHolder:
                     raise
                 guilty = self._guilty(run, wrong)
                 kind = "" if isinstance(error, ModelFailed) else f"{type(error).__name__}: "
-                told = f"the {self.parts.where} raised {kind}{error}"
+                message = f"the {self.parts.where} raised {kind}{error}"
             else:
-                told = wrong(result)
-                if not told or not self.parts.own:
+                message = wrong(result)
+                if not message or not self.parts.own:
                     return result
                 guilty = self._guilty(run, wrong)
-            print(f"✘ With your {' and '.join(guilty)} {told}")
+            print(f"✘ With your {' and '.join(guilty)} {message}")
             self._take_out(*guilty)
 
     def _take_out(self, *names: str) -> None:
@@ -277,4 +277,4 @@ def _without_tensors(answer: Any) -> Any:
     if isinstance(answer, Tensor) or hasattr(answer, "tolist"):
         return answer.tolist()
     many = isinstance(answer, list | tuple | range | Iterator)
-    return [_without_tensors(one) for one in answer] if many else answer
+    return [_without_tensors(item) for item in answer] if many else answer

@@ -110,14 +110,14 @@ def guarded(
     except CannotBe as error:
         return Verdict(False, f"{name}: {error}")
     except Exception as error:  # the learner's code may raise anything at all
-        said = f"{name} raised {type(error).__name__}: {error}"
+        message = f"{name} raised {type(error).__name__}: {error}"
         open_ones = _open_ones_called_by(function)
         if open_ones:
             verb = "is" if len(open_ones) == 1 else "are"
-            said += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
+            message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif why := _explained(error, explain):
-            said = f"{said.rstrip('.')}. {why}"
-        return Verdict(False, said)
+            message = f"{message.rstrip('.')}. {why}"
+        return Verdict(False, message)
 
 
 def _explained(error: Exception, explain: Explain) -> str:
@@ -179,8 +179,8 @@ def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
     if bad is not None:
         return bad
     if close(a, b, tolerance):
-        said = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
-        return Verdict(True, f"{what}: max |Δ| {said}")
+        how = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
+        return Verdict(True, f"{what}: max |Δ| {how}")
     difference = (a.double() - b.double()).abs()
     difference = difference.masked_fill(difference.isnan(), float("inf"))
     place = [int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)]
