@@ -171,12 +171,12 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
 
 def _said(part: str, section: str = "") -> Slide:
     """What is only to be said, unless it defines a term by a formula."""
-    shown = any(TERM.search(sentence) and FORMULA.search(sentence) for sentence in keys(part))
+    shown = any(TERM.search(one) and FORMULA.search(one) for one in keys(part))
     return Slide(_small(section) + _listed(keys(part)) if shown else "", markdown2html(part))
 
 
 def _listed(sentences: list[str]) -> str:
-    return markdown2html("\n".join(f"- {sentence}" for sentence in sentences)) if sentences else ""
+    return markdown2html("\n".join(f"- {one}" for one in sentences)) if sentences else ""
 
 
 def _led(text: str) -> tuple[str, str]:
@@ -239,9 +239,7 @@ def keys(text: str) -> list[str]:
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if not re.match(r"[|\-<`]", paragraph):
             found += SENTENCE.split(" ".join(paragraph.split()))
-    return [sentence for sentence in found if TERM.search(sentence) or FORMULA.search(sentence)][
-        :MOST_KEYS
-    ]
+    return [one for one in found if TERM.search(one) or FORMULA.search(one)][:MOST_KEYS]
 
 
 def given(text: str) -> str:
@@ -251,11 +249,9 @@ def given(text: str) -> str:
         if paragraph.startswith("- "):
             found.append(f"\n\n{paragraph}\n\n")
         elif not re.match(r"[#|<]", paragraph):
-            sentences = SENTENCE.split(" ".join(paragraph.split()))
-            found += [
-                sentence for sentence in sentences if NUMBER.search(NO_NUMBER.sub("", sentence))
-            ]
-    found = [sentence for sentence in found if sentence.count("(") == sentence.count(")")]
+            said = SENTENCE.split(" ".join(paragraph.split()))
+            found += [one for one in said if NUMBER.search(NO_NUMBER.sub("", one))]
+    found = [one for one in found if one.count("(") == one.count(")")]
     while len(" ".join(found).split()) > MOST_GIVEN:
         del found[0]
     return " ".join(found)
@@ -267,15 +263,13 @@ def _shown(mine: NotebookNode, theirs: NotebookNode, section: str, known: str) -
     if "ask" in kinds:
         shown = next(o for o in theirs.outputs if "text/plain" in o.get("data", {}))
         asked, *options = shown.data["text/plain"].splitlines()
-        listed = "".join(
-            f"<li>{escape(option.replace('( )', '').strip())}</li>" for option in options
-        )
+        listed = "".join(f"<li>{escape(one.replace('( )', '').strip())}</li>" for one in options)
         above = f'<div class="given">{markdown2html(known)}</div>' if known else ""
         yield Slide(f"{_small(section)}{above}<h2>{escape(asked)}</h2><ol>{listed}</ol>")
     pictures = [output for output in theirs.outputs if "image/png" in output.get("data", {})]
     if "reveal" in kinds:
-        printed = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
-        first, _, rest = printed.partition("\n")
+        said = next((o.text for o in theirs.outputs if o.output_type == "stream"), "")
+        first, _, rest = said.partition("\n")
         more = f"<pre>{escape(rest.rstrip())}</pre>" if rest.strip() else ""
         if pictures and not more and _is_wide(pictures[0]):
             more = _picture(pictures.pop(0))

@@ -93,7 +93,11 @@ class OwnServer(PartsHolder):
         if memory not in NAMES:
             raise ValueError(f"memory must be one of {sorted(NAMES)}, got {memory!r}")
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
-        self.sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_cells": num_cells}
+        self.sizes: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "num_cells": num_cells,
+        }
         self.policy = ""  # the one that was used last
         self.in_place = False  # was `block_attention` handed in?
         self.tells_times = memory != "rows"  # or was `ttft_and_tpot` handed in?
@@ -123,25 +127,22 @@ class OwnServer(PartsHolder):
         *,
         policy: type[Scheduler] | None = None,
         memory_bytes: int | None = None,
-        num_blocks: int | None = None,
-        block_size: int | None = None,
-        num_cells: int | None = None,
         prefix_caching: bool = True,
         **limits: Any,
     ) -> LLMEngine:
-        """A fresh engine with the parts as they are; `limits` are those of an EngineConfig.
+        """A fresh engine with the parts as they are.
 
+        `limits` are those of an EngineConfig, and sizes in place of the server's own.
         A `policy` of the package runs as it is, without the parts of notebook 03. Where parts run
         `memory_bytes`, the part `num_blocks` sizes the pool. PartFailed when it cannot be right.
         """
+        sizes = {name: limits.pop(name, size) for name, size in self.sizes.items()}
         parts, config = self.parts, EngineConfig(**limits)
         in_model = [name for name in IN_MODEL if name in parts.own]
         model = OwnModel(self.model, parts) if in_model else self.model
-        size = block_size or self.sizes["block_size"] or 16
         if memory_bytes is not None:
-            num_blocks = self._num_blocks_in(memory_bytes, size)
-        num_blocks = num_blocks or self.sizes["num_blocks"]
-        memory = self._memory(config, size, num_blocks, num_cells, prefix_caching)
+            sizes["num_blocks"] = self._num_blocks_in(memory_bytes, sizes["block_size"])
+        memory = self._memory(config, prefix_caching, **sizes)
         if policy is None:
             chosen = parts.own.get(self.policy, POLICIES.get(self.policy, Scheduler))
             policy = with_parts(cast("type[Scheduler]", chosen), parts)
@@ -163,10 +164,10 @@ class OwnServer(PartsHolder):
     def _memory(
         self,
         config: EngineConfig,
-        block_size: int,
-        num_blocks: int | None,
-        num_cells: int | None,
         prefix_caching: bool,
+        num_blocks: int | None,
+        block_size: int,
+        num_cells: int | None,
     ) -> KVMemory:
         """The memory that this server is about; without a size, room for all who may run."""
         model, trace = self.model, Recorder()
@@ -182,7 +183,7 @@ class OwnServer(PartsHolder):
         spec = KVCacheSpec.from_model(model.config, model.dtype)
         longest = length_for(model.config, config.max_model_len)
         if self.memory == "cells":
-            cells = num_cells or self.sizes["num_cells"] or config.max_num_seqs * longest
+            cells = num_cells or config.max_num_seqs * longest
             rope = RotaryEmbedding(model.config.head_dim, model.config.rope_theta).to(model.device)
             return OwnCells(self.parts, KVStorage(spec, cells, model.device), rope, trace)
         blocks = num_blocks or config.max_num_seqs * -(-longest // block_size)
@@ -306,7 +307,7 @@ class OwnServer(PartsHolder):
             if name in own
             and name != "ttft_and_tpot"
             and INSIDE.get(name) not in own
-            and name in (*(n for n in self.names if n not in POLICIES), self.policy)
+            and (name not in POLICIES or name == self.policy)
         ]
         return f"yours ({', '.join(names)})" if names else "server (the package's parts)"
 

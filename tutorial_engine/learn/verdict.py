@@ -46,11 +46,9 @@ def is_open(function: object) -> bool:
 
     `return None` is an answer, where the source can be read.
     """
-    return _says_nothing(function) and not _has_return(function)
-
-
-def _has_return(function: object) -> bool:
-    return any(isinstance(node, ast.Return) for node in _nodes(function))
+    if not _says_nothing(function):
+        return False
+    return not any(isinstance(node, ast.Return) for node in _nodes(function))
 
 
 def _says_nothing(function: object) -> bool:
@@ -115,15 +113,14 @@ def guarded(
         if open_ones:
             verb = "is" if len(open_ones) == 1 else "are"
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
-        elif why := _explained(error, explain):
+        elif why := explain(error) if callable(explain) else explain * of_shapes(error):
             message = f"{message.rstrip('.')}. {why}"
         return Verdict(False, message)
 
 
-def _explained(error: Exception, explain: Explain) -> str:
-    if callable(explain):
-        return explain(error)
-    return explain if isinstance(error, RuntimeError | IndexError | ValueError) else ""
+def of_shapes(error: Exception) -> bool:
+    """Is it an error that wrong shapes raise?"""
+    return isinstance(error, RuntimeError | IndexError | ValueError)
 
 
 def _open_ones_called_by(function: object) -> list[str]:
