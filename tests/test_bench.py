@@ -272,13 +272,13 @@ def gguf(monkeypatch: pytest.MonkeyPatch) -> list[FakeWriter]:
 class FakeLlama(ModuleType):
     """The functions of llama_cpp that the benchmark calls, over our own tiny model."""
 
-    LLAMA_FLASH_ATTN_TYPE_DISABLED, GGML_TYPE_F32, GGML_TYPE_F16 = 0, 0, 1
+    GGML_TYPE_F32, GGML_TYPE_F16 = 0, 1
 
     def __init__(self, loads: bool = True) -> None:
         super().__init__("llama_cpp")
         self.model, self.loads, self.open = load_model(TINY), loads, 0
         self.batches: list[dict[int, int]] = []
-        self.params = SimpleNamespace(flash_attn_type=-1)
+        self.params = SimpleNamespace()
         self.llama_log_callback = lambda function: function
         self.llama_log_set = self.llama_backend_init = lambda *_: None
         self.llama_model_default_params = self.llama_get_memory = lambda *_: SimpleNamespace()
@@ -335,9 +335,9 @@ def test_llama_cpp_batches_continuously(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
     monkeypatch.setattr(llama, "MICRO_BATCH", 8)
     file = Path("model.gguf")
-    server = llama.LlamaCpp(file, torch.bfloat16, SMALL, flash=False)
-    assert library.params.flash_attn_type == 0 and library.params.type_k == 1
-    assert "BF16 weights, F16 K/V, plain attention" in server.told
+    server = llama.LlamaCpp(file, torch.bfloat16, SMALL)
+    assert library.params.type_k == 1
+    assert "BF16 weights, F16 K/V, flash attention" in server.told
     assert library.params.n_seq_max == 3 and library.params.n_ctx == 3 * 23
     for _ in range(2):  # it forgets between two runs
         library.batches.clear()
@@ -469,7 +469,7 @@ def figures(
     library = FakeLlama()
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
     file = tmp_path / "bench.json"
-    asked = [*QUICK, "--lengths", "24", "8", "--requests", "3", "--serving-rounds", "1", "--all"]
+    asked = [*QUICK, "--lengths", "24", "8", "--requests", "3", "--serving-rounds", "1"]
     assert command.main([*asked, "--json", str(file)]) == 0
     assert library.open == 0
     said = capsys.readouterr().out
@@ -485,7 +485,7 @@ def test_the_command_writes_what_it_measured(figures: dict[str, Any]) -> None:
     phases = [(row["phase"], row["context"]) for row in figures["rows"]]
     assert phases == [("prefill", 8), ("decode", 8), ("prefill", 24), ("decode", 24)]
     theirs = {"transformers", "transformers eager", "transformers static"}
-    everybody = theirs | {"llama.cpp", "llama.cpp, no flash", "ours", "ours, not packed"}
+    everybody = theirs | {"llama.cpp", "ours"}
     for row, floor in zip(figures["rows"], figures["floors"], strict=True):
         seconds, tokens = row["seconds"], row["context"] if row["phase"] == "prefill" else 1
         assert seconds.keys() == everybody

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer
+from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 
 IDS = random_sequences([9, 4], 97)
@@ -407,3 +409,34 @@ def test_ends_are_those_of_the_generation_config_before_the_configs(
     if for_generation and for_generation.get("eos_token_id"):
         theirs = load_reference(folder).generation_config.eos_token_id
         assert list(ends) == (theirs if isinstance(theirs, list) else [theirs])
+
+
+SILENT_HUB = """
+import os, socket, sys
+hub = socket.socket()
+hub.bind(("127.0.0.1", 0))
+hub.listen()  # it takes calls, and never answers
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
+os.environ["HF_HOME"], os.environ["HF_HUB_OFFLINE"] = sys.argv[1], "0"
+from tutorial_engine.model import checkpoint
+checkpoint.HUB_TIMEOUT = 0.3
+print(checkpoint.load_model("some/model").config.vocab_size)
+try:
+    checkpoint.load_model("nobody/has-this")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_hub_that_never_answers_does_not_hang(checkpoint: Path, tmp_path: Path) -> None:
+    """What is in its cache loads; what is not is refused with a clear word."""
+    commit = "0123456789" * 4
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(checkpoint, folder / "snapshots" / commit)
+    command = [sys.executable, "-c", SILENT_HUB, str(tmp_path)]
+    told = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True).stdout
+    assert told.startswith("300\ncould not get 'nobody/has-this' from the hub (ReadTimeout")
+    assert "Use a local folder" in told
+    assert resolve_checkpoint(str(checkpoint)) == resolve_checkpoint(checkpoint) == checkpoint

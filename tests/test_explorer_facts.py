@@ -34,7 +34,12 @@ from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_explorer import CLASSES, DETAILS, STEPS, SchedulerExplorer
+from tutorial_engine.viz.scheduler_explorer import (
+    CLASSES,
+    DETAILS,
+    STEPS,
+    SchedulerExplorer,
+)
 from tutorial_engine.viz.scheduler_view import COLUMNS
 from tutorial_engine.viz.tokens import token_label, token_labels
 from tutorial_engine.viz.words import percent

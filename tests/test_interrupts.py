@@ -26,6 +26,7 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.interrupts import interrupts_wait
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +161,12 @@ def with_checker() -> LLMEngine:
     return engine
 
 
+def with_sampler() -> LLMEngine:
+    engine = small_engine()
+    engine.add_request("a", [1, 2], FIVE, sampler=looping(Sampler, "sample")(FIVE))
+    return engine
+
+
 def without_preemption() -> LLMEngine:
     """`preempt` does nothing: `schedule_running` asks for ever."""
     policy = type("Idle", (Scheduler,), {"preempt": lambda self, victim: None})
@@ -176,6 +183,7 @@ LOOPS: dict[str, Callable[[], LLMEngine]] = {
         memory=looping(CellKVCache, "allocate").from_config(MODEL.config, 40)
     ),
     "clock": lambda: small_engine(clock=looping(WallClock, "forward_done")()),
+    "sampler": with_sampler,
     "stop checker": with_checker,
     "preemption": without_preemption,
 }

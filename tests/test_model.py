@@ -1,12 +1,13 @@
 """The decoder against transformers, with planted mistakes; its layers, RoPE and fast twins."""
 
 import copy
+import math
 import pickle
 import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from checkpoints import (
     save_random,
 )
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP as HfMLP
 from transformers.models.qwen3.modeling_qwen3 import (
@@ -346,3 +348,90 @@ def test_frequencies_stay_fp32_on_the_cpu_whatever_the_model_is(
     exact = 4001 * inverse_frequencies(64, 1e4)
     detour = 4001 * inverse_frequencies(64, 1e4).half().float()
     assert (exact - detour).abs().max() > 0.5, "half precision is radians off"
+
+
+# -- modules are PyTorch's own ---------------------------------------------------------------------
+
+
+class Zero(nn.Module):
+    """An MLP that adds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+@pytest.fixture(params=["textbook", "fast"])
+def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
+    """A loaded model with the layers of layers.py, or with every twin that there is."""
+    model = load_model(checkpoint, fast=False)
+    if request.param == "fast":
+        use_fast_layers(model, pack_from=0)
+    return model
+
+
+def logits(model: Qwen3ForCausalLM) -> Tensor:
+    return our_logits(model, [[1, 2, 3], [4, 5]])
+
+
+def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: Qwen3ForCausalLM) -> None:
+    layer, before = loaded.model.layers[1], logits(loaded)
+    mlp, zero = layer.mlp, Zero()
+    without = mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    want = logits(loaded)
+    without.remove()
+    assert torch.equal(logits(loaded), before) and not torch.equal(want, before)
+    for replace in (setattr, lambda parent, name, part: parent.add_module(name, part)):
+        replace(layer, "mlp", zero)
+        assert torch.equal(logits(loaded), want)
+        layer.mlp = mlp
+        assert torch.equal(logits(loaded), before)
+    layer.self_attn.q_norm = nn.Identity()
+    assert not torch.allclose(logits(loaded), before)
+    del layer.mlp
+    with pytest.raises(AttributeError, match="mlp"):
+        logits(loaded)
+
+
+def test_hooks_of_every_kind_are_called(loaded: Qwen3ForCausalLM) -> None:
+    names = {module: name for name, module in loaded.named_modules()}
+    run = [m for m in names if not isinstance(m, nn.ModuleList)]
+    for register_pre, register in (
+        (register_module_forward_pre_hook, register_module_forward_hook),
+        (
+            lambda hook: [m.register_forward_pre_hook(hook) for m in run],
+            lambda hook: [m.register_forward_hook(hook) for m in run],
+        ),
+    ):
+        began, ended = list[str](), list[str]()
+        handles: list[Any] = []
+        for made in (
+            register_pre(lambda module, _, began=began: began.append(names[module])),
+            register(lambda module, *_, ended=ended: ended.append(names[module])),
+        ):
+            handles += made if isinstance(made, list) else [made]
+        logits(loaded)
+        for handle in handles:
+            handle.remove()
+        assert sorted(began) == sorted(ended) == sorted(names[m] for m in run)
+
+
+def turn(x: Tensor, position: int, theta: float = 10000.0) -> Tensor:
+    """One vector [D] turned as at `position`."""
+    rope = RotaryEmbedding(x.numel(), theta)
+    return apply_rope(x[None, None], *rope(torch.tensor([position])))[0, 0]
+
+
+def test_score_depends_on_distance() -> None:
+    q, k = torch.randn(2, 64)
+    scores = torch.stack([turn(q, 5) @ turn(k, 5 - back) for back in range(6)])
+    assert (scores[1:] - scores[0]).abs().min() > 0.1
+
+
+def test_pairs_are_half_split() -> None:
+    x = torch.zeros(8)
+    x[1] = 1.0  # the first member of pair 1; its partner is 1 + 8 / 2
+    assert torch.equal(turn(x, 0), x)
+    angle = 3 * 10000 ** (-2 / 8)
+    expected = torch.zeros(8)
+    expected[1], expected[5] = math.cos(angle), math.sin(angle)
+    torch.testing.assert_close(turn(x, 3), expected)

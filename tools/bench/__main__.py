@@ -23,9 +23,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PLAIN = f"{OURS}, not packed"
 EAGER, STATIC, CONTINUOUS = f"{PEER} eager", f"{PEER} static", f"{PEER} continuous"
-NO_FLASH = f"{LLAMA}, no flash"
 REQUESTS = {"tiny": 64}  # shape -> ragged requests, unless told; 16 for the large ones
 
 
@@ -42,7 +40,7 @@ class Session(NamedTuple):
 Field = tuple[dict[str, Contender], dict[str, str]]  # the contenders, and a note on each
 
 
-def add_llama(session: Session, requests: Sequence[Asked], name: str, field: Field) -> None:
+def add_llama(session: Session, requests: Sequence[Asked], field: Field) -> None:
     """llama.cpp among the contenders; where it cannot run, only a note."""
     args, everyone, notes = session.args, *field
     missing = llama.why_not()
@@ -52,12 +50,12 @@ def add_llama(session: Session, requests: Sequence[Asked], name: str, field: Fie
     file = session.folders.converted / f"model-{args.dtype}.gguf"
     try:
         llama.write_gguf(session.folders.weights, file, DTYPES[args.dtype])
-        found = llama.LlamaCpp(file, DTYPES[args.dtype], requests, flash=name == LLAMA)
+        found = llama.LlamaCpp(file, DTYPES[args.dtype], requests)
     except ValueError as error:
-        notes[name] = f"skipped: {error}"
+        notes[LLAMA] = f"skipped: {error}"
         return
     session.stack.callback(found.close)
-    everyone[name], notes[name] = found, found.told
+    everyone[LLAMA], notes[LLAMA] = found, found.told
 
 
 def for_one_request(session: Session) -> Field:
@@ -74,11 +72,7 @@ def for_one_request(session: Session) -> Field:
         STATIC: "generate, sdpa attention, static cache, not compiled",
     }
     longest = [Asked((0,) * max(args.lengths), args.new_tokens)]
-    for name in (LLAMA, NO_FLASH) if args.all else (LLAMA,):
-        add_llama(session, longest, name, (everyone, notes))
-    if args.all:
-        plain = load_model(session.folders.weights, dtype=DTYPES[args.dtype], fast=False)
-        everyone[PLAIN], notes[PLAIN] = contenders.Ours(plain), "generate.stream, weights as loaded"
+    add_llama(session, longest, (everyone, notes))
     everyone[OURS], notes[OURS] = contenders.Ours(session.ours), "generate.stream, static cache"
     return everyone, notes
 
@@ -95,7 +89,7 @@ def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
         PEER: "generate, one batch padded on the left, until the longest is done",
         CONTINUOUS: "continuous batching manager, paged sdpa",
     }
-    add_llama(session, requests, LLAMA, (everyone, notes))
+    add_llama(session, requests, (everyone, notes))
     config = contenders.serving_config(requests)
     everyone[OURS] = contenders.OurServer(session.ours, config)
     notes[OURS] = f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
@@ -123,7 +117,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         everyone, notes = for_one_request(session)
         _tell(notes)
         figures: dict[str, Any] = {"contenders": notes}
-        optional, probe = set(everyone) - {PEER, OURS, PLAIN}, roofline_probe(dtype)
+        optional, probe = set(everyone) - {PEER, OURS}, roofline_probe(dtype)
         for length in sorted(set(args.lengths)):
             asked = one_prompt(length, config.vocab_size, args.new_tokens)
             done = race(everyone, asked, args.rounds, optional, probe)
@@ -181,9 +175,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--checkpoint", type=Path, help="folder to read, or to make shape and GGUF in and keep them"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
-    parser.add_argument(
-        "--all", action="store_true", help="also plain weights here, plain attention in llama.cpp"
-    )
     args = parser.parse_args(argv)
     least = {"rounds": 1, "serving_rounds": 1, "requests": 0, "new_tokens": 2}
     for name, bound in least.items():
@@ -196,8 +187,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line, measure, print, write JSON if asked; 1 when it could not be run."""
     args = parse(argv)
-    told = report.machine(args.dtype)
-    print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in told.items()))
+    machine = report.machine(args.dtype)
+    print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
     try:
         figures = run(args)
     except ValueError as error:
@@ -212,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "peer": PEER,
         "ours": OURS,
     }
-    figures = {"machine": told, "settings": settings, **figures}
+    figures = {"machine": machine, "settings": settings, **figures}
     print("", *verdicts(figures), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")

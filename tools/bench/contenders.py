@@ -35,15 +35,14 @@ class Ours:
         self.model = model
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve, one after the other."""
-        return [self._answer(one) for one in requests]
+        return [self._answer(request) for request in requests]
 
-    def _answer(self, one: Asked) -> Answer:
-        params = SamplingParams(max_tokens=one.new_tokens, ignore_eos=True)
+    def _answer(self, request: Asked) -> Answer:
+        params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
         seconds = []
         began = time.perf_counter()
         token_ids: tuple[int, ...] = ()
-        for output in stream(self.model, [one.prompt], params):
+        for output in stream(self.model, [request.prompt], params):
             seconds.append(time.perf_counter() - began)
             token_ids = output.outputs[0].token_ids
         return Answer(token_ids, tuple(seconds))
@@ -58,8 +57,10 @@ class OurServer:
         self.engine = LLMEngine(model, config=config, memory=memory)
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        params = [SamplingParams(max_tokens=one.new_tokens, ignore_eos=True) for one in requests]
-        outputs = self.engine.generate([one.prompt for one in requests], params)
+        params = [
+            SamplingParams(max_tokens=request.new_tokens, ignore_eos=True) for request in requests
+        ]
+        outputs = self.engine.generate([request.prompt for request in requests], params)
         return [Answer(tuple(output.outputs[0].token_ids)) for output in outputs]
 
 
@@ -89,14 +90,14 @@ class Transformers:
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
         self.model.set_attn_implementation(self.attention)
-        width = max(len(one.prompt) for one in requests)
+        width = max(len(request.prompt) for request in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, one in enumerate(requests):
-            ids[row, width - len(one.prompt) :] = torch.tensor(one.prompt)
-            mask[row, width - len(one.prompt) :] = 1
+        for row, request in enumerate(requests):
+            ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
+            mask[row, width - len(request.prompt) :] = 1
         config = import_transformers().GenerationConfig(
-            max_new_tokens=max(one.new_tokens for one in requests),
+            max_new_tokens=max(request.new_tokens for request in requests),
             do_sample=False,
             pad_token_id=0,
             cache_implementation="static" if self.static_cache else None,
@@ -110,7 +111,7 @@ class Transformers:
         seconds = tuple(at - began for at in streamer.times[1:]) if streamer else ()
         new = out[:, width:].tolist()
         rows = zip(new, requests, strict=True)
-        return [Answer(tuple(row[: one.new_tokens]), seconds) for row, one in rows]
+        return [Answer(tuple(row[: request.new_tokens]), seconds) for row, request in rows]
 
 
 class _Stamps:
@@ -146,7 +147,6 @@ class ContinuousTransformers:
 
     @torch.inference_mode(False)  # its tensors are made here and written by its own thread
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve. RuntimeError when its thread ends before all is done."""
         self.model.set_attn_implementation("sdpa")
         greedy = import_transformers().GenerationConfig(
             do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1
@@ -155,8 +155,8 @@ class ContinuousTransformers:
         with self.model.continuous_batching_context_manager(
             greedy, continuous_batching_config=self.config, persistent_manager=True
         ) as manager:
-            for i, one in enumerate(requests):
-                manager.add_request(list(one.prompt), str(i), max_new_tokens=one.new_tokens)
+            for i, request in enumerate(requests):
+                manager.add_request(list(request.prompt), str(i), max_new_tokens=request.new_tokens)
             while len(done) < len(requests):
                 result = manager.get_result(timeout=PATIENCE)
                 if result is None and not manager.is_running():

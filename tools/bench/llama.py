@@ -126,13 +126,11 @@ class _Slot:
 class LlamaCpp:
     """llama.cpp on the CPU with as many threads as torch has, a sequence for each request.
 
-    Its cache holds fp32 for fp32 weights, and else fp16, its default. flash=False forbids the flash
-    attention that llama.cpp prefers, which rounds more. ValueError when it cannot load the file.
+    Its cache holds fp32 for fp32 weights, and else fp16, its default. It prefers flash attention,
+    which rounds more. ValueError when it cannot load the file.
     """
 
-    def __init__(
-        self, file: Path, dtype: torch.dtype, requests: Sequence[Asked], flash: bool = True
-    ) -> None:
+    def __init__(self, file: Path, dtype: torch.dtype, requests: Sequence[Asked]) -> None:
         self._lib = lib = importlib.import_module("llama_cpp")
         lib.llama_log_set(_silence(), ctypes.c_void_p())
         lib.llama_backend_init()
@@ -150,22 +148,19 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = torch.get_num_threads()
         kind = "F32" if dtype == torch.float32 else "F16"
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{kind}")
-        if not flash:
-            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             self.close()
             raise ValueError(f"llama.cpp cannot make a context of {params.n_ctx} tokens")
         self._batch = lib.llama_batch_init(self._room, 0, 1)
         self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
-        attention = "flash attention" if flash else "plain attention"
-        self.told = f"{TYPES[dtype]} weights, {kind} K/V, {attention}, {params.n_threads} threads"
+        weights = f"{TYPES[dtype]} weights, {kind} K/V, flash attention"
+        self.told = f"{weights}, {params.n_threads} threads"
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        """As Contender.serve. ValueError when llama.cpp refuses a batch."""
         began = time.perf_counter()
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
-        slots = [_Slot(i, one) for i, one in enumerate(requests)]
+        slots = [_Slot(i, request) for i, request in enumerate(requests)]
         while left := [slot for slot in slots if len(slot.tokens) < slot.asked.new_tokens]:
             for slot in self._step(left):
                 slot.seconds.append(time.perf_counter() - began)

@@ -205,7 +205,7 @@ def _step(
     """
     draw = random.Random(0)
     ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]
-    requests = [Request(str(i), own) for i, own in enumerate(ids)]
+    requests = [Request(str(i), token_ids) for i, token_ids in enumerate(ids)]
     for start in range(0, context - 1, BLOCK_SIZE):
         end = min(start + BLOCK_SIZE, context - 1)
         for request in requests:
@@ -232,8 +232,8 @@ def _step(
 def _compare(logits: dict[str, Tensor], dtype: torch.dtype) -> None:
     """ValueError where a difference to the logits of rows is no rounding."""
     reference = logits[ROWS]
-    difference = max(float((own - reference).abs().max()) for own in logits.values())
-    same = all(torch.equal(own.argmax(-1), reference.argmax(-1)) for own in logits.values())
+    difference = max(float((values - reference).abs().max()) for values in logits.values())
+    same = all(torch.equal(values.argmax(-1), reference.argmax(-1)) for values in logits.values())
     if difference > TOLERANCE[dtype] or not (same or dtype != torch.float32):
         raise ValueError(
             f"rows and pages disagree by {difference:.1e} in their logits (same tokens: {same}): "

@@ -81,7 +81,9 @@ def ragged_requests(num_requests: int, vocab_size: int, max_len: int) -> list[As
     ValueError for a model whose context is too short for them.
     """
     arrivals = ragged(num_requests, vocab_size)
-    asked = [Asked(tuple(map(int, one.prompt)), one.params.max_tokens) for one in arrivals]
+    asked = [
+        Asked(tuple(map(int, arrival.prompt)), arrival.params.max_tokens) for arrival in arrivals
+    ]
     longest = longest_request(asked)
     if longest > max_len:
         raise ValueError(
@@ -93,7 +95,7 @@ def ragged_requests(num_requests: int, vocab_size: int, max_len: int) -> list[As
 
 def longest_request(requests: Sequence[Asked]) -> int:
     """Prompt and output of the longest request, in tokens."""
-    return max(len(one.prompt) + one.new_tokens for one in requests)
+    return max(len(request.prompt) + request.new_tokens for request in requests)
 
 
 @torch.inference_mode()
@@ -115,7 +117,9 @@ def race(
     samples: dict[str, list[float]] = {name: [] for name in names}
     failed: dict[str, str] = {}
     limits = []
-    short = [one._replace(new_tokens=min(one.new_tokens, WARM_UP_TOKENS)) for one in requests]
+    short = [
+        request._replace(new_tokens=min(request.new_tokens, WARM_UP_TOKENS)) for request in requests
+    ]
     for number in range(-1, rounds):
         for name in in_turn(names, number):
             if name in failed:
@@ -150,7 +154,7 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
 
 def _check(name: str, done: Sequence[Answer], requests: Sequence[Asked]) -> None:
     """ValueError unless every request got what it wanted, at times that rise."""
-    wanted = [one.new_tokens for one in requests]
+    wanted = [request.new_tokens for request in requests]
     if [len(answer.tokens) for answer in done] != wanted:
         raise ValueError(
             f"{name} gave {[len(answer.tokens) for answer in done]} tokens where {wanted} were "
@@ -161,9 +165,9 @@ def _check(name: str, done: Sequence[Answer], requests: Sequence[Asked]) -> None
             raise ValueError(f"{name} reports times that do not rise from 0: {seconds}")
 
 
-def agreement(own: Sequence[Answer], reference: Sequence[Answer]) -> Agreement:
+def agreement(answers: Sequence[Answer], reference: Sequence[Answer]) -> Agreement:
     """Compare two contenders' answers, request by request."""
-    pairs = [(a.tokens, b.tokens) for a, b in zip(own, reference, strict=True)]
+    pairs = [(a.tokens, b.tokens) for a, b in zip(answers, reference, strict=True)]
     return Agreement(sum(a == b for a, b in pairs), sum(equal_start(a, b) for a, b in pairs))
 
 

@@ -145,9 +145,9 @@ def _spread(samples: Sequence[float], scale: float) -> str:
     return f"{mid} ({low} to {high})"
 
 
-def stored(folder: Path = FOLDER) -> dict[str, Any]:
-    """File name → figures, of the JSON files of a folder, by name."""
-    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+def stored() -> dict[str, Any]:
+    """File name → figures, of the JSON files beside the page, by name."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def one_request(config: ModelConfig, itemsize: int, result: Race) -> dict[str, l
     (asked,) = result.requests
     context = len(asked.prompt)
     alone = {name: [done[0] for done in rounds] for name, rounds in result.answers.items()}
-    first = {name: [one.seconds[0] for one in done] for name, done in alone.items()}
-    later = {name: [one.per_token for one in done] for name, done in alone.items()}
+    first = {name: [answer.seconds[0] for answer in done] for name, done in alone.items()}
+    later = {name: [answer.per_token for answer in done] for name, done in alone.items()}
     rows = [_row("prefill", context, context, first), _row("decode", context, 1, later)]
     equal = {name: tokens for name, (_, tokens) in result.agreement(PEER).items()}
     check = {"context": context, "new_tokens": asked.new_tokens, "tokens_equal": equal}
@@ -88,17 +88,19 @@ def _row(phase: str, context: int, tokens: int, samples: dict[str, list[float]])
 def many_requests(result: Race, peer: str, reference: str) -> Figures:
     """The race of many requests: medians, ratios to the peer, agreement with the reference."""
     median = {name: statistics.median(values) for name, values in result.samples.items()}
-    wanted = sum(one.new_tokens for one in result.requests)
+    wanted = sum(request.new_tokens for request in result.requests)
     return {
         "num_requests": len(result.requests),
-        "prompt_tokens": sum(len(one.prompt) for one in result.requests),
+        "prompt_tokens": sum(len(request.prompt) for request in result.requests),
         "wanted_tokens": wanted,
         "seconds": median,
         "wanted_per_second": {name: wanted / seconds for name, seconds in median.items()},
         "ratio": {name: median[peer] / seconds for name, seconds in median.items()},
         "samples": result.samples,
         "reference": reference,
-        "agreement": {name: own._asdict() for name, own in result.agreement(reference).items()},
+        "agreement": {
+            name: agreement._asdict() for name, agreement in result.agreement(reference).items()
+        },
         "failed": result.failed,
     }
 

@@ -52,14 +52,10 @@ class Lesson(NamedTuple):
         """ "01" for `01_attention_rope`, "A1" for `appendix/A1_two_ranks`."""
         return self.notebook.rpartition("/")[2][:2]
 
-    @property
-    def is_appendix(self) -> bool:
-        """Is it beside the series? Then it is short."""
-        return "/" in self.notebook
 
-
-def lessons(folder: Path = NOTEBOOKS / "src") -> tuple[Lesson, ...]:
-    """The lessons that have a source there, in the order of reading; the appendices come last."""
+def lessons() -> tuple[Lesson, ...]:
+    """The lessons that have a source, in the order of reading; the appendices come last."""
+    folder = NOTEBOOKS / "src"
     found = [*sorted(folder.glob("[0-9][0-9]_*.py")), *sorted(folder.glob("*/[A-Z][0-9]_*.py"))]
     return tuple(Lesson(str(path.relative_to(folder).with_suffix(""))) for path in found)
 
@@ -129,7 +125,9 @@ def answers(solved: NotebookNode, shown: NotebookNode) -> dict[str, NotebookNode
     for cell in solved.cells:
         for kind, name in QUESTION.findall(cell.source):
             if kind == "reveal":
-                hidden = [one for one in cell.outputs if _picture(one) not in seen - {None}]
+                hidden = [
+                    output for output in cell.outputs if _picture(output) not in seen - {None}
+                ]
                 inside = "".join(map(_as_html, hidden))
                 if MEASURED in cell.metadata.get("tags", []):
                     inside += ELSEWHERE

@@ -89,12 +89,12 @@ def table(rows: dict[str, str]) -> str:
 def token_losses(texts: int = 8) -> torch.Tensor:
     """Mean loss at each of FAR positions, over texts of new stories end to end [FAR]."""
     model, tokenizer = load_model(), load_tokenizer()
-    told, found = corpus.stories(UNSEEN), []
+    stories, losses = corpus.stories(UNSEEN), []
     for _ in range(texts):
         ids: list[int] = []
         while len(ids) <= FAR:
-            ids += [0, *tokenizer.encode(next(told)).ids]
+            ids += [0, *tokenizer.encode(next(stories)).ids]
         logits = model.compute_logits(model(Batch.from_sequences([ids[:FAR]]), NaiveAttention()))
         targets = torch.tensor(ids[1 : FAR + 1])
-        found.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
-    return torch.stack(found).mean(0)
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+    return torch.stack(losses).mean(0)

@@ -67,10 +67,10 @@ def scores_of(paths: Iterable[Path]) -> list[Score]:
     """
     files = list[Path]()
     for path in paths:
-        below = [
-            one for one in sorted(path.rglob("*.ipynb")) if ".ipynb_checkpoints" not in one.parts
+        notebooks = [
+            file for file in sorted(path.rglob("*.ipynb")) if ".ipynb_checkpoints" not in file.parts
         ]
-        files += below if path.is_dir() else [path]
+        files += notebooks if path.is_dir() else [path]
     names, scores = Counter(file.name for file in files), list[Score]()
     for file in files:
         try:
@@ -88,19 +88,20 @@ def best(folder: Path = NOTEBOOKS) -> list[Score]:
     for lesson in LESSONS:
         home = (folder / lesson.notebook).parent
         scores = scores_of(sorted(home.glob(f"*{lesson.code}*.ipynb")))
-        found += [max(scores, key=lambda one: (one.done, one.right, one.made))] if scores else []
+        if scores:
+            found.append(max(scores, key=lambda score: (score.done, score.right, score.made)))
     return found
 
 
 def table(scores: Sequence[Score]) -> str:
     """A line for each notebook, and the sum."""
     total = Score("all", *(sum(values) for values in zip(*(s[1:] for s in scores), strict=True)))
-    wide = max(len(one.notebook) for one in scores) + 2
+    wide = max(len(score.notebook) for score in scores) + 2
     lines = [f"{'notebook':<{wide}}exercises   predictions right, of those made (of all)"]
-    for one in [*scores, total]:
-        exercises = f"{one.done} of {one.exercises}"
-        predictions = f"{one.right} of {one.made} (of {one.questions})"
-        lines.append(f"{one.notebook:<{wide}}{exercises:<12}{predictions}")
+    for score in [*scores, total]:
+        exercises = f"{score.done} of {score.exercises}"
+        predictions = f"{score.right} of {score.made} (of {score.questions})"
+        lines.append(f"{score.notebook:<{wide}}{exercises:<12}{predictions}")
     return "\n".join(lines)
 
 

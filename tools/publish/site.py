@@ -95,13 +95,13 @@ def glossary() -> list[Term]:
     table = tomllib.loads((SITE / "glossary.toml").read_text(encoding="utf-8"))["term"]
     terms = [
         Term(
-            one["name"],
-            one["is"],
-            lesson_of(one["lesson"]),
-            one["heading"],
-            {engine: one[key] for key, engine in ENGINES.items() if key in one},
+            term["name"],
+            term["is"],
+            lesson_of(term["lesson"]),
+            term["heading"],
+            {engine: term[key] for key, engine in ENGINES.items() if key in term},
         )
-        for one in table
+        for term in table
     ]
     return sorted(terms, key=lambda term: term.name.lower())
 

@@ -171,8 +171,8 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
 
 def _said(part: str, section: str = "") -> Slide:
     """What is only to be said, unless it defines a term by a formula."""
-    defined = [one for one in keys(part) if TERM.search(one) and FORMULA.search(one)]
-    return Slide(_small(section) + _listed(keys(part)) if defined else "", markdown2html(part))
+    shown = any(TERM.search(one) and FORMULA.search(one) for one in keys(part))
+    return Slide(_small(section) + _listed(keys(part)) if shown else "", markdown2html(part))
 
 
 def _listed(sentences: list[str]) -> str:

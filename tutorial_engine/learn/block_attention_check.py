@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
+from tutorial_engine.learn.own_memory import slots
 from tutorial_engine.learn.verdict import CannotBe, Verdict, close
 
 Attention = Callable[[Tensor, Tensor, Tensor, list[int], int], Any]
@@ -26,21 +28,13 @@ class Case(NamedTuple):
     table: list[int]
     kv_len: int
 
-    def copies(self) -> "Case":
-        """The same in other memory."""
-        table = list(self.table)
-        return Case(self.q.clone(), self.k_pool.clone(), self.v_pool.clone(), table, self.kv_len)
-
     def poisoned(self) -> "Case":
         """NaN wherever no token of this sequence is."""
-        pools = []
-        for pool in (self.k_pool, self.v_pool):
-            clean = torch.full_like(pool, math.nan)
-            for p in range(self.kv_len):
-                where = self.table[p // BLOCK_SIZE], p % BLOCK_SIZE
-                clean[where] = pool[where]
-            pools.append(clean)
-        return Case(self.q, pools[0], pools[1], self.table, self.kv_len)
+        used = torch.zeros(BLOCKS * BLOCK_SIZE, dtype=torch.bool)
+        used[slots(self.table, BLOCK_SIZE, self.kv_len)] = True
+        empty = ~used.view(BLOCKS, BLOCK_SIZE, 1)
+        k, v = (pool.masked_fill(empty, math.nan) for pool in (self.k_pool, self.v_pool))
+        return self._replace(k_pool=k, v_pool=v)
 
 
 def _cases() -> list[Case]:
@@ -124,15 +118,15 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         """Run it, and look at what comes out."""
         result = function(*args, **(kwargs or {}))
-        given = [one for one in args if isinstance(one, Tensor)]
+        given = [tensor for tensor in args if isinstance(tensor, Tensor)]
         if not isinstance(result, Tensor) or _memory(result) in map(_memory, given):
             return result
         if result.is_floating_point():
             self.largest = max(self.largest, list(result.shape), key=math.prod)
         picks = "index" in str(function)  # of a whole pool it reads what comes out
-        for one in given:
-            if _memory(one) == self.k_pool:
-                self.num_read += (result if picks else one).numel()
+        for tensor in given:
+            if _memory(tensor) == self.k_pool:
+                self.num_read += (result if picks else tensor).numel()
         return result
 
 
@@ -142,7 +136,7 @@ def _memory(tensor: Tensor) -> int:
 
 def _answer(function: Attention, *case: Any) -> Any:
     """What the function gives; CannotBe if it writes to a pool."""
-    given = Case(*case).copies()
+    given = deepcopy(case)
     answer = function(*given)
     for name, before, after in zip("kv", case[1:3], given[1:3], strict=True):
         if answer is not None and not torch.equal(before, after):
@@ -177,7 +171,7 @@ def check_block_attention(function: Attention) -> Verdict:
 def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
     """Right numbers: are they right in a real pool, and for large scores, without a gather?"""
     for case in cases:
-        if not close(function(*case.poisoned().copies()), right(*case), TOLERANCE):
+        if not close(function(*deepcopy(case.poisoned())), right(*case), TOLERANCE):
             return (
                 f"block_table {case.table}, kv_len {case.kv_len}: it reads slots that nobody "
                 "wrote, where a real pool has anything, NaN too; slice the block to its first "
@@ -185,7 +179,7 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
             )
     for case in cases:
         large = case._replace(q=60 * case.q)
-        if not close(function(*large.copies()), right(*large), 10 * TOLERANCE):
+        if not close(function(*deepcopy(large)), right(*large), 10 * TOLERANCE):
             return (
                 "with large scores exp() overflows; subtract the largest score so far before exp()"
             )
@@ -199,7 +193,7 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
 
 
 def _watched(function: Attention, case: Case) -> _Watch:
-    given = case.copies()
+    given = deepcopy(case)
     with _Watch(given.k_pool) as seen:
         function(*given)
     return seen

@@ -235,11 +235,11 @@ def wrong_texts(
 def log_text(log: Sequence[Line]) -> str:
     """A line for what each request did in a step."""
     lines = []
-    for (step, who), own in groupby(log, key=lambda line: line[:2]):
+    for (step, who), lines_of in groupby(log, key=lambda line: line[:2]):
         did = []
-        for what, some in groupby(own, key=lambda line: line.what):
+        for what, same in groupby(lines_of, key=lambda line: line.what):
             blocks = ", ".join(
-                f"{one.block} {one.name and f'as {one.name}'}".strip() for one in some
+                f"{line.block} {line.name and f'as {line.name}'}".strip() for line in same
             )
             did.append(f"{what} {blocks}")
         lines.append(f"step {step:2}  {who} {'; '.join(did)}")
@@ -299,13 +299,13 @@ def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdi
 
     If it is right, the verdict tells what is stale in the log that is given.
     """
-    cases = [(one,) for one in _logs()]
-    reads = sum(len(right_stale(one)) for one in _logs())
+    cases = [(known,) for known in _logs()]
+    reads = sum(len(right_stale(known)) for known in _logs())
     found = f"; in your log: {log_text(right_stale(log))}" if log else ""
 
     def read(answer: object) -> list[Line]:
         lines = listed(answer)
-        if lines is None or not all(any(line in one for one in _logs()) for line in lines):
+        if lines is None or not all(any(line in known for known in _logs()) for line in lines):
             raise CannotBe(f"it must return a list of lines of the log, got {answer!r}")
         return lines
 

@@ -12,10 +12,11 @@ from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.learn.bugs import Zoo, planted
+from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.own_memory import poison
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Admitted, BlockFreed, Recorder
+from tutorial_engine.trace.events import Admitted, Recorder
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 3
@@ -27,46 +28,29 @@ class StaleBlocks(BlockManager):
 
     def forget(self, block: int) -> bool:
         """Nobody finds this block from now on → whether it could be found until now."""
-        one = self.blocks[block]
-        key, one.hash = one.hash, None
+        key, self.blocks[block].hash = self.blocks[block].hash, None
         return key is not None
-
-
-_right_admit, _right_hash = BlockManager.admit, BlockManager.hash_of
-
-
-def _hash_without_parent(
-    self: BlockManager, parent: bytes | None, token_ids: Sequence[int]
-) -> bytes:
-    return _right_hash(self, None, token_ids)
-
-
-def _found_before_written(
-    self: BlockManager, request_id: str, token_ids: Sequence[int]
-) -> int | None:
-    found = _right_admit(self, request_id, token_ids)
-    if found is not None:
-        self.commit(request_id, token_ids, len(token_ids))
-    return found
-
-
-def _always_own(self: BlockManager, block: int) -> bool:
-    return True
-
-
-def _head_first(self: BlockManager, request_id: str) -> None:
-    for block in self.tables.pop(request_id, []):
-        self._release(block)
-        self._record(BlockFreed, request_id, block)
-    self._chains.pop(request_id, None)
 
 
 BUGS_04: Zoo = {
     "a taken block keeps its name": (BlockManager, "forget", StaleBlocks.forget),
-    "names without the parent's": (BlockManager, "hash_of", _hash_without_parent),
-    "found before it is written": (BlockManager, "admit", _found_before_written),
-    "a shared block is written": (BlockManager, "_is_own", _always_own),
-    "blocks are freed head first": (BlockManager, "free", _head_first),
+    "names without the parent's": edited(
+        BlockManager, "hash_of", ("(parent or self._root)", "self._root")
+    ),
+    "found before it is written": edited(
+        BlockManager,
+        "admit",
+        (
+            "return len(hits)",
+            "self.commit(seq_id, token_ids, len(token_ids)); return len(hits)",
+        ),
+    ),
+    "a shared block is written": edited(
+        BlockManager,
+        "_is_own",
+        ("self.blocks[block].ref_cnt == 1 and self.blocks[block].hash is None", "True"),
+    ),
+    "blocks are freed head first": edited(BlockManager, "free", ("[::-1]", "")),
 }
 
 
@@ -99,8 +83,7 @@ def pages(
         device=model.device,
         trace=Recorder(),
     )
-    for tensor in (memory.storage.k, memory.storage.v):
-        tensor.fill_(float("nan"))
+    poison(memory.storage)
     if blocks is not BlockManager:
         copy, trace = memory._copy_block, memory.trace
         memory.blocks = blocks(num_blocks, BLOCK_SIZE, copy=copy, trace=trace)
@@ -127,14 +110,16 @@ def serve(
     while engine.has_unfinished_requests() and engine.num_steps < MAX_STEPS:
         try:
             for output in engine.run(max_steps=1):
-                tokens[output.request_id] = tuple(one.token_ids for one in output.outputs)
+                tokens[output.request_id] = tuple(
+                    completion.token_ids for completion in output.outputs
+                )
         except AssertionError as stopped:
             complaint = complaint or str(stopped)
             break
         try:
             engine.check_integrity()
-        except AssertionError as said:
-            complaint = complaint or str(said)
+        except AssertionError as error:
+            complaint = complaint or str(error)
     events = [] if recorder is None else recorder.events
     found = sum(event.num_cached for event in events if isinstance(event, Admitted))
     return Served(tokens, found, complaint)
@@ -224,14 +209,14 @@ def stress(
                 name: serve(model, pages(model, scene.num_blocks), *scene[:3])
                 for name, scene in every.items()
             }
-        told = {
+        scores = {
             name: _score(run.tokens, samples if name == "samples" else right, every[name].prompts)
             for name, run in runs.items()
         }
-        said = [run.complaint for run in runs.values() if run.complaint]
+        complaints = [run.complaint for run in runs.values() if run.complaint]
         found = runs["small_pool"].num_found
-        row = Seen(bug or "no bug", _score(alone, right, lone.prompts), **told, found=found)
-        rows.append(row._replace(integrity=said[0] if said else "fine"))
+        row = Seen(bug or "no bug", _score(alone, right, lone.prompts), **scores, found=found)
+        rows.append(row._replace(integrity=complaints[0] if complaints else "fine"))
     return rows
 
 

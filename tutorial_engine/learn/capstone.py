@@ -58,12 +58,10 @@ class Adapted:
         self.engine = engine
 
     def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
-        """As Engine."""
         params = SamplingParams(max_tokens=max_tokens)
         self.engine.add_request(request_id, prompt_token_ids, params)
 
     def step(self) -> list[tuple[str, int]]:
-        """As Engine."""
         got = [(output.request_id, output.outputs[0]) for output in self.engine.step()]
         return [(name, out.token_ids[-1]) for name, out in got if out.finish_reason != "error"]
 
@@ -138,12 +136,15 @@ def workload(model: Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, limits: L
         drawn = _draw(tokenizer, rng, limits)
         params = [SamplingParams(max_tokens=job.max_tokens, logprobs=2) for job in drawn]
         prompts = [job.prompt for job in drawn]
-        alone = [one.outputs[0] for one in generate(model, prompts, params, use_cache=False)]
-        tables = [table.values() for one in alone for table in one.logprobs or ()]
+        alone = [
+            completion.outputs[0]
+            for completion in generate(model, prompts, params, use_cache=False)
+        ]
+        tables = [table.values() for completion in alone for table in completion.logprobs or ()]
         close = any(abs(first.logprob - second.logprob) < MIN_MARGIN for first, second in tables)
         if not close and alone[4].finish_reason == "stop":
             both = zip(drawn, alone, strict=True)
-            return [job._replace(tokens=list(one.token_ids)) for job, one in both]
+            return [job._replace(tokens=list(completion.token_ids)) for job, completion in both]
 
 
 def _draw(tokenizer: Tokenizer, rng: random.Random, limits: Limits) -> list[Job]:
@@ -192,14 +193,14 @@ def _faults(
 ) -> Fault | None:
     """The first criterion that does not hold, and why."""
     for place, together in ((0, [[job._replace(from_step=0)] for job in jobs]), (1, [jobs])):
-        for some in together:
+        for group in together:
             try:
-                run = _serve(factory, model, limits, some)
+                run = _serve(factory, model, limits, group)
             except _Wrong as wrong:
                 return place, str(wrong)
-            for job in some:
+            for job in group:
                 if not _agree(run.received[job.name], job):
-                    return place, _why(job, run.received[job.name], len(some) > 1, limits)
+                    return place, _why(job, run.received[job.name], len(group) > 1, limits)
     return _over_limits(run.batches, limits) or _wasteful(run.batches, jobs, limits)
 
 
@@ -222,9 +223,9 @@ def _serve(factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequ
                 job = waiting.pop(0)
                 _blamed("add_request", engine.add_request, job.name, [*job.prompt], job.max_tokens)
                 silent = 0
-            told = _blamed("step", engine.step)
-            _deliver(told, received, by_name)
-            step, silent = step + 1, 0 if told else silent + 1
+            results = _blamed("step", engine.step)
+            _deliver(results, received, by_name)
+            step, silent = step + 1, 0 if results else silent + 1
             if silent > most or step > 3 * most:
                 if not all(_agree(received[job.name], job) for job in jobs):
                     break  # a wrong end-of-text token, for example
@@ -236,18 +237,18 @@ def _serve(factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequ
                 )
         for _ in range(AFTER):
             with suppress(Exception):  # nothing is left to do, so it may refuse
-                told = engine.step()
-                _deliver(told, received, by_name)
+                results = engine.step()
+                _deliver(results, received, by_name)
     return _Run(received, batches)
 
 
-def _deliver(told: Any, received: dict[str, list[int]], jobs: dict[str, Job]) -> None:
+def _deliver(results: Any, received: dict[str, list[int]], jobs: dict[str, Job]) -> None:
     """Take in what a step gave. _Wrong for what is no result, or comes after the end."""
     try:
-        pairs = [(str(name), int(token)) for name, token in told]
+        pairs = [(str(name), int(token)) for name, token in results]
     except (TypeError, ValueError):
         raise _Wrong(
-            f"step() returned {told!r}; it must return pairs (request_id, token)."
+            f"step() returned {results!r}; it must return pairs (request_id, token)."
         ) from None
     wanted = []
     for name, _ in pairs:

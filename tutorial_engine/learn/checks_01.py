@@ -14,8 +14,8 @@ from torch import Tensor
 from tutorial_engine.learn import own
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
-from tutorial_engine.learn.parts import number, whole
-from tutorial_engine.learn.verdict import CannotBe, Verdict
+from tutorial_engine.learn.parts import number, whole_numbers
+from tutorial_engine.learn.verdict import CannotBe, Verdict, of_shapes
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
@@ -154,8 +154,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
     def explain(error: Exception) -> str:
         if "ambiguous" in str(error):
             return "Join two conditions with &, each in its own brackets: (...) & (...)"
-        shapes = isinstance(error, RuntimeError | IndexError | ValueError)
-        return "It needs a column of queries and a row of keys" if shapes else ""
+        return "It needs a column of queries and a row of keys" * of_shapes(error)
 
     return judge(
         *("window_mask", function, own.window_mask),
@@ -198,8 +197,7 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
     """Check a learner's function(h, num_heads, num_kv_heads) → the K/V head of query head h."""
 
     def read(answers: Sequence[Any]) -> list[int]:
-        heads = [head for answer in answers if (head := whole(answer)) is not None]
-        if len(heads) < len(answers):
+        if (heads := whole_numbers(answers)) is None:
             raise CannotBe(f"got {answers}; a head has a whole number: divide with //")
         return heads
 
@@ -270,7 +268,7 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
         return "position 0 changed; are the halves joined in the same order?"
 
     def explain(error: Exception) -> str:
-        if not isinstance(error, RuntimeError | IndexError | ValueError):
+        if not of_shapes(error):
             return ""
         why = "The angles [T, D / 2] need an axis for the heads: angles[:, None, :]"
         if "dimension 2" in str(error):  # the numbers of a head do not fit the angles

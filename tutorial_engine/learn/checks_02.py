@@ -14,7 +14,7 @@ from tutorial_engine.learn.own import run_new as right_run
 from tutorial_engine.learn.own import why_finished as right_reason
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, WriteAndRead, same_memory
 from tutorial_engine.learn.parts import number, whole
-from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done, of_shapes
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 
@@ -139,8 +139,7 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
     def explain(error: Exception) -> str:
         if isinstance(error, KeyError) and error.args in ((0,), (1,)):
             return f"The first time, layer {error} has nothing old; ask first whether it has"
-        shapes = isinstance(error, RuntimeError | IndexError | ValueError)
-        return "k and v are [tokens, heads, head_dim]: join axis 0." if shapes else ""
+        return "k and v are [tokens, heads, head_dim]: join axis 0." * of_shapes(error)
 
     return judge(
         *("update", make_cache, MyCache, [()], CACHE_SLIPS),
@@ -176,9 +175,8 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
     def explain(error: Exception) -> str:
         if isinstance(error, AttributeError):
             return "Make the memory in __init__, as self.k and self.v"
-        shapes = isinstance(error, RuntimeError | IndexError | ValueError)
         buffer = "A buffer of a layer is [max_len, K/V heads, head_dim]"
-        return f"{buffer}; k and v are [T, heads, head_dim]." if shapes else ""
+        return f"{buffer}; k and v are [T, heads, head_dim]." * of_shapes(error)
 
     return judge(
         *("update", make_cache, MyStaticCache, [(config, ROOM)], STATIC_SLIPS),
@@ -233,7 +231,6 @@ class _Watched(SdpaAttention):
         self.ran: list[list[int]] = [[], []]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         if layer == 0:
             self.ran[0] += batch.input_ids.tolist()
             self.ran[1] += batch.positions.tolist()

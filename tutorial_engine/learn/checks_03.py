@@ -224,16 +224,16 @@ def check_budget(
         answer = function(most)
         if (bad := not_done("largest_budget", answer, function)) is not None:
             raise Told(bad)
-        told, budget = f"for {most:g} ms got {answer!r}", whole(answer)
+        got, budget = f"for {most:g} ms got {answer!r}", whole(answer)
         if isinstance(answer, float) and answer.is_integer():  # 26.0 // 1
             budget = int(answer)
         if budget is None or budget < 1:
-            raise CannotBe(f"{told}; a budget is a whole number of tokens, at least 1")
+            raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
         if (gap := longest_gap(budget)) > most + 1e-6:
-            raise CannotBe(f"{told}; with it the longest gap is {gap:.0f} ms")
+            raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
         if (gap := longest_gap(budget + 1)) <= most + 1e-6:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
-            raise CannotBe(f"{told}; {more}: that is short enough too")
+            raise CannotBe(f"{got}; {more}: that is short enough too")
         return f"{budget} for {most:g} ms"
 
     def run() -> Verdict:
@@ -346,14 +346,14 @@ FAIR_SLIPS: Mapping[str, Any] = {
     **slips_of(
         Fair,
         """
-    one.arrival) → one.num_prompt_tokens)
+    request.arrival) → request.num_prompt_tokens)
         of those who have waited for so long, the one that came first is next: by arrival, not by
         length
-    min(late, key=lambda one: one.arrival) → late[-1]
+    min(late, key=lambda request: request.arrival) → late[-1]
         of those who have waited for so long, the one that came first is next, not the last one
-    self.now() - one.arrival >= → self.now() >=
+    self.now() - request.arrival >= → self.now() >=
         how long a request has waited is self.now() - request.arrival, not self.now()
-    self.now() - one.arrival >= → one.arrival >=
+    self.now() - request.arrival >= → request.arrival >=
         how long a request has waited is self.now() - request.arrival, not request.arrival
     >= self.patience → >= Fair.patience
         did you write the number instead of self.patience?

@@ -13,7 +13,7 @@ from tutorial_engine.learn.own_memory import Cells
 from tutorial_engine.learn.own_memory import num_blocks as right_num_blocks
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
-from tutorial_engine.learn.parts import listed, whole
+from tutorial_engine.learn.parts import whole, whole_numbers
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.rope import RotaryEmbedding
 
@@ -21,10 +21,7 @@ GIB = 2**30
 
 
 def _numbers(answer: object) -> list[int]:
-    """A list of whole numbers, whatever holds them."""
-    found = listed(answer)
-    numbers = [n for one in found or () if (n := whole(one)) is not None]
-    if found is None or len(numbers) < len(found):
+    if (numbers := whole_numbers(answer)) is None:
         raise CannotBe(f"it must return a list of numbers, got {answer!r}")
     return numbers
 

@@ -20,8 +20,8 @@ def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
     size = len(gate) // num_ranks
-    own = slice(rank * size, (rank + 1) * size)
-    return _mlp(x, gate[own], up[own], down[:, own])
+    rows = slice(rank * size, (rank + 1) * size)
+    return _mlp(x, gate[rows], up[rows], down[:, rows])
 
 
 RANK_SLIPS: Slips = {

@@ -60,9 +60,9 @@ def dry_run(
             if not scheduled:
                 raise RuntimeError(f"step {trace.step} runs no token, and there is work to do")
             trace.record(Planned)
-            num_tokens = sum(one.num_tokens for one in scheduled)
+            num_tokens = sum(item.num_tokens for item in scheduled)
             clock.forward_done(num_tokens)
-            due = [one.request.request_id for one in scheduled if one.yields_token]
+            due = [item.request.request_id for item in scheduled if item.yields_token]
             scheduler.update(scheduled, dict.fromkeys(due, SampledToken(0)))
             scheduler.check_integrity()
             trace.record(StepEnded, num_tokens)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Preempted, Recorder, Scheduled, TokenSampled, Trace
@@ -86,6 +87,7 @@ def crowd(
     budget: int = 6,
     chunk: int = 3,
     prefix_caching: bool = False,
+    scheduler: type[Scheduler] = Scheduler,
 ) -> Trace:
     """Serve the prompts (A, B, C ...) in blocks of 4, in a pool too small for all, in chunks.
 
@@ -103,7 +105,8 @@ def crowd(
         trace=recorder,
     )
     config = EngineConfig(max_num_batched_tokens=budget, long_prefill_token_threshold=chunk)
-    engine = LLMEngine(model, config=config, memory=memory, clock=VirtualClock())
+    clock = VirtualClock()
+    engine = LLMEngine(model, config=config, scheduler=scheduler, memory=memory, clock=clock)
     most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
     for i, (prompt, limit) in enumerate(zip(prompts, most, strict=True)):
         params = SamplingParams(max_tokens=limit, ignore_eos=True)

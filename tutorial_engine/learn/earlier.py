@@ -12,28 +12,7 @@ from typing import Any
 import nbformat
 import torch
 
-from tutorial_engine.learn.checks_01 import (
-    check_attention,
-    check_kv_head,
-    check_layer,
-    check_project,
-    check_rope,
-    check_window_mask,
-)
-from tutorial_engine.learn.checks_02 import (
-    check_cache,
-    check_run_new,
-    check_static_cache,
-    check_top_p,
-    check_why_finished,
-)
-from tutorial_engine.learn.checks_03 import (
-    check_fair,
-    check_metrics,
-    check_num_tokens,
-    check_plan,
-    check_shortest,
-)
+from tutorial_engine.learn import checks_01, checks_02, checks_03
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_scheduler import POLICIES
@@ -45,26 +24,26 @@ Checks = dict[str, Callable[..., Verdict]]
 # notebook -> the parts that a later one can take over
 CHECKS: dict[str, Checks] = {
     "01": {
-        "project": check_project,
-        "attention": check_attention,
-        "window_mask": check_window_mask,
-        "kv_head": check_kv_head,
-        "rope": check_rope,
-        "layer": check_layer,
+        "project": checks_01.check_project,
+        "attention": checks_01.check_attention,
+        "window_mask": checks_01.check_window_mask,
+        "kv_head": checks_01.check_kv_head,
+        "rope": checks_01.check_rope,
+        "layer": checks_01.check_layer,
     },
     "02": {
-        "MyCache": check_cache,
-        "MyStaticCache": check_static_cache,  # the later one runs, where a file has both
-        "run_new": check_run_new,
-        "keep_top_p": check_top_p,
-        "why_finished": check_why_finished,
+        "MyCache": checks_02.check_cache,
+        "MyStaticCache": checks_02.check_static_cache,  # the later one runs, where a file has both
+        "run_new": checks_02.check_run_new,
+        "keep_top_p": checks_02.check_top_p,
+        "why_finished": checks_02.check_why_finished,
     },
     "03": {
-        "num_tokens_to_run": check_num_tokens,
-        "plan_step": check_plan,
-        "ttft_and_tpot": check_metrics,
-        "ShortestFirst": check_shortest,
-        "Fair": check_fair,
+        "num_tokens_to_run": checks_03.check_num_tokens,
+        "plan_step": checks_03.check_plan,
+        "ttft_and_tpot": checks_03.check_metrics,
+        "ShortestFirst": checks_03.check_shortest,
+        "Fair": checks_03.check_fair,
     },
 }
 
@@ -99,7 +78,7 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     that is not there, leaves the package's part where it is. ValueError for a name without one.
     """
     path = Path(notebook)
-    number = next((one for one in CHECKS if one in path.name), None)
+    number = next((code for code in CHECKS if code in path.name), None)
     if number is None:
         raise ValueError(f"{path.name!r} must have one of {sorted(CHECKS)} in its name")
     checks = {
@@ -108,8 +87,8 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         if name in mine.parts.package and (name in names if names else name not in POLICIES)
     }
     cells = nbformat.read(path, as_version=4).cells if path.is_file() else []
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    exercises = [cell.source for cell in code if "exercise" in cell.metadata.get("tags", [])]
+    code_cells = [cell for cell in cells if cell.cell_type == "code"]
+    exercises = [cell.source for cell in code_cells if "exercise" in cell.metadata.get("tags", [])]
     # what a notebook begins with
     model = mine.package if isinstance(mine, OwnEngine) else mine.model
     scope: dict[str, Any] = {
@@ -120,13 +99,13 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         "__name__": path.stem,  # classes are defined in a module
     }
     found = Brought(number, tuple(checks), "" if path.is_file() else str(path))
-    for source in [*_helpers([cell.source for cell in code], exercises), *exercises]:
+    for source in [*_helpers([cell.source for cell in code_cells], exercises), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)
         except Exception as error:  # the learner's code may raise anything at all
             first = source.strip().splitlines()[0]
-            told = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
-            found[first] = Verdict(False, told)
+            message = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
+            found[first] = Verdict(False, message)
     for name, check in checks.items():
         if name in scope:
             found[name] = mine.use(scope[name], check).verdict

@@ -1,8 +1,7 @@
 """Introduced in notebook 04. The check of the exercise on the prefix cache: what is found there."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.judge import Slips, judge, slips_of
@@ -36,14 +35,6 @@ CASES: tuple[Case, ...] = (
     ((1, 2, 3, 4, 5), 2, PAIRS),
     ((1, 2, 3, 4), 2, PAIRS),
 )
-
-
-def _chain(tokens: Sequence[int], size: int, name_of: NameOf, end: int) -> list[Any]:
-    """The names of the blocks that end before `end`."""
-    names: list[Any] = [None]
-    for stop in range(size, end, size):
-        names.append(name_of(names[-1], tokens[stop - size : stop]))
-    return names[1:]
 
 
 FIND_SLIPS: Slips = slips_of(
@@ -88,26 +79,31 @@ def _names_for(size: int) -> NameOf:
     name_of = BlockManager(1, size).hash_of
 
     def watched(parent: object, tokens: Iterable[int]) -> bytes:
-        own = list(tokens)
+        token_ids = list(tokens)
         if parent is not None and not isinstance(parent, bytes):
             raise CannotBe(
                 f"name_of got {parent!r} as the parent; that is the name of the block before "
                 "(what name_of gave for it), or None for the first block"
             )
-        if len(own) > size:
+        if len(token_ids) > size:
             raise CannotBe(
-                f"name_of got {len(own)} tokens in blocks of {size}; give it the tokens of one "
-                "block alone, because the name before it stands for all earlier tokens"
+                f"name_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
+                "one block alone, because the name before it stands for all earlier tokens"
             )
-        return name_of(parent, own)
+        return name_of(parent, token_ids)
 
     return watched
 
 
 def _cached(known: dict[Tokens, int], size: int) -> dict[bytes, int]:
     """Name of the last block of each beginning → its block."""
-    name_of = _names_for(size)
-    return {_chain(tokens, size, name_of, len(tokens) + 1)[-1]: n for tokens, n in known.items()}
+    name_of, cached = _names_for(size), dict[bytes, int]()
+    for tokens, block in known.items():
+        name = name_of(None, tokens[:size])
+        for end in range(2 * size, len(tokens) + 1, size):
+            name = name_of(name, tokens[end - size : end])
+        cached[name] = block
+    return cached
 
 
 def _random_cases(count: int) -> list[Case]:
@@ -132,12 +128,12 @@ def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> o
     except KeyError as error:
         if error.args[0] in cached or not isinstance(error.args[0], bytes):
             raise
-        told = "KeyError: there is no such name in `cached`, which is the first miss"
-        raise CannotBe(told) from error
+        message = "KeyError: there is no such name in `cached`, which is the first miss"
+        raise CannotBe(message) from error
     if answer is not None and cached != _cached(known, size):
         raise CannotBe("`cached` has changed; find only looks")
     found = listed(answer)
-    return answer if found is None else [_plain(one) for one in found]
+    return answer if found is None else [x if (n := whole(x)) is None else n for x in found]
 
 
 def check_find(function: Find) -> Verdict:
@@ -156,15 +152,9 @@ def check_find(function: Find) -> Verdict:
     )
 
 
-def _plain(one: object) -> object:
-    """A block as an int; a name as it is."""
-    block = whole(one)
-    return one if block is None else block
-
-
 def _told(answer: object) -> str:
     """An answer to be read: the first characters of a name are enough."""
     if not isinstance(answer, list):
         return repr(answer)
-    short = (one.hex()[:6] if isinstance(one, bytes) else repr(one) for one in answer)
+    short = (block.hex()[:6] if isinstance(block, bytes) else repr(block) for block in answer)
     return f"[{', '.join(short)}]"

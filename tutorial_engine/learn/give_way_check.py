@@ -7,19 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.clock import VirtualClock
-from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.learn.eager_pages import crowd, tokens
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Preempted, Recorder
+from tutorial_engine.trace.events import Preempted
 
 # (request, running, allocate(request), preempt(victim)) → the slots, or None
 SlotsFor = Callable[[Any, list[Any], Callable[[Any], Any], Callable[[Any], None]], Any]
@@ -108,9 +104,9 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
     running, gave_way, calls = [_Letter(name) for name in run], list[_Letter](), Counter[str]()
     request = running[run.index(asks)]
 
-    def allocate(one: object) -> str | None:
-        if one is not request:
-            raise CannotBe(f"it asks for slots for {one!r}; they are for {asks}")
+    def allocate(asking: object) -> str | None:
+        if asking is not request:
+            raise CannotBe(f"it asks for slots for {asking!r}; they are for {asks}")
         if request in gave_way:
             raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
@@ -125,7 +121,7 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
         running.remove(victim)
 
     answer = function(request, running, allocate, preempt)
-    return answer, "".join(one.name for one in gave_way)
+    return answer, "".join(asking.name for asking in gave_way)
 
 
 class _Asking(Scheduler):
@@ -159,17 +155,9 @@ def _served(
     function: SlotsFor, model: Qwen3ForCausalLM, num_blocks: int
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The tokens of three requests in a pool of so many blocks of 4, and who gave way."""
-    spec, trace = KVCacheSpec.from_model(model.config, model.dtype), Recorder()
-    storage = KVStorage(spec, 4 * num_blocks, model.device)
-    engine = LLMEngine(
-        model,
-        config=EngineConfig(max_num_batched_tokens=16),
-        scheduler=type("Asking", (_Asking,), {"function": staticmethod(function)}),
-        memory=PagedKVCache(storage, 4, trace=trace),
-        clock=VirtualClock(),
-    )
-    for name, ids in zip("ABC", PROMPTS, strict=True):
-        engine.add_request(name, ids, SamplingParams(max_tokens=6, ignore_eos=True))
-    texts = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
-    preempted = [event for event in trace.trace().events if isinstance(event, Preempted)]
-    return texts, [event.request_id for event in preempted]
+    scheduler = type("Asking", (_Asking,), {"function": staticmethod(function)})
+    sizes: dict[str, Any] = {"num_blocks": num_blocks, "max_tokens": 6, "budget": 16, "chunk": 16}
+    trace = crowd(PagedKVCache, model, PROMPTS, **sizes, prefix_caching=True, scheduler=scheduler)
+    return tokens(trace), [
+        event.request_id for event in trace.events if isinstance(event, Preempted)
+    ]

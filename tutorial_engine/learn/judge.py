@@ -68,11 +68,6 @@ def slips_of(right: Any, text: str, *always: Change) -> dict[str, Function]:
     return found
 
 
-def directly(function: Function, *case: Any) -> Any:
-    """What the function answers to the case."""
-    return function(*case)
-
-
 def judge(
     name: str,
     function: Function,
@@ -81,7 +76,7 @@ def judge(
     slips: Slips,
     done: str,
     *,
-    call: Function = directly,
+    call: Function = lambda function, *case: function(*case),
     read: Callable[[Any], Any] | None = None,
     tolerance: float = 1e-5,
     where: Callable[..., str] | None = None,
@@ -154,12 +149,8 @@ def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
         size = max(1.0, float(wanted.nan_to_num(0, 0, 0).abs().max()))
         return bool((((got.double() - wanted).abs() <= tolerance * size) | wanted.isnan()).all())
     if isinstance(want, list | tuple):
-        pairs = zip(got, want, strict=True) if _as_long(got, want) else None
-        return pairs is not None and all(alike(a, b, tolerance) for a, b in pairs)
+        is_as_long = isinstance(got, list | tuple) and len(got) == len(want)
+        return is_as_long and all(alike(a, b, tolerance) for a, b in zip(got, want, strict=True))
     if isinstance(want, float) and isinstance(got, float | int):
         return abs(got - want) <= tolerance * max(1.0, abs(want))
     return bool(got == want)
-
-
-def _as_long(got: Any, want: Sequence[Any]) -> bool:
-    return isinstance(got, list | tuple) and len(got) == len(want)

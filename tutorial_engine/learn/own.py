@@ -174,7 +174,6 @@ class OwnAttention:
         self.cache_part = cache_part
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As AttentionBackend.attend."""
         queries = q.split(batch.query_lens)
         if isinstance(self.cache, NoCache | KVStorage):
             self.cache.write(layer, k, v, batch)
@@ -228,8 +227,7 @@ class OwnModel(Qwen3ForCausalLM):
         return self.model.norm(x)
 
     def _layer(self, x: Tensor, weights: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
-        if "layer" in self.parts.own:
+        if not self.parts.is_package("layer"):
             return self.parts("layer", x, weights, angles, attend)
-        self.parts.calls["layer"] += 1
         steps = (partial(self.parts, "project"), partial(self.parts, "rope"))
         return _layer(x, weights, angles, attend, *steps)

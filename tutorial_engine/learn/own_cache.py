@@ -53,15 +53,15 @@ class WriteAndRead:
         self.cache, self.pairs = cache, list[Any]()
 
     def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
-        """As KVCache.write."""
         self.pairs = self.cache.update(layer, k, v, batch)
 
     def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
-        """As KVCache.read."""
         return self.pairs[s]
 
 
-CACHES: dict[str, Callable[..., Any]] = {one.__name__: one for one in (MyCache, MyStaticCache)}
+CACHES: dict[str, Callable[..., Any]] = {
+    cache.__name__: cache for cache in (MyCache, MyStaticCache)
+}
 
 
 def make_cache(parts: Parts, name: str, config: ModelConfig, max_len: int) -> Any:

@@ -27,36 +27,6 @@ from tutorial_engine.sampling.sampler import FILTERS, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
-def run_own(
-    model: OwnModel, cached: bool, window: int | None = None, cache_part: str = "MyCache"
-) -> Run:
-    """OwnModel for the loop of notebook 02 and the ledger: each sequence alone.
-
-    With a cache of its own, or none.
-    """
-    attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
-
-    def run_alone(request: Request) -> Tensor:
-        parts, name = model.parts, request.request_id
-        if not cached:
-            attention = OwnAttention(parts, NoCache(), window)
-            return parts("run_new", model, attention, request.token_ids, 0)
-        computed = request.num_computed_tokens
-        if computed == 0:
-            longest = request.num_tokens + request.params.max_tokens
-            cache = make_cache(parts, cache_part, model.config, longest)
-            attentions[name] = OwnAttention(parts, cache, window, cache_part)
-        logits = parts("run_new", model, attentions[name], request.token_ids, computed)
-        request.num_computed_tokens = request.num_tokens
-        return logits
-
-    @torch.inference_mode()
-    def run(requests: Sequence[Request]) -> Tensor:
-        return torch.stack([run_alone(request) for request in requests])
-
-    return run
-
-
 class OwnSampler(Sampler):
     """The package's sampler with the part `keep_top_p` as its top-p filter."""
 
@@ -68,7 +38,7 @@ class OwnSampler(Sampler):
                 return logits
             return logits.masked_fill(~parts("keep_top_p", logits.softmax(-1), p), -math.inf)
 
-        self.filters = tuple(top_p if one.__name__ == "top_p" else one for one in FILTERS)
+        self.filters = tuple(top_p if f.__name__ == "top_p" else f for f in FILTERS)
 
 
 class OwnChecker(StopChecker):
@@ -87,7 +57,6 @@ class OwnChecker(StopChecker):
         self._decode = tokenizer.decode
 
     def update(self, token_id: int) -> Finish | None:
-        """As StopChecker.update. PartFailed for an answer that is none, or beyond max_tokens."""
         self._ids.append(token_id)
         stop, text = self.params.stop, self._decode(self._ids)
         reason = self._parts(
@@ -100,7 +69,7 @@ class OwnChecker(StopChecker):
                 raise ValueError(f"it goes on after {len(self._ids)} tokens, max_tokens")
             if reason not in ("stop", "length"):
                 raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
-        cuts = [at for at in (text.find(one) for one in stop) if at >= 0]
+        cuts = [at for at in (text.find(string) for string in stop) if at >= 0]
         self.end(Finish(reason))
         self.text = text[: min(cuts, default=len(text))]
         return self.finish
@@ -132,11 +101,11 @@ class OwnEngine(PartsHolder):
     @property
     def label(self) -> str:
         """The name of a row of the ledger over these parts: how many of them are the learner's."""
-        own = sum(name in self.parts.own for name in self.names)
-        return f"your engine ({own} of {len(self.names)} parts yours)"
+        num_own = sum(name in self.parts.own for name in self.names)
+        return f"your engine ({num_own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """As PartsHolder.use. A cache takes the place of the other one."""
+        """A cache takes the place of the other one."""
         plugged = super().use(function, check)
         if plugged.name in CACHES:
             self.cache_part = plugged.name
@@ -155,8 +124,28 @@ class OwnEngine(PartsHolder):
             return bytes_copied(cache, config, num_tokens)
 
     def runner(self, window: int | None = None) -> Run:
-        """What runs the parts as they are: for `serve`, or for a row of the ledger."""
-        return run_own(self.model, self.cached, window, self.cache_part)
+        """What runs the parts as they are, each sequence alone: for `serve`, or for the ledger."""
+        model, parts, cache_part = self.model, self.parts, self.cache_part
+        attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
+
+        def run_alone(request: Request) -> Tensor:
+            if not self.cached:
+                attention = OwnAttention(parts, NoCache(), window)
+                return parts("run_new", model, attention, request.token_ids, 0)
+            name, computed = request.request_id, request.num_computed_tokens
+            if computed == 0:
+                longest = request.num_tokens + request.params.max_tokens
+                cache = make_cache(parts, cache_part, model.config, longest)
+                attentions[name] = OwnAttention(parts, cache, window, cache_part)
+            logits = parts("run_new", model, attentions[name], request.token_ids, computed)
+            request.num_computed_tokens = request.num_tokens
+            return logits
+
+        @torch.inference_mode()
+        def run(requests: Sequence[Request]) -> Tensor:
+            return torch.stack([run_alone(request) for request in requests])
+
+        return run
 
     def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
         """The learner's parts over another model's weights; it must have the same vocabulary."""
@@ -213,15 +202,15 @@ class OwnEngine(PartsHolder):
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
 
-        def wrong(told: Request) -> str:
-            right = window is not None or told.output_token_ids == wanted.token_ids
+        def wrong(request: Request) -> str:
+            right = window is not None or request.output_token_ids == wanted.token_ids
             return "" if right else "the tokens are not the package's."
 
-        told = self.settle(lambda: self.generate(prompt, params, window), wrong)
+        request = self.settle(lambda: self.generate(prompt, params, window), wrong)
         if live:
-            self._tell_live(prompt, params, window, told.checker.text)
+            self._tell_live(prompt, params, window, request.checker.text)
         else:
-            print(prompt + told.checker.text)
+            print(prompt + request.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
         if window is None:
             many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
@@ -253,14 +242,14 @@ class OwnEngine(PartsHolder):
         unknown = sorted({*parts} - {*PARTS})
         if unknown:
             raise ValueError(f"{unknown} are no parts of the engine; the parts are {sorted(PARTS)}")
-        untouched = [verdict for one in parts.items() if (verdict := open_verdict(*one))]
+        untouched = [verdict for part in parts.items() if (verdict := open_verdict(*part))]
         if untouched:
             print(*untouched, sep="\n")
             return
-        mine, own = self.parts.own, {**self.parts.own, **parts}
+        mine, tried = self.parts.own, {**self.parts.own, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
-            own.pop("layer", None)  # the learner's calls its own ones, past these
-        self.parts.own = own
+            tried.pop("layer", None)  # the learner's calls its own ones, past these
+        self.parts.own = tried
         try:
             print(prompt + self.story(prompt))
         except Exception as error:  # nobody has checked what runs here

@@ -18,7 +18,7 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import attend_in_blocks
 from tutorial_engine.cache.storage import KVStorage, as_slots
-from tutorial_engine.learn.parts import CannotBe, Parts, listed, whole
+from tutorial_engine.learn.parts import CannotBe, Parts, whole, whole_numbers
 from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.trace.events import BlockFreed, Recorder
@@ -124,19 +124,17 @@ class OwnBlocks(BlockManager):
     parts: Parts
 
     def find(self, token_ids: Sequence[int]) -> list[bytes]:
-        """As BlockManager.find, which has hashes where the learner's has blocks."""
+        """BlockManager's has hashes where the learner's has blocks."""
         if not self.prefix_caching:
             return []
         hashes = super().find(token_ids)
-        if "find" not in self.parts.own:
-            self.parts.calls["find"] += 1
+        if self.parts.is_package("find"):
             return hashes
         want = [self.cached[key] for key in hashes]
         tokens, cached = list(token_ids), dict(self.cached)
         with self.parts.blamed("find"):
             answer = self.parts("find", tokens, self.block_size, self.hash_of, cached)
-            found = [whole(block) for block in listed(answer) or ()]
-            if listed(answer) is None or found != want:
+            if whole_numbers(answer) != want:
                 raise CannotBe(
                     f"gave {answer!r} for {len(token_ids)} tokens in blocks of {self.block_size}: "
                     f"the cache has their beginning in the blocks {want}"
@@ -144,9 +142,7 @@ class OwnBlocks(BlockManager):
         return hashes
 
     def free(self, seq_id: str) -> None:
-        """As BlockManager.free."""
-        if "free" not in self.parts.own:
-            self.parts.calls["free"] += 1
+        if self.parts.is_package("free"):
             return super().free(seq_id)
         if table := self.tables.pop(seq_id, []):
             self._give_back(table)
@@ -178,9 +174,7 @@ class OwnBlocks(BlockManager):
             block.ref_cnt = count
 
     def _claim(self) -> tuple[int, bool]:
-        """As BlockManager._claim."""
-        if "take" not in self.parts.own:
-            self.parts.calls["take"] += 1
+        if self.parts.is_package("take"):
             return super()._claim()
         queue, cached = list(self.free_queue), dict(self.cached)
         hash_of = {number: block.hash for number, block in enumerate(self.blocks)}
@@ -225,21 +219,19 @@ class OwnPages(PagedKVCache):
         poison(storage)
 
     def _slots_of(self, blocks: Sequence[int]) -> Slots:
-        if "slots" not in self.parts.own:
-            self.parts.calls["slots"] += 1
+        if self.parts.is_package("slots"):
             return super()._slots_of(blocks)
         size, table = self.block_size, list(blocks)
         num_tokens, end = len(table) * size, self.storage.num_slots
         with self.parts.blamed("slots"):
             answer = self.parts("slots", table, size, num_tokens)
-            found = [whole(slot) for slot in listed(answer) or ()]
-            known = [slot for slot in found if slot is not None and 0 <= slot < end]
-            if len(known) != num_tokens or len(found) != num_tokens:
+            slots = whole_numbers(answer) or []
+            if len(slots) != num_tokens or not all(0 <= slot < end for slot in slots):
                 raise CannotBe(
                     f"gave {answer!r} for the table {list(blocks)} in blocks of {size}: expected "
                     f"{num_tokens} slots of 0 .. {end - 1}"
                 )
-        return as_slots(known)
+        return as_slots(slots)
 
 
 def poison(storage: KVStorage) -> None:
@@ -265,10 +257,8 @@ class InBlocks:
         block_table: Sequence[int],
         kv_len: int,
     ) -> Tensor:
-        """As paged_attention.AttendInBlocks. PartFailed for what is no head's answer."""
         parts = self.parts
-        if "block_attention" not in parts.own:
-            parts.calls["block_attention"] += 1
+        if parts.is_package("block_attention"):
             return attend_in_blocks(q, k_pool, v_pool, block_table, kv_len)
         (q_len, heads, _), kv_heads = q.shape, k_pool.shape[1]
         out = q.new_empty(q_len, heads, v_pool.shape[-1])
@@ -278,13 +268,13 @@ class InBlocks:
                 for head in range(heads):
                     pools = (pool[:, head // (heads // kv_heads)] for pool in (k_pool, v_pool))
                     parts.calls["block_attention"] += 1
-                    one = parts.own["block_attention"](
+                    answer = parts.own["block_attention"](
                         q[i, head].clone(), *pools, list(block_table), kv_len - q_len + i + 1
                     )
-                    if not isinstance(one, Tensor) or one.shape != out[i, head].shape:
-                        shape = list(one.shape) if isinstance(one, Tensor) else repr(one)
+                    if not isinstance(answer, Tensor) or answer.shape != out[i, head].shape:
+                        shape = list(answer.shape) if isinstance(answer, Tensor) else repr(answer)
                         raise CannotBe(f"gave {shape}, expected [{out.shape[-1]}]")
-                    out[i, head] = one
+                    out[i, head] = answer
             if (k_pool._version, v_pool._version) != before:
                 raise CannotBe("wrote to the pool: other requests read it too")
         return out
@@ -299,19 +289,16 @@ class OwnTable(CellTable):
     parts: Parts
 
     def visible(self, seq_id: SeqId, pos: int, window: int | None = None) -> list[int]:
-        """As CellTable.visible; a window is the package's."""
-        if "visible" not in self.parts.own or window is not None:
-            self.parts.calls["visible"] += 1
+        if self.parts.is_package("visible") or window is not None:
             return super().visible(seq_id, pos, window)
         numbers = range(self.num_cells)
         cells = [(cell.pos, set(cell.owners)) for cell in map(self.__getitem__, numbers)]
         with self.parts.blamed("visible"):
             answer = self.parts("visible", cells, seq_id, pos)
-            found = [whole(cell) for cell in listed(answer) or ()]
-            known = [cell for cell in found if cell is not None and cell in numbers]
-            if listed(answer) is None or len(known) < len(found):
+            seen = whole_numbers(answer)
+            if seen is None or not {*seen} <= {*numbers}:
                 raise CannotBe(f"gave {answer!r}: the cells are 0 .. {self.num_cells - 1}")
-        return sorted(known, key=lambda cell: cells[cell][0] or 0)  # as the package reads them
+        return sorted(seen, key=lambda cell: cells[cell][0] or 0)  # as the package reads them
 
 
 class OwnCells(CellKVCache):
@@ -335,7 +322,6 @@ class OwnCells(CellKVCache):
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """As CellKVCache.allocate."""
         allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
         if allocation is None:
             return None

@@ -43,7 +43,6 @@ class ShortestFirst(Scheduler):
     """Of those who wait, the one with the shortest prompt is next."""
 
     def next_waiting(self) -> Request:
-        """As Scheduler.next_waiting."""
         return min(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
@@ -54,8 +53,10 @@ class Fair(ShortestFirst):
 
     def next_waiting(self) -> Request:
         """As Scheduler.next_waiting; of those who have waited long, the first to arrive."""
-        late = [one for one in self.waiting if self.now() - one.arrival >= self.patience]
-        return min(late, key=lambda one: one.arrival) if late else super().next_waiting()
+        late = [
+            request for request in self.waiting if self.now() - request.arrival >= self.patience
+        ]
+        return min(late, key=lambda request: request.arrival) if late else super().next_waiting()
 
 
 POLICIES: dict[str, type[Scheduler]] = {"ShortestFirst": ShortestFirst, "Fair": Fair}
@@ -80,34 +81,29 @@ class OwnScheduler(Scheduler):
     _shares: dict[str, int] | None = None  # request_id -> tokens that the plan gives it
 
     def schedule(self) -> list[ScheduledRequest]:
-        """As Scheduler.schedule. Without chunked prefill the package's rule decides."""
-        is_own = "plan_step" in self.parts.own and self.can_chunk
-        self._shares = self._ask_plan(self.config.max_num_batched_tokens) if is_own else None
-        if not is_own:
-            self.parts.calls["plan_step"] += 1
+        """Without chunked prefill the package's rule decides."""
+        is_package = self.parts.is_package("plan_step") or not self.can_chunk
+        budget = self.config.max_num_batched_tokens
+        self._shares = None if is_package else self._ask_plan(budget)
         return super().schedule()
 
     def schedule_waiting(self, plan: StepPlan) -> None:
-        """As Scheduler.schedule_waiting."""
         if self._shares is not None and plan.preempted:  # the plan was made for another state
             self._shares = self._ask_plan(plan.budget)
         super().schedule_waiting(plan)
 
     def may_admit(self, plan: StepPlan) -> bool:
-        """As Scheduler.may_admit, and only who is in the plan."""
         return super().may_admit(plan) and (self._shares is None or self._planned() is not None)
 
     def next_waiting(self) -> Request:
-        """As Scheduler.next_waiting: the plan's next, or the policy's."""
+        """The plan's next, or the policy's."""
         planned = None if self._shares is None else self._planned()
         return self._chosen() if planned is None else planned
 
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
-        """As Scheduler.num_tokens_to_run."""
         if self._shares is not None:
             return self._shares.pop(request.request_id, 0)
-        if "num_tokens_to_run" not in self.parts.own or not self.can_chunk:
-            self.parts.calls["num_tokens_to_run"] += 1
+        if self.parts.is_package("num_tokens_to_run") or not self.can_chunk:
             return super().num_tokens_to_run(request, plan)
         known, computed = request.num_tokens, request.num_computed_tokens
         with self.parts.blamed("num_tokens_to_run"):
@@ -162,8 +158,8 @@ class OwnScheduler(Scheduler):
 
         def left(requests: Sequence[Request]) -> list[tuple[str, int]]:
             return [
-                (one.request_id, min(one.num_new_tokens, cap or one.num_new_tokens))
-                for one in requests
+                (request.request_id, min(request.num_new_tokens, cap or request.num_new_tokens))
+                for request in requests
             ]
 
         running, waiting = left(self.running), left(self._in_order())
@@ -204,10 +200,10 @@ def checked_metrics(parts: Parts, name: str, metrics: RequestMetrics) -> tuple[f
     want = ttft_and_tpot(arrival, times)
     with parts.blamed("ttft_and_tpot"):
         answer = parts("ttft_and_tpot", arrival, times)
-        got = [number(one) for one in listed(answer) or ()]
+        got = [number(seconds) for seconds in listed(answer) or ()]
         if len(got) != 2 or any(
-            one is None or not abs(one - right) <= 1e-6 * max(1, right)
-            for one, right in zip(got, want, strict=True)
+            seconds is None or not abs(seconds - right) <= 1e-6 * max(1, right)
+            for seconds, right in zip(got, want, strict=True)
         ):
             raise CannotBe(
                 f"gave {answer!r} for request {name}: TTFT is {want[0]:.4f} s, TPOT {want[1]:.4f} s"

@@ -46,14 +46,8 @@ from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
 
-IN_MODEL = (
-    "project",
-    "rope",
-    "layer",
-    "attention",
-    "kv_head",
-    "window_mask",
-)  # parts of notebook 01
+# parts of notebook 01
+IN_MODEL = ("project", "rope", "layer", "attention", "kv_head", "window_mask")
 EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {
@@ -99,7 +93,11 @@ class OwnServer(PartsHolder):
         if memory not in NAMES:
             raise ValueError(f"memory must be one of {sorted(NAMES)}, got {memory!r}")
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
-        self.sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_cells": num_cells}
+        self.sizes: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "num_cells": num_cells,
+        }
         self.policy = ""  # the one that was used last
         self.in_place = False  # was `block_attention` handed in?
         self.tells_times = memory != "rows"  # or was `ttft_and_tpot` handed in?
@@ -110,7 +108,7 @@ class OwnServer(PartsHolder):
         return NAMES[self.memory]
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """As PartsHolder.use. A policy replaces the one before.
+        """A policy replaces the one before.
 
         After `block_attention` attention reads blocks in place, with the learner's or ours; after
         `ttft_and_tpot` serve prints times, as it always does with pages and cells.
@@ -129,32 +127,29 @@ class OwnServer(PartsHolder):
         *,
         policy: type[Scheduler] | None = None,
         memory_bytes: int | None = None,
-        num_blocks: int | None = None,
-        block_size: int | None = None,
-        num_cells: int | None = None,
         prefix_caching: bool = True,
         **limits: Any,
     ) -> LLMEngine:
-        """A fresh engine with the parts as they are; `limits` are those of an EngineConfig.
+        """A fresh engine with the parts as they are.
 
+        `limits` are those of an EngineConfig, and sizes in place of the server's own.
         A `policy` of the package runs as it is, without the parts of notebook 03. Where parts run
         `memory_bytes`, the part `num_blocks` sizes the pool. PartFailed when it cannot be right.
         """
+        sizes = {name: limits.pop(name, size) for name, size in self.sizes.items()}
         parts, config = self.parts, EngineConfig(**limits)
-        own = [name for name in IN_MODEL if name in parts.own]
-        model = OwnModel(self.model, parts) if own else self.model
-        size = block_size or self.sizes["block_size"] or 16
+        in_model = [name for name in IN_MODEL if name in parts.own]
+        model = OwnModel(self.model, parts) if in_model else self.model
         if memory_bytes is not None:
-            num_blocks = self._num_blocks_in(memory_bytes, size)
-        num_blocks = num_blocks or self.sizes["num_blocks"]
-        memory = self._memory(config, size, num_blocks, num_cells, prefix_caching)
+            sizes["num_blocks"] = self._num_blocks_in(memory_bytes, sizes["block_size"])
+        memory = self._memory(config, prefix_caching, **sizes)
         if policy is None:
             chosen = parts.own.get(self.policy, POLICIES.get(self.policy, Scheduler))
             policy = with_parts(cast("type[Scheduler]", chosen), parts)
         attention: AttentionBackend | None = None
         if self.in_place and isinstance(memory, OwnPages):
             attention = NaivePagedAttention(memory, InBlocks(parts))
-        elif own:
+        elif in_model:
             attention = OwnAttention(parts, memory.storage)
         return LLMEngine(
             model,
@@ -169,10 +164,10 @@ class OwnServer(PartsHolder):
     def _memory(
         self,
         config: EngineConfig,
-        block_size: int,
-        num_blocks: int | None,
-        num_cells: int | None,
         prefix_caching: bool,
+        num_blocks: int | None,
+        block_size: int,
+        num_cells: int | None,
     ) -> KVMemory:
         """The memory that this server is about; without a size, room for all who may run."""
         model, trace = self.model, Recorder()
@@ -188,7 +183,7 @@ class OwnServer(PartsHolder):
         spec = KVCacheSpec.from_model(model.config, model.dtype)
         longest = length_for(model.config, config.max_model_len)
         if self.memory == "cells":
-            cells = num_cells or self.sizes["num_cells"] or config.max_num_seqs * longest
+            cells = num_cells or config.max_num_seqs * longest
             rope = RotaryEmbedding(model.config.head_dim, model.config.rope_theta).to(model.device)
             return OwnCells(self.parts, KVStorage(spec, cells, model.device), rope, trace)
         blocks = num_blocks or config.max_num_seqs * -(-longest // block_size)
@@ -235,17 +230,17 @@ class OwnServer(PartsHolder):
         alone = self._each_alone(asked, limits.get("max_model_len"))
 
         def wrong(run: OwnRun) -> str:
-            wanted = [alone[one.request_id] for one in run.outputs]
+            wanted = [alone[output.request_id] for output in run.outputs]
             pairs = zip(run.outputs, wanted, strict=True)
-            others = [one.request_id for one, want in pairs if _tokens(one) != want]
+            others = [output.request_id for output, want in pairs if _tokens(output) != want]
             verb = "has" if len(others) == 1 else "have"
-            told = f"{' and '.join(others)} {verb} other tokens than alone."
-            return told if others else ""
+            message = f"{' and '.join(others)} {verb} other tokens than alone."
+            return message if others else ""
 
         run = self.settle(lambda: self._run(asked, when, limits), wrong)
-        right = sum(_tokens(one) == alone[one.request_id] for one in run.outputs)
-        for one in run.outputs:
-            print(_line(one, self.tokenizer, self.tells_times))
+        right = sum(_tokens(output) == alone[output.request_id] for output in run.outputs)
+        for output in run.outputs:
+            print(_line(output, self.tokenizer, self.tells_times))
         if self.in_place:
             print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
         print(self.who_ran(INSIDE))
@@ -284,8 +279,8 @@ class OwnServer(PartsHolder):
                 checked_metrics(self.parts, name, output.metrics)
         storage, trace = engine.memory.storage, engine.trace
         assert isinstance(storage, KVStorage) and trace is not None, "so is each memory made here"
-        told = tuple(outputs[name] for name, *_ in asked)
-        return OwnRun(trace.trace(), told, storage.bytes_gathered)
+        in_order = tuple(outputs[name] for name, *_ in asked)
+        return OwnRun(trace.trace(), in_order, storage.bytes_gathered)
 
     def _sampler(self, params: SamplingParams) -> OwnSampler | None:
         if "keep_top_p" not in self.parts.own or params.n > 1:
@@ -300,7 +295,7 @@ class OwnServer(PartsHolder):
         """Request → its tokens when the package's engine serves nobody else."""
         config = EngineConfig(max_model_len=max_model_len)
         engine = LLMEngine(self.model, self.tokenizer, config)
-        return {name: _tokens(engine.generate([ids], own)[0]) for name, ids, own in asked}
+        return {name: _tokens(engine.generate([ids], params)[0]) for name, ids, params in asked}
 
     @property
     def label(self) -> str:
@@ -312,7 +307,7 @@ class OwnServer(PartsHolder):
             if name in own
             and name != "ttft_and_tpot"
             and INSIDE.get(name) not in own
-            and name in (*(n for n in self.names if n not in POLICIES), self.policy)
+            and (name not in POLICIES or name == self.policy)
         ]
         return f"yours ({', '.join(names)})" if names else "server (the package's parts)"
 
@@ -328,14 +323,14 @@ def _names(count: int) -> list[str]:
 
 
 def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
-    return [one.token_ids for one in output.outputs]
+    return [completion.token_ids for completion in output.outputs]
 
 
 def _line(output: RequestOutput, tokenizer: Tokenizer, with_times: bool) -> str:
     """A request's name, times and text, in one line."""
-    metrics, told = output.metrics, ""
+    metrics, times = output.metrics, ""
     if with_times:
         tpot = "     -" if metrics.tpot is None else f"{1000 * metrics.tpot:4.1f} ms"
-        told = f"  TTFT {1000 * (metrics.ttft or 0):4.0f} ms, TPOT {tpot}"
+        times = f"  TTFT {1000 * (metrics.ttft or 0):4.0f} ms, TPOT {tpot}"
     text = tokenizer.decode([*output.prompt_token_ids, *output.outputs[0].token_ids])
-    return f"{output.request_id}{told}  {' '.join(text.split())}"
+    return f"{output.request_id}{times}  {' '.join(text.split())}"

@@ -23,8 +23,8 @@ class PartFailed(Exception):
     """A part of the learner's raised an error, or gave an answer that cannot be right."""
 
     def __init__(self, name: str, error: Exception, where: str) -> None:
-        told = f"raised {type(error).__name__} in the {where}: {error}"
-        super().__init__(f"your {name} {error if isinstance(error, CannotBe) else told}")
+        message = f"raised {type(error).__name__} in the {where}: {error}"
+        super().__init__(f"your {name} {error if isinstance(error, CannotBe) else message}")
         self.name = name
 
 
@@ -63,9 +63,14 @@ class Parts:
         if name not in self.own:
             return self.package[name](*args)
         with self.blamed(name):
-            copies = [one.clone() if isinstance(one, Tensor) else one for one in args]
-            given = (one.dtype for one in copies if isinstance(one, Tensor))
+            copies = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            given = (x.dtype for x in copies if isinstance(x, Tensor))
             return cast_to(self.own[name](*copies), next(given, torch.float32))
+
+    def is_package(self, name: str) -> bool:
+        """Does the package's part run? It does so past `__call__`, and is counted here."""
+        self.calls[name] += name not in self.own
+        return name not in self.own
 
     @contextmanager
     def blamed(self, name: str) -> Iterator[None]:
@@ -86,7 +91,7 @@ def cast_to(answer: Any, dtype: torch.dtype) -> Any:
     if isinstance(answer, Tensor):
         return answer.to(dtype) if answer.is_floating_point() else answer
     if isinstance(answer, tuple | list):
-        return [cast_to(one, dtype) for one in answer]
+        return [cast_to(item, dtype) for item in answer]
     return answer
 
 
@@ -116,6 +121,13 @@ def listed(value: object) -> list[Any] | None:
         return list(value)
     plain = value.tolist() if hasattr(value, "tolist") else None
     return plain if isinstance(plain, list) else None
+
+
+def whole_numbers(value: object) -> list[int] | None:
+    """The list of whole numbers that a value is. None for all others."""
+    items = listed(value)
+    numbers = [n for item in items or () if (n := whole(item)) is not None]
+    return None if items is None or len(numbers) < len(items) else numbers
 
 
 class Plugged(NamedTuple):
@@ -175,13 +187,13 @@ class PartsHolder:
                     raise
                 guilty = self._guilty(run, wrong)
                 kind = "" if isinstance(error, ModelFailed) else f"{type(error).__name__}: "
-                told = f"the {self.parts.where} raised {kind}{error}"
+                message = f"the {self.parts.where} raised {kind}{error}"
             else:
-                told = wrong(result)
-                if not told or not self.parts.own:
+                message = wrong(result)
+                if not message or not self.parts.own:
                     return result
                 guilty = self._guilty(run, wrong)
-            print(f"✘ With your {' and '.join(guilty)} {told}")
+            print(f"✘ With your {' and '.join(guilty)} {message}")
             self._take_out(*guilty)
 
     def _take_out(self, *names: str) -> None:
@@ -243,11 +255,12 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
         return package
     try:
         answer = _without_tensors(function(*args))
-        right = _is_right_number(answer, package)
+        is_list = isinstance(package, list)
+        right = answer == package if is_list else math.isclose(answer, package, rel_tol=1e-5)
     except Exception as error:  # the learner's code may raise anything at all
         answer, right = f"{type(error).__name__}: {error}", False
     if right:
-        if isinstance(package, list):
+        if is_list:
             answer = package  # the same numbers, and whole ones where 3.0 was answered
         print(f"✔ your {name}: {_shown(answer)}")
         return answer
@@ -264,10 +277,4 @@ def _without_tensors(answer: Any) -> Any:
     if isinstance(answer, Tensor) or hasattr(answer, "tolist"):
         return answer.tolist()
     many = isinstance(answer, list | tuple | range | Iterator)
-    return [_without_tensors(one) for one in answer] if many else answer
-
-
-def _is_right_number(answer: Any, package: Any) -> bool:
-    if isinstance(package, list):
-        return bool(answer == package)
-    return math.isclose(answer, package, rel_tol=1e-5)
+    return [_without_tensors(item) for item in answer] if many else answer

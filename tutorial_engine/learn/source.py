@@ -13,22 +13,15 @@ def show_source(
     Of a long one a part: from the line that begins with `first` to the next that begins with `last`
     (blanks before them do not count; "" is the first or last of all). ValueError where none does.
     """
-    print("\n".join(_part(_lines(thing, docstring), first, last)))
-
-
-def _lines(thing: Callable[..., Any], docstring: bool) -> list[str]:
     lines = inspect.getsource(thing).rstrip().splitlines()
     if not docstring and thing.__doc__:
         quotes = [i for i, line in enumerate(lines) if '"""' in line]
         begin = quotes[0]
         end = begin if lines[begin].count('"""') == 2 else quotes[1]
         del lines[begin : end + 1]
-    return lines
-
-
-def _part(lines: list[str], first: str, last: str) -> list[str]:
     begin = _find(lines, first, 0)
-    return lines[begin : (_find(lines, last, begin) if last else len(lines) - 1) + 1]
+    end = _find(lines, last, begin) if last else len(lines) - 1
+    print("\n".join(lines[begin : end + 1]))
 
 
 def _find(lines: list[str], words: str, start: int) -> int:

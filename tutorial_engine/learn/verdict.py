@@ -46,11 +46,9 @@ def is_open(function: object) -> bool:
 
     `return None` is an answer, where the source can be read.
     """
-    return _says_nothing(function) and not _has_return(function)
-
-
-def _has_return(function: object) -> bool:
-    return any(isinstance(node, ast.Return) for node in _nodes(function))
+    if not _says_nothing(function):
+        return False
+    return not any(isinstance(node, ast.Return) for node in _nodes(function))
 
 
 def _says_nothing(function: object) -> bool:
@@ -110,20 +108,19 @@ def guarded(
     except CannotBe as error:
         return Verdict(False, f"{name}: {error}")
     except Exception as error:  # the learner's code may raise anything at all
-        said = f"{name} raised {type(error).__name__}: {error}"
+        message = f"{name} raised {type(error).__name__}: {error}"
         open_ones = _open_ones_called_by(function)
         if open_ones:
             verb = "is" if len(open_ones) == 1 else "are"
-            said += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
-        elif why := _explained(error, explain):
-            said = f"{said.rstrip('.')}. {why}"
-        return Verdict(False, said)
+            message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
+        elif why := explain(error) if callable(explain) else explain * of_shapes(error):
+            message = f"{message.rstrip('.')}. {why}"
+        return Verdict(False, message)
 
 
-def _explained(error: Exception, explain: Explain) -> str:
-    if callable(explain):
-        return explain(error)
-    return explain if isinstance(error, RuntimeError | IndexError | ValueError) else ""
+def of_shapes(error: Exception) -> bool:
+    """Is it an error that wrong shapes raise?"""
+    return isinstance(error, RuntimeError | IndexError | ValueError)
 
 
 def _open_ones_called_by(function: object) -> list[str]:
@@ -179,8 +176,8 @@ def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
     if bad is not None:
         return bad
     if close(a, b, tolerance):
-        said = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
-        return Verdict(True, f"{what}: max |Δ| {said}")
+        how = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
+        return Verdict(True, f"{what}: max |Δ| {how}")
     difference = (a.double() - b.double()).abs()
     difference = difference.masked_fill(difference.isnan(), float("inf"))
     place = [int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)]

@@ -47,9 +47,7 @@ class BlockExplorer(Explorer):
         new_tokens: int = 6,
         block_size: int = 4,
         num_blocks: int = 16,
-        budget: int = 64,
         n: int = 1,
-        prefix_caching: bool = True,
         arrivals: str = ONE_BY_ONE,
         simple: bool = False,
     ) -> None:
@@ -64,12 +62,11 @@ class BlockExplorer(Explorer):
         knobs: dict[str, Any] = {
             "block_size": number("block size", block_size, 1, MAX_SIZE),
             "num_blocks": number("blocks", num_blocks, 1, most),
-            "budget": number("token budget", budget, 1, MAX_BUDGET),
+            "budget": number("token budget", 64, 1, MAX_BUDGET),
             "arrivals": choice("arrivals", [ALL_AT_ONCE, ONE_BY_ONE], arrivals),
         }
         if not simple:
-            caching = ON if prefix_caching else OFF
-            knobs["prefix_caching"] = choice("prefix caching", [ON, OFF], caching)
+            knobs["prefix_caching"] = choice("prefix caching", [ON, OFF], ON)
             knobs["n"] = number("n", n, 1, MAX_SAMPLES)
         super().__init__(knobs)
 

@@ -300,11 +300,6 @@ class BlockRun:
                 found.setdefault(block, []).append(Owner(name, index, filled))
         return found
 
-    def slot(self, step: int, name: str, position: int) -> int:
-        """Where the K and V of a token lie: block · block_size + offset."""
-        index, offset = divmod(position, self.block_size)
-        return self.steps[step].tables[name][index] * self.block_size + offset
-
     def caption(self, step: int) -> str:
         """One sentence: who has how much, what is wasted, what is free, and what happened."""
         now = self.steps[step]

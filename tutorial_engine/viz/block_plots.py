@@ -77,8 +77,10 @@ class BlockView:
     ValueError, saying what fits, for more than a picture has room for.
     """
 
-    def __init__(self, run: BlockRun, steps: Sequence[int] | None = None, title: str = TITLE):
-        self.run, self.title = run, title
+    title = TITLE
+
+    def __init__(self, run: BlockRun, steps: Sequence[int] | None = None) -> None:
+        self.run = run
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         shown = range(run.last + 1) if steps is None else steps
         here = {

@@ -65,12 +65,12 @@ class MemoryCalculator(Explorer):
     zoom = 1.3
     stands = "same"
 
-    def __init__(self, config_json: str, context: int = 4096) -> None:
+    def __init__(self, config_json: str) -> None:
         super().__init__(
             {
                 "config_json": lines("config.json", config_json),
                 "dtype": choice("dtype", [AS_FILE, *DTYPES], AS_FILE),
-                "context": number("context (tokens)", context, 1, 1 << 20, "210px"),
+                "context": number("context (tokens)", 4096, 1, 1 << 20, "210px"),
                 "memory": amount("memory (GiB)", 24.0, 0.001, 100_000),
                 "fraction": amount("share of the engine", 0.9, 0.01, 1, "260px"),
                 "bandwidth": amount("bandwidth (GB/s)", 1000.0, 0.001, 1e6, "220px"),

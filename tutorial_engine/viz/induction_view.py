@@ -51,7 +51,6 @@ class _SilencedAt(NaiveAttention):
         self.layer, self.heads, self.token = layer, list(heads), token
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As NaiveAttention.attend."""
         out = super().attend(layer, q, k, v, batch)
         if layer == self.layer:
             out[self.token, self.heads] = 0

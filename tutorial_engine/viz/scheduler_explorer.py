@@ -61,7 +61,6 @@ class SchedulerExplorer(Explorer):
         new_tokens: int | Sequence[int] = 6,
         budget: int = 8,
         max_num_seqs: int = 3,
-        long_prompt: str = LONG_PROMPT,
         details: bool = False,
     ) -> None:
         if not 1 <= len(prompts) < MAX_REQUESTS:
@@ -73,7 +72,7 @@ class SchedulerExplorer(Explorer):
             at_least_one("new_tokens", count)
         self.wanted = wanted
         self.model, self.tokenizer = model, tokenizer
-        self.prompts, self.long_prompt = list(prompts), long_prompt
+        self.prompts = list(prompts)
         self.params = SamplingParams(max_tokens=max(wanted), ignore_eos=True)
         arrivals, policies = [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG], list(CLASSES)
         super().__init__(
@@ -93,7 +92,7 @@ class SchedulerExplorer(Explorer):
 
     def rerun(self) -> int:
         """Run all requests through a new engine; its trace is all that is kept."""
-        requests = coming(self.prompts, self.value("arrivals"), self.long_prompt)
+        requests = coming(self.prompts, self.value("arrivals"), LONG_PROMPT)
         for i, count in enumerate(self.wanted):  # the long one wants as many as any
             requests[i] = requests[i]._replace(max_tokens=count)
         longest_prompt = max(len(self.tokenizer.encode(one.prompt).ids) for one in requests)

@@ -40,8 +40,10 @@ class SimpleBlockView:
     ValueError, saying what fits, for more than a picture has room for.
     """
 
-    def __init__(self, run: BlockRun, steps: Sequence[int] | None = None, title: str = TITLE):
-        self.run, self.title = run, title
+    title = TITLE
+
+    def __init__(self, run: BlockRun, steps: Sequence[int] | None = None) -> None:
+        self.run = run
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         size, blocks = run.block_size, run.num_blocks
         shown = range(run.last + 1) if steps is None else steps

@@ -86,7 +86,6 @@ class _Recorder(NaivePagedAttention):
         self.returned = self.whole = torch.empty(0)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """As NaivePagedAttention.attend."""
         out = super().attend(layer, q, k, v, batch)
         if layer == self.layer and self.seq_id in batch.seq_ids:
             index = batch.seq_ids.index(self.seq_id)
