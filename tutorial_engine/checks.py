@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Checks of sizes and texts that every room needs, with one wording."""
+"""Checks of sizes and texts that every room needs, with one wording."""
 
 
 def at_least_one(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Blocks: who holds which, which may be shared, which goes next.
+"""Blocks: who holds which, which may be shared, which goes next.
 
 Knows block numbers, sequence ids and token ids; knows no tensor, no slot and no model. One block
 number is valid in all layers. The rules are vLLM's (v1).

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. A table with one entry per token: which cell holds whose.
+"""A table with one entry per token: which cell holds whose.
 
 Knows cells, positions and sequence ids; knows no tensor, no layer and no model: one table serves
 all layers. Ranges of positions are [p0, p1), where p0 < 0 means 0 and p1 < 0 means no end. Source:

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Cells: a sequence's tokens lie in any slots, one cell per slot.
+"""Cells: a sequence's tokens lie in any slots, one cell per slot.
 
 What the table says, what that does to K and V, and the scheduler's question answered. Knows the
 model's rotary angles; knows no request and no queue. With a cell per token nothing is reserved

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The sizes of a KV cache, as plain numbers: what a token costs.
+"""The sizes of a KV cache, as plain numbers: what a token costs.
 
 Knows the model's config and bytes; knows no tensor, no slot and no sequence.
 """

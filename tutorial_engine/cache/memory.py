@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The one question about memory: where do a sequence's next tokens go?
+"""The one question about memory: where do a sequence's next tokens go?
 
 Every cache layout answers it. Knows sequences by an id and their tokens; knows no request, no
 queue, no budget and no model. The sequence itself owns its length: memory is told.

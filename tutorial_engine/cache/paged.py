@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Pages: slot = block · block_size + offset, by a table per sequence.
+"""Pages: slot = block · block_size + offset, by a table per sequence.
 
 Knows blocks, slots and token ids; knows no request, no queue, no budget and no model. The scheduler
 asks the same question as of rows, and gets the same kind of answer.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Paged attention: K and V are read in their blocks, and never gathered.
+"""Paged attention: K and V are read in their blocks, and never gathered.
 
 Attention over a block needs only that block, if the softmax is kept as three sums that the next
 block corrects: m, l and acc. Here it is a loop over the block table, one block at a time; the same

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Rows: every sequence has max_len slots of its own, used or not.
+"""Rows: every sequence has max_len slots of its own, used or not.
 
 The simplest map from positions to slots, and the naive twin that has no slots and concatenates.
 Knows no model, and of attention only what it asks a cache for. Shapes: T tokens, H_kv key/value

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. KV storage: a K and a V tensor per layer, addressed by slot.
+"""KV storage: a K and a V tensor per layer, addressed by slot.
 
 Knows slots; knows no sequence, no position, no model. Every cache layout (rows, pages, cells) is
 this storage and a map of its own from positions to slots. Shapes: T tokens, H_kv K/V heads, D

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. vLLM's options become an engine's parts: model, limits, pages.
+"""VLLM's options become an engine's parts: model, limits, pages.
 
 Knows the names of vLLM's options and what becomes of each here; knows no request and no step.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Messages to a prompt, by the template that a chat checkpoint brings.
+"""Messages to a prompt, by the template that a chat checkpoint brings.
 
 Knows templates (Jinja, sandboxed); knows no tokenizer and no model.
 """

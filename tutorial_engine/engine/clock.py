@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Where the engine reads the time: the machine's clock, or a made one.
+"""Where the engine reads the time: the machine's clock, or a made one.
 
 Knows seconds, and how many tokens a forward ran; knows no request and no model.
 """

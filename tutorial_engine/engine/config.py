@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The limits of an engine, as plain numbers.
+"""The limits of an engine, as plain numbers.
 
 Knows names and ranges; knows no request, no memory and no model.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The engine: requests come and go, each step is one forward for all.
+"""The engine: requests come and go, each step is one forward for all.
 
 Knows how scheduler, runner, samplers and trace work together; decides nothing itself.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Prompts in, text out: the only loop without a scheduler.
+"""Prompts in, text out: the only loop without a scheduler.
 
 Run all prompts, then sample, ask whether to stop, and run the new tokens of those left. Knows
 requests and a function that runs them; knows no cache layout and no layer. The oracle of the engine

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. From what a caller hands in to requests that can run, or an error.
+"""From what a caller hands in to requests that can run, or an error.
 
 The one wall: prompts and parameters are checked here, where they are typed, and trusted behind it.
 Knows texts, token ids, the tokenizer and what a model takes; knows no cache and no queue.

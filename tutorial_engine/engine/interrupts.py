@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. When a Ctrl-C takes effect: not in the middle of bookkeeping.
+"""When a Ctrl-C takes effect: not in the middle of bookkeeping.
 
 Knows the signal; knows no request, no queue and no memory.
 """

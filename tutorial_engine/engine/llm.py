@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. `LLM`: the offline API of vLLM over this engine.
+"""`LLM`: the offline API of vLLM over this engine.
 
 Knows the names that scripts for vLLM use; decides nothing itself.
 """

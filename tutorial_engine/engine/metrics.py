@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. When things happened to a request, and what users feel of it.
+"""When things happened to a request, and what users feel of it.
 
 Knows times in seconds; knows no request, clock or queue. Terms as in vLLM and in load tests:
 TTFT time to first token, TPOT time per output token after it, ITL inter-token latency.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Older policies, to be compared with the one rule on equal terms.
+"""Older policies, to be compared with the one rule on equal terms.
 
 Each overrides a small method or two of Scheduler; all give the same tokens, at other times.
 """

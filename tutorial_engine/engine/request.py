@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. One request: what was asked, what came so far, and where it stands.
+"""One request: what was asked, what came so far, and where it stands.
 
 The sequence object of the plain loop and of the engine. Knows its own tokens, parameters and times;
 knows no queue, no cache and no model.

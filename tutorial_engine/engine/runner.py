@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. New tokens in, logits out: prefill, decode, and a step of the engine.
+"""New tokens in, logits out: prefill, decode, and a step of the engine.
 
 All of them are one forward over some tokens of some requests. Knows the model, and a cache as
 KVMemory; knows no queue, no budget, no sampling and no text.

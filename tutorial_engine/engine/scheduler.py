@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Who runs how many tokens in the next step: one rule, no phases.
+"""Who runs how many tokens in the next step: one rule, no phases.
 
 Knows requests, two queues, a token budget, and memory as KVMemory; knows no model and no
 text. The rule is vLLM's (v1): a request has tokens that are known and tokens that are computed,

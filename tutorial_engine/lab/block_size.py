@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Why 16? What small blocks cost in time, and large ones in memory.
+"""Why 16? What small blocks cost in time, and large ones in memory.
 
 Requests of some hundred tokens, on the tables alone: no model runs. Waste and table entries are
 counted, bookkeeping and reading are measured on this machine.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. A trace for Perfetto and chrome://tracing, which draw it in a browser.
+"""A trace for Perfetto and chrome://tracing, which draw it in a browser.
 
 The Trace Event Format is a JSON object with a list of events; times are microseconds. Here: a track
 for the steps, one for each request, and counters. Knows events and states only.

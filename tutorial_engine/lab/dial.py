@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The block-size dial: one storage, three maps, the same requests.
+"""The block-size dial: one storage, three maps, the same requests.
 
 From one cell per token over pages to a whole row per request: what is wasted, kept, found and
 copied. Knows the engine from outside and its traces; draws nothing.

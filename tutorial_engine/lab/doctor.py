@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Is this machine set up? `python -m tutorial_engine.lab.doctor`.
+"""Is this machine set up? `python -m tutorial_engine.lab.doctor`.
 
 Asks for what the package's own metadata asks; changes nothing. Every line is ok, warn or FAIL, with
 what to do about it; the exit code is 1 when a line FAILs. Runs, and says so, even without torch.

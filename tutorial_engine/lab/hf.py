@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Transformers' models under our loop, our cache under their models.
+"""Transformers' models under our loop, our cache under their models.
 
 Knows transformers' cache interface and ours. The only module, beside the benchmark, that imports
 transformers. Shapes: B rows, H_kv key/value heads, n new tokens, D head_dim.

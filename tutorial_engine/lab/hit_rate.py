@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Why is my prefix hit rate 0 %? Five real runs, five causes.
+"""Why is my prefix hit rate 0 %? Five real runs, five causes.
 
 In each run A and C ask nearly the same; B comes before one of them and asks for something else.
 What one can see of a run is its settings, its prompts and its log. Knows the engine from outside.

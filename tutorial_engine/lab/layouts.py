@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The layout laboratory: the same K and V numbers in other orders.
+"""The layout laboratory: the same K and V numbers in other orders.
 
 By token (all layers of a token together), or by layer (as every engine keeps them). One shape, one
 memory, other strides: PyTorch's own strides say where everything lies. Knows no cache and no model.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The equality ledger: every path against one reference, in numbers.
+"""The equality ledger: every path against one reference, in numbers.
 
 A path is a function from prompts to the logits of every step: through a runner (notebook 02),
 through the engine (03), through its memories (04). Another one is one more function; nothing else

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Paged attention in fewer calls: many blocks at a time, still in place.
+"""Paged attention in fewer calls: many blocks at a time, still in place.
 
 Two facts make that possible. Neighbouring blocks are one view of the pool; and the sums over some
 blocks (m, l, acc) can be merged with those over others in any order, so that all blocks of all

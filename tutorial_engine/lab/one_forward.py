@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. One forward of a model on this machine: its time, its operations.
+"""One forward of a model on this machine: its time, its operations.
 
 The times are the least of several, because whatever else the machine does only adds to them.
 """

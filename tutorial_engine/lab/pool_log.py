@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. What vLLM logs when it has made its pool, said of our memories.
+"""What vLLM logs when it has made its pool, said of our memories.
 
 Two numbers: how many tokens have room, and how many requests of the greatest length fit at once.
 """

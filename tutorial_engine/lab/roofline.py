@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What a forward asks of a machine, and what the machine can give.
+"""What a forward asks of a machine, and what the machine can give.
 
 Counts FLOPs and bytes from a config, in whole numbers; measures how fast this processor reads and
 multiplies. Knows no model and no weights. Source: the roofline model, Williams et al. 2009.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The context shift put to the test: is it a fresh run, or is it not?
+"""The context shift put to the test: is it a fresh run, or is it not?
 
 Forget the first tokens of a sequence, move the others to the front, turn their keys (K-shift), and
 compare with a model that never saw the forgotten ones. In one layer they agree; above the first

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Any config.json -> the memory and the least time that a model needs.
+"""Any config.json -> the memory and the least time that a model needs.
 
 Reads the sizes of dense decoders and refuses what it would count wrongly. Knows no weights and runs
 nothing; the counts are those of roofline and of KVCacheSpec.

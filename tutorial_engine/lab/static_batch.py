@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Static batching as it was: nobody is answered before the slowest.
+"""Static batching as it was: nobody is answered before the slowest.
 
 Our `StaticBatching` hands out an answer when its request is over, which is kinder. The loops before
 Orca (Yu et al., 2022) ran a batch as one padded array and returned it as a whole. Knows a trace.

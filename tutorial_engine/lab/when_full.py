@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Memory is full: a preempted request is computed again, or swapped.
+"""Memory is full: a preempted request is computed again, or swapped.
 
 Our engine recomputes. Other engines can copy its blocks to the computer's own memory and back. What
 was lost is read from a trace; what both ways cost is computed from the numbers of a machine.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Requests that come over time, and an engine that serves them.
+"""Requests that come over time, and an engine that serves them.
 
 Knows arrival times, prompts and parameters; knows the engine only from outside.
 """

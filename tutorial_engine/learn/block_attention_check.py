@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The check of attention that reads K and V in their blocks."""
+"""The check of attention that reads K and V in their blocks."""
 
 import math
 from collections.abc import Callable, Sequence

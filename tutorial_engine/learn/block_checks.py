@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The checks of the exercises on blocks: eviction, a bug to be found."""
+"""The checks of the exercises on blocks: eviction, a bug to be found."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The bug zoo: real bugs of one idea, to plant and to take out again.
+"""The bug zoo: real bugs of one idea, to plant and to take out again.
 
 Each one runs without an error, fits every shape, and changes the result. It is the installed code
 with a line or two changed, so it cannot drift from it.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The bug zoo of the cache: real one-line bugs in where and when.
+"""The bug zoo of the cache: real one-line bugs in where and when.
 
 Each one runs without an error, and most leave the first new token right: see bugs.planted.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The bug zoo of the scheduler: a lone, whole prompt shows none of them.
+"""The bug zoo of the scheduler: a lone, whole prompt shows none of them.
 
 Each one runs without an error: see bugs.planted.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The bug zoo of blocks: a request alone in a fresh pool shows none.
+"""The bug zoo of blocks: a request alone in a fresh pool shows none.
 
 Each one runs without an error: see bugs.planted. `stress` tells which test sees which.
 """

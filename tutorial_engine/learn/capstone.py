@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The acceptance test of an engine that a learner built.
+"""The acceptance test of an engine that a learner built.
 
 `check_engine` serves random requests with any object that has `add_request` and `step`, and says in
 sentences what is wrong. Knows the model as something that runs batches; knows no engine's inside.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The check of the detective exercise: why is the hit rate 0 %?"""
+"""The check of the detective exercise: why is the hit rate 0 %?"""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The checks of notebook 01, and what they know of usual mistakes."""
+"""The checks of notebook 01, and what they know of usual mistakes."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The checks of notebook 02, and what they know of usual mistakes."""
+"""The checks of notebook 02, and what they know of usual mistakes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

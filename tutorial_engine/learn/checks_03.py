@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The checks of notebook 03, and what they know of usual mistakes."""
+"""The checks of notebook 03, and what they know of usual mistakes."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

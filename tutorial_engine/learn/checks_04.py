@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The checks of notebook 04, and what they know of usual mistakes."""
+"""The checks of notebook 04, and what they know of usual mistakes."""
 
 from collections.abc import Callable, Sequence
 

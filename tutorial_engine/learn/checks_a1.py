@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. The check of its exercise, which knows the usual mistakes by name."""
+"""The check of its exercise, which knows the usual mistakes by name."""
 
 from collections.abc import Callable
 

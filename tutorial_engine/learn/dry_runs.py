@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. A scheduler at work without a model: plans in microseconds.
+"""A scheduler at work without a model: plans in microseconds.
 
 Everything is real but the tokens: whoever is due one gets token 0.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The naive admission: let a request in as soon as its first chunk fits.
+"""The naive admission: let a request in as soon as its first chunk fits.
 
 Kept beside PagedKVCache, which asks for room for all tokens. Both give the same tokens; what the
 naive one costs is read from a trace.

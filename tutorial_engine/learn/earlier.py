@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What a learner wrote in one notebook, running in a later one.
+"""What a learner wrote in one notebook, running in a later one.
 
 Reads the learner's own notebook file: the cells of its exercises are run, and what they define is
 checked as it was there.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Our pieces and ways beside those of vLLM, SGLang and llama.cpp.
+"""Our pieces and ways beside those of vLLM, SGLang and llama.cpp.
 
 A table of names to search for, and boxes where we differ. Each name of ours is checked to be there.
 Theirs were looked up in the versions that are named; they may move, so no line numbers.

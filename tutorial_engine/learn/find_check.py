@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The check of the exercise on the prefix cache: what is found there."""
+"""The check of the exercise on the prefix cache: what is found there."""
 
 import random
 from collections.abc import Callable, Iterable

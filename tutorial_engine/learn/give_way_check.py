@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The check of `slots_for`: who gives way when memory is out.
+"""The check of `slots_for`: who gives way when memory is out.
 
 First with requests that are letters, which names the usual mistakes; then in the real engine.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. How a check works: cases, the right function, a catalogue of slips.
+"""How a check works: cases, the right function, a catalogue of slips.
 
 A slip is a usual mistake: the words that name it, and the wrong function itself. A wrong answer is
 compared with what each slip gives in all cases. The tests hand in the slips as answers.

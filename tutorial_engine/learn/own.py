@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The learner's functions, running in the real model.
+"""The learner's functions, running in the real model.
 
 `OwnModel` is the model that ships, taken apart where the exercises are. Each part is the package's
 until the learner's is right.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The two caches of its exercises, as the package has them.
+"""The two caches of its exercises, as the package has them.
 
 `MyCache` joins old and new with `torch.cat`; `MyStaticCache` allocates once and writes in place.
 """

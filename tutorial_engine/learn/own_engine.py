@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. An engine over the learner's parts: its runner, sampler and story.
+"""An engine over the learner's parts: its runner, sampler and story.
 
 `OwnEngine` runs the loop of the package over the model of own.py. A part that fails is told, and
 the package's runs in its place.

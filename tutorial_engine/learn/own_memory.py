@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The learner's slots, eviction and attention in the real memory.
+"""The learner's slots, eviction and attention in the real memory.
 
 The parts of notebook 04 under the signatures of its exercises, and pages and cells that ask them.
 An exercise has plain lists and dicts: what the memory holds is turned into those, and back.

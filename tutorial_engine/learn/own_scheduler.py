@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The learner's plan and policy, running as the real Scheduler.
+"""The learner's plan and policy, running as the real Scheduler.
 
 The parts of notebook 03 under the signatures of its exercises, and a Scheduler that asks them.
 """

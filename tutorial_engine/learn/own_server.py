@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The learner's functions, serving requests in the real LLMEngine.
+"""The learner's functions, serving requests in the real LLMEngine.
 
 `OwnServer` makes engines whose scheduler, memory and attention are taken apart where the exercises
 are. A wrong part is told, and the package's runs in its place.

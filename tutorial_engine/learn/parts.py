@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Which function runs for each part: the learner's, or the package's.
+"""Which function runs for each part: the learner's, or the package's.
 
 `OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 and 04) hold parts. One that raises, or with
 which the answers are others, is told and taken out, and the package's runs in its place.

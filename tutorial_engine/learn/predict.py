@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Commit to an answer, run the cell, see who was right.
+"""Commit to an answer, run the cell, see who was right.
 
 Knows questions and the learner's choices; knows no engine. The truth is handed in by the cell that
 computed it.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Shows the installed code itself: a lesson cannot drift from it."""
+"""Shows the installed code itself: a lesson cannot drift from it."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What a check answers: done, not done, or what is wrong.
+"""What a check answers: done, not done, or what is wrong.
 
 A check never raises for a learner's mistake, so that Run All always reaches the end.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Who may look at whom, the textbook attention, and its fast twins.
+"""Who may look at whom, the textbook attention, and its fast twins.
 
 Knows queries, keys, values and the batch that says whose they are; knows no weights, no model and
 no slot. Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The tokens of one forward pass, laid end to end without padding.
+"""The tokens of one forward pass, laid end to end without padding.
 
 Knows which token belongs to which sequence and where it stands; knows no model and no cache.
 """

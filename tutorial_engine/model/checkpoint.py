@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. From a Hugging Face checkpoint, folder or hub id, to a running model.
+"""From a Hugging Face checkpoint, folder or hub id, to a running model.
 
 Knows folders, hub ids, safetensors and parameter names; knows no arithmetic. A tensor that is
 missing, left over or of another shape raises. No pickle and no remote code is ever opened.

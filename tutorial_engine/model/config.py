@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The numbers of a config.json that fix every shape of the model.
+"""The numbers of a config.json that fix every shape of the model.
 
 Knows the file format and what this engine supports; knows no tensor and no weight file.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Faster twins of small layers, put into a loaded model in their place.
+"""Faster twins of small layers, put into a loaded model in their place.
 
 Knows the layers and what a device is good at; no model, no file. A twin computes what its layer
 computes, in another layout or with other operations, and is a module like any other: what is

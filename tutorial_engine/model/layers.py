@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The small layers: Linear, RMSNorm and the gated activation.
+"""The small layers: Linear, RMSNorm and the gated activation.
 
 Each is its formula, and can be called by hand on flat tokens [T, ...]; none knows attention,
 position or cache. Their faster twins are in `fast.py`.

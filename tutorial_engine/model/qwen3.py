@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The Qwen3 decoder on flat tokens, with merged projections.
+"""The Qwen3 decoder on flat tokens, with merged projections.
 
 Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
 Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Rotary position embedding: position turns each pair of a head.
+"""Rotary position embedding: position turns each pair of a head.
 
 Knows angles; knows no attention and no model. Source: RoFormer (Su et al. 2021), half-split pairs
 as in Llama and Qwen3.

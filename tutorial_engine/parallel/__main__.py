@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. The command line: `python -m tutorial_engine.parallel --ranks 2`.
+"""The command line: `python -m tutorial_engine.parallel --ranks 2`.
 
 torchrun can start it as well: `torchrun --nproc-per-node 2 -m tutorial_engine.parallel`. Then this
 is one rank of several.

@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. What each rank does: the whole engine, on its part of the model.
+"""What each rank does: the whole engine, on its part of the model.
 
 Every rank has its own scheduler, which sees the same requests and the same tokens and so decides
 the same; only the sums in the model go from rank to rank. Knows engine and pages from outside, and

@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. Ranks as processes of this machine, started by torchrun.
+"""Ranks as processes of this machine, started by torchrun.
 
 Knows processes and files; knows no weight (tensor_parallel) and no engine (job).
 """

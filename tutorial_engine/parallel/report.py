@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. What ranks did together: tokens, bytes, sums, and who agreed.
+"""What ranks did together: tokens, bytes, sums, and who agreed.
 
 Knows numbers; knows no process and no tensor.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. Tensor parallelism: each rank has some of the heads and MLP columns.
+"""Tensor parallelism: each rank has some of the heads and MLP columns.
 
 qkv_proj and gate_up_proj are cut by rows, o_proj and down_proj by columns: what a rank computes in
 between is its own, and one sum over all ranks (an all-reduce) after each of the two makes the

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What a request asks for: how its tokens are chosen and when it ends.
+"""What a request asks for: how its tokens are chosen and when it ends.
 
 Knows names and ranges; knows no logits, no text and no model.
 """

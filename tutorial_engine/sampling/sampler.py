@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. From a row of logits to a token: filters, one draw, logprobs.
+"""From a row of logits to a token: filters, one draw, logprobs.
 
 Knows scores over a vocabulary and the parameters of one request; knows no text, model or queue.
 Shapes: S sequences, V vocabulary. Probabilities are computed in fp32 or finer.

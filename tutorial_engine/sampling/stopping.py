@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. When a request is over, and which of its text may be shown by then.
+"""When a request is over, and which of its text may be shown by then.
 
 Knows token ids, the tokenizer and one request's parameters; knows no logits, model or scheduler.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Writes the little stories that the tiny model learns from.
+"""Writes the little stories that the tiny model learns from.
 
 Every story has two heroes whose names come back, and each owns a thing that comes back. Most
 names are made up on the spot, so they cannot be learned by heart: whoever wants to predict them

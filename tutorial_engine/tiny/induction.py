@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Measures induction: does a head look at what came next last time?
+"""Measures induction: does a head look at what came next last time?
 
 Knows attention weights; knows nothing of training. Source: Olsson et al. 2022.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Trains the tiny model: `python -m tutorial_engine.tiny.train`.
+"""Trains the tiny model: `python -m tutorial_engine.tiny.train`.
 
 The model that is trained is the engine's own; only the optimiser is added. Writes a checkpoint in
 Hugging Face format (config.json, model.safetensors, tokenizer.json) and the training curve.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. What an engine did, as frozen events, and its state between them.
+"""What an engine did, as frozen events, and its state between them.
 
 A trace is the source of every picture. Knows names, numbers and times; knows no request object, no
 tensor and no picture.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. From a trace back to the engine's state, and the steps that it ran.
+"""From a trace back to the engine's state, and the steps that it ran.
 
 `history(trace)` is how a trace is read: a Step for each forward, with the state before planning,
 while the forward ran, and after it. `Replay` goes event by event; it is tested equal to the live

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The pool step by step, from a trace: used, reserved, free slots.
+"""The pool step by step, from a trace: used, reserved, free slots.
 
 Knows rows, pages and cells by their events and sizes alone, so that the three can be compared;
 needs no engine and no model.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The attention explorer: prompt, layer, head, and one query a step.
+"""The attention explorer: prompt, layer, head, and one query a step.
 
 Beside what a head looks at stands what the model predicts, so that the two can be compared.
 """

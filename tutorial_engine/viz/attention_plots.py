@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Masks, RoPE, heads, training and cost: numbers in, Picture out.
+"""Masks, RoPE, heads, training and cost: numbers in, Picture out.
 
 Every caption is computed from the same numbers that are drawn.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. One step as the model sees it: a batch in, Picture out.
+"""One step as the model sees it: a batch in, Picture out.
 
 Flat tokens with their positions and slots, and who may look at whom. Row = query, column = key.
 """

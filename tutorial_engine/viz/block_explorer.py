@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The explorer of pages: block tables and the pool, step by step.
+"""The explorer of pages: block tables and the pool, step by step.
 
 Runs the real engine on a PagedKVCache with a recorder and shows what block_facts reads from it.
 """

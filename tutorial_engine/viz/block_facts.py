@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Pages after each step of a trace, in words and numbers.
+"""Pages after each step of a trace, in words and numbers.
 
 Knows events, tables, reference counts and hashes; draws nothing. A step is shown as it left the
 pool: its K and V are written, and who ended in it is gone.

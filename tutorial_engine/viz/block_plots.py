@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The picture of pages: logical blocks, block tables, and the pool.
+"""The picture of pages: logical blocks, block tables, and the pool.
 
 Knows what is laid out where; what there is to say comes from block_facts.
 """

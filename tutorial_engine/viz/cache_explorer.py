@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The cache explorer: rows of slots filling, one forward a step.
+"""The cache explorer: rows of slots filling, one forward a step.
 
 Draws what cache_steps recorded of the engine.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What a cache saves and costs: work, bytes, positions, latency.
+"""What a cache saves and costs: work, bytes, positions, latency.
 
 Every caption is computed from the same numbers that are drawn; those of a virtual clock are the
 same on every machine.

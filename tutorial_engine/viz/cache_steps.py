@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What the cache explorer shows: the engine run once, written down.
+"""What the cache explorer shows: the engine run once, written down.
 
 Knows prefill, decode and a static cache, and says in a sentence what a step did; draws nothing.
 """

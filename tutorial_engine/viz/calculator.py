@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The memory calculator: any config.json, any machine, batch by batch.
+"""The memory calculator: any config.json, any machine, batch by batch.
 
 Draws what lab.sizing counts; measures nothing.
 """

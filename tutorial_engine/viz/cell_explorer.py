@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The cells explorer: change the table by hand, see K and V.
+"""The cells explorer: change the table by hand, see K and V.
 
 Runs the real model over real cells; each operation is a step that can be looked at again.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Cells at one moment, written down: what there is to see and to say.
+"""Cells at one moment, written down: what there is to see and to say.
 
 Reads a CellKVCache and keeps a small frozen copy, so that a moment can be shown again later.
 Knows the table and the shelves; draws nothing.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Cells as a picture: one table for all layers, K and V of each layer.
+"""Cells as a picture: one table for all layers, K and V of each layer.
 
 The table stands at the left, once; K and V of the same cell stand in the same line in every layer.
 Knows snapshots of cells; knows no model.

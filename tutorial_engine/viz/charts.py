@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What the plots share: panels, lines, bars, hatches, token cells.
+"""What the plots share: panels, lines, bars, hatches, token cells.
 
 Everything here is matplotlib in our style; knows no engine. A plot function is decorated with
 `house_style()` and ends with `finish(figure, caption)`.

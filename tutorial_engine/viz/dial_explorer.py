@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The block-size dial by hand: turn it, and see the whole pool.
+"""The block-size dial by hand: turn it, and see the whole pool.
 
 At each position the real engine runs all requests over the same slots; what was run is kept.
 """

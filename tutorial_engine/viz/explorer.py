@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. What all explorers share: steps, controls, and three representations.
+"""What all explorers share: steps, controls, and three representations.
 
 Live it is stock ipywidgets around one SVG that is replaced in place; saved, exported or opened
 without running it is the same scene as a PNG with its caption. Knows no lesson.

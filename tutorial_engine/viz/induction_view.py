@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The two steps of an induction head, as the model took them.
+"""The two steps of an induction head, as the model took them.
 
 Step 1, in an early layer: a token takes in which token stood before it. Step 2, in a later layer:
 the last token finds the token that came after its own earlier place.

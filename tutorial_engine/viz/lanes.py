@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The lanes of a timeline: a row per request, a box per step of it.
+"""The lanes of a timeline: a row per request, a box per step of it.
 
 Knows rows of a trace and pixels; writes no sentences.
 """

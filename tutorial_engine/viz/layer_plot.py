@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. One decoder layer as a dataflow: the residual stream and two branches.
+"""One decoder layer as a dataflow: the residual stream and two branches.
 
 Draws the shapes that a walk through the model recorded; computes nothing.
 """

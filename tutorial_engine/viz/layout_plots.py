@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. The layout laboratory in a picture: memory strips.
+"""The layout laboratory in a picture: memory strips.
 
 Places and counters come from the layouts' own strides.
 """

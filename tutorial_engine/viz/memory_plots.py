@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Where memory goes, whom it serves, the block size, what a shift costs.
+"""Where memory goes, whom it serves, the block size, what a shift costs.
 
 Pools come from traces; every caption is computed from the same numbers that are drawn.
 """

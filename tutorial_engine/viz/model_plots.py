@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The model from inside: a layer, q, k, v, GQA, attention, heads.
+"""The model from inside: a layer, q, k, v, GQA, attention, heads.
 
 Every shape and number is read from the model, its config or the tensors that are handed in.
 """

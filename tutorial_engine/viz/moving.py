@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. Recorded steps as one SVG that moves by itself, without a script.
+"""Recorded steps as one SVG that moves by itself, without a script.
 
 For places that show a picture but run no program, as GitHub's page of a repository does. Knows
 the film of a player; knows no engine, no view.

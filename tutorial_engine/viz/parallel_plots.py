@@ -1,4 +1,4 @@
-"""Introduced in notebook A1. Who holds what: the model on its ranks, and the sums between them.
+"""Who holds what: the model on its ranks, and the sums between them.
 
 Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 """

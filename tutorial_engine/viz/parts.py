@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The parts that pictures are made of: cell, legend, bar, grid, arrow.
+"""The parts that pictures are made of: cell, legend, bar, grid, arrow.
 
 One drawing for each thing that several views show. Knows scenes and looks; knows no engine.
 """

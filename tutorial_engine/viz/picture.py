@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. A finished picture: SVG, PNG, and a sentence that says what it shows.
+"""A finished picture: SVG, PNG, and a sentence that says what it shows.
 
 Knows how a notebook displays it and how it is saved; knows nothing of how it was drawn.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The places of an engine over its steps: who has each, and which idle.
+"""The places of an engine over its steps: who has each, and which idle.
 
 An engine has max_num_seqs places, and a request that runs holds one: with a cache of rows, its row.
 """

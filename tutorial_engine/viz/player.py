@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. A player: recorded steps as one HTML file that needs nothing else.
+"""A player: recorded steps as one HTML file that needs nothing else.
 
 Takes the scenes of an explorer and writes, for each item, when which of its attributes changes.
 The page's script only sets attributes. Knows scenes and captions; knows no engine, no view.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. A pool as lines of slots: whose token is where, and what lies idle.
+"""A pool as lines of slots: whose token is where, and what lies idle.
 
 The same drawing for rows, pages and cells. Knows snapshots of a pool; knows no engine.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Requests that come at chosen steps, run by the engine and recorded.
+"""Requests that come at chosen steps, run by the engine and recorded.
 
 Knows the engine and arrival patterns; knows no picture.
 """

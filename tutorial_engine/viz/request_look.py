@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. One request = one colour, one hatch and its name, in every picture.
+"""One request = one colour, one hatch and its name, in every picture.
 
 Knows colours, hatches and how wide words are; knows no engine.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The states of a request, and the life of one on a time line.
+"""The states of a request, and the life of one on a time line.
 
 The diagram's edges are the code's own table; the times are those of a recorded trace.
 """

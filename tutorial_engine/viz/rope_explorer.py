@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The RoPE explorer: query at m, key at n, every pair's clock."""
+"""The RoPE explorer: query at m, key at n, every pair's clock."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. The sampling explorer: from logits to a draw, one filter a step.
+"""The sampling explorer: from logits to a draw, one filter a step.
 
 Every number is what the engine's own temperature, filters and sampler make of the model's logits.
 """

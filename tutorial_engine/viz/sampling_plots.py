@@ -1,4 +1,4 @@
-"""Introduced in notebook 02. What surrounds the choice of a token: draws with seeds, margins.
+"""What surrounds the choice of a token: draws with seeds, margins.
 
 Every caption is computed from the same numbers that are drawn.
 """

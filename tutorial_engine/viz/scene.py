@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. A picture as a list of named items, drawn to SVG and from it to PNG.
+"""A picture as a list of named items, drawn to SVG and from it to PNG.
 
 Knows shapes, places and escaping; knows no engine and no widget. Items have ids, so that two
 scenes of one view can be compared item by item.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. The scheduler explorer: many requests, one forward a step.
+"""The scheduler explorer: many requests, one forward a step.
 
 Runs the real engine with a recorder and shows what scheduler_steps reads from the trace.
 """

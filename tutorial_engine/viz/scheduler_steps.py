@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. What the scheduler explorer shows: a trace and a step, as facts.
+"""What the scheduler explorer shows: a trace and a step, as facts.
 
 Knows steps, queues and why somebody waits, and says it in a sentence; draws nothing. A step is
 shown while its forward runs: it is planned, and nothing of it counts yet.

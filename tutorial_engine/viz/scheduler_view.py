@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. A run of the scheduler as a picture: the timeline, and one step.
+"""A run of the scheduler as a picture: the timeline, and one step.
 
 Knows places; what there is to say comes from scheduler_steps.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. Latency and throughput of a served workload: numbers in, Picture out.
+"""Latency and throughput of a served workload: numbers in, Picture out.
 
 Every caption is computed from the same numbers that are drawn; those of a virtual clock are the
 same on every machine.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. Walks one forward pass and writes down every shape it meets.
+"""Walks one forward pass and writes down every shape it meets.
 
 Works on the meta device too: a 0.6B model is walked without a byte of weights.
 """

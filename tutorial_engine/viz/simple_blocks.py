@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Pages at first sight: tokens in the pool, a line from entry to block.
+"""Pages at first sight: tokens in the pool, a line from entry to block.
 
 The simple twin of the picture in block_view: no hash, no reference count, no order of the free
 blocks. Knows what is laid out where; what there is to say comes from block_facts.

@@ -1,4 +1,4 @@
-"""Introduced in notebook 04. Paged attention of one query, block by block, as the model ran it.
+"""Paged attention of one query, block by block, as the model ran it.
 
 A recorder that stands in the place of the engine's attention, and the picture of what it saw: m, l
 and the answer so far after each block. Knows `NaivePagedAttention` and its pools; draws scenes.

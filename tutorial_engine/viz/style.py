@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. One look for all pictures: colours, fonts, deterministic files.
+"""One look for all pictures: colours, fonts, deterministic files.
 
 Colours are Okabe and Ito's, which survive colour blindness; magnitudes are cividis. No picture
 relies on colour alone.

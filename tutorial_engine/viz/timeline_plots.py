@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. What each request did in each step: a trace in, Picture out.
+"""What each request did in each step: a trace in, Picture out.
 
 Time runs right; the caption is computed from the same rows that are drawn.
 """

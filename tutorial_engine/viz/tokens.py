@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. How a token is written in a picture: literally, and never as markup.
+"""How a token is written in a picture: literally, and never as markup.
 
 Knows tokenizers; knows no picture.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 03. A trace as rows: what each request did in each step, and when.
+"""A trace as rows: what each request did in each step, and when.
 
 Knows events and counts; draws nothing. All pictures of a run start here.
 """

@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. How captions say things: counts, lists, parts, times, bytes.
+"""How captions say things: counts, lists, parts, times, bytes.
 
 Knows numbers and names; knows no picture.
 """
