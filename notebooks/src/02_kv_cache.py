@@ -95,17 +95,15 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # **Objective:** see that a new token changes no key and no value of the tokens before it.
 #
 # A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence that each
-# belongs to. In every layer the attention first calls `write(layer, k, v, batch)`, which gives the new K and V
-# to the cache. Then it calls `read(layer, batch, s)` for each sequence s of the batch, and gets all K and V, old
-# and new. `NoCache` keeps nothing, and gives back the new ones only. For this reason the whole text had to run
-# each time.
+# belongs to. In every layer the attention first calls `write(layer, k, v, batch)`: the cache gets the new K and V.
+# Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V, old and new. `NoCache` keeps nothing,
+# and gives back the new ones only. So the whole text had to run each time.
 #
 # `SdpaAttention` is the package's usual attention. It calls PyTorch's own function for the formula of
 # notebook 01, *scaled dot-product attention* (SDPA).
 
 # %%
-from tutorial_engine.model import Batch, SdpaAttention
-from tutorial_engine.model import NoCache
+from tutorial_engine.model import Batch, NoCache, SdpaAttention
 
 
 class Catcher(NoCache):

@@ -1647,16 +1647,9 @@ dials
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab import (
-    engine_paths,
-    equality_ledger as ledger,
-    in_place_paths,
-    ledger_table,
-    loop_path,
-    memory_paths,
-    our_paths,
-    run_transformers,
-)
+from tutorial_engine.lab import engine_paths, in_place_paths, ledger_table, loop_path, memory_paths
+from tutorial_engine.lab import equality_ledger as ledger
+from tutorial_engine.lab import our_paths, run_transformers
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

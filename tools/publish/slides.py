@@ -52,7 +52,8 @@ h1 { font-size: 2.2em; } h2 { font-size: 1.5em; margin: 0 0 .6em; }
 img { width: 100%; max-height: 80vh; object-fit: contain; object-position: left; }
 .given { font-size: .85em; color: #333; margin: 0 0 .4em; } .given p { margin: .3em 0; }
 h2 ~ img { max-height: 62vh; }
-pre { font-size: .78em; background: #f4f4f4; padding: .4em .6em; margin: .6em 0; overflow: auto; white-space: pre-wrap; }
+pre { font-size: .78em; background: #f4f4f4; padding: .4em .6em; margin: .6em 0;
+  overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
   border-top: 1px solid #999; margin-top: 1em; }
 .large img { max-height: none; }
