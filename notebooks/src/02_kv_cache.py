@@ -96,7 +96,7 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 #
 # A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence that each
 # belongs to. In every layer the attention first calls `write(layer, k, v, batch)`: the cache gets the new K and V.
-# Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V, old and new. `NoCache` keeps nothing,
+# Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V. `NoCache` keeps nothing,
 # and gives back the new ones only. So the whole text had to run each time.
 #
 # `SdpaAttention` is the package's usual attention. It calls PyTorch's own function for the formula of
