@@ -1283,15 +1283,9 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab import (
-    OurCache,
-    equality_ledger as ledger,
-    layer_paths,
-    ledger_table as table,
-    loop_path,
-    our_paths,
-    run_transformers,
-)
+from tutorial_engine.lab import OurCache, layer_paths, loop_path, our_paths, run_transformers
+from tutorial_engine.lab import equality_ledger as ledger
+from tutorial_engine.lab import ledger_table as table
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
