@@ -182,11 +182,6 @@ class BlockedAttention(SdpaAttention):
         return blocked_attention(q, k, v)
 
 
-def fast_attention(device: torch.device, cache: KVCache | None = None) -> SdpaAttention:
-    """The fastest backend that we have for a device."""
-    return BlockedAttention(cache) if device.type == "cpu" else SdpaAttention(cache)
-
-
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None) -> Tensor:
     """Causal attention of the last queries q [q, H, D] to k [kv, H_kv, D], v [kv, H_kv, D_v].
 

@@ -6,7 +6,7 @@ Knows which token belongs to which sequence and where it stands; knows no model 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,20 @@ class Allocation(NamedTuple):
     first_position: int
     new_slots: Sequence[int]
     context_slots: Slots
+
+
+class EndToEnd(NamedTuple):
+    """What all sequences of a batch read, one after the other, for a kernel that takes them so.
+
+    `slots` [N]; sequence s has those from starts[s] to starts[s + 1], and its queries are those
+    from query_starts[s] (int32 [S + 1] each; kernels say cu_seqlens).
+    """
+
+    slots: Tensor
+    query_starts: Tensor
+    starts: Tensor
+    longest_query: int
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Batch:
         input_ids, positions_, slot_mapping = torch.tensor(
             [ids, positions, new_slots], device=device
         ).unbind()
-        contexts = tuple(allocation.context_slots for allocation in allocations)
+        contexts = _on(input_ids.device, [one.context_slots for one in allocations])
         return cls(input_ids, positions_, starts, tuple(seq_ids), slot_mapping, contexts)
 
     @property
@@ -116,10 +130,47 @@ class Batch:
             for slots in self.context_slots
         )
 
+    @cached_property  # every layer asks for it
+    def end_to_end(self) -> EndToEnd:
+        """All that is read, in one piece."""
+        lens, device = self.context_lens, self.input_ids.device
+        numbers = [_numbers(slots, device) for slots in self.context_slots]
+        starts = [self.query_start_loc, [0, *accumulate(lens)]]
+        queries, keys = torch.tensor(starts, dtype=torch.int32, device=device).unbind()
+        return EndToEnd(torch.cat(numbers), queries, keys, max(self.query_lens), max(lens))
+
+    @cached_property
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Slots [S, longest], and which of them count, bool. The others repeat a sequence's last.
+
+        So what is read there is a number: NaN times the weight 0 would be NaN.
+        """
+        lens, device = self.context_lens, self.input_ids.device
+        at = torch.arange(max(lens), device=device)
+        length = torch.tensor(lens, device=device)[:, None]
+        rows = [_numbers(slots, device) for slots in self.context_slots]
+        table = torch.stack([row[at.clamp(max=n - 1)] for row, n in zip(rows, lens, strict=True)])
+        return table, at < length
+
     @property
     def last_token_indices(self) -> tuple[int, ...]:
         """Row of each sequence's last token: the rows whose logits choose the next tokens."""
         return tuple(end - 1 for end in self.query_start_loc[1:])
+
+
+def _numbers(slots: Slots, device: torch.device) -> Tensor:
+    if isinstance(slots, slice):
+        return torch.arange(slots.start, slots.stop, device=device)
+    return slots
+
+
+def _on(device: torch.device, contexts: Sequence[Slots]) -> tuple[Slots, ...]:
+    """Slots on the device of the batch: those that are numbers in one copy."""
+    numbers = [slots for slots in contexts if isinstance(slots, Tensor)]
+    if not numbers or all(slots.device == device for slots in numbers):
+        return tuple(contexts)
+    moved = iter(torch.cat(numbers).to(device).split([slots.numel() for slots in numbers]))
+    return tuple(slots if isinstance(slots, slice) else next(moved) for slots in contexts)
 
 
 def _end_to_end(

@@ -1,0 +1,208 @@
+"""One attention call for all, and decode steps that are replayed: sizes, filling, fixed tensors.
+
+That every answer is as without is in test_as_if_alone.py and test_ledger.py; a GPU records, which
+only a GPU can show.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from engines import poison, random_model
+from torch import Tensor
+
+from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.engine.args import EngineArgs
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.replay import MOST_SLOTS, RecordedStep, ReplayRunner, Size
+from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.lab.ledger import REFERENCE, batched_paths, ledger, our_paths
+from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
+from tutorial_engine.model.batch import Allocation, Batch
+from tutorial_engine.model.batched_attention import (
+    BatchedAttention,
+    Varlen,
+    fast_attention,
+    varlen_by_sequence,
+    varlen_kernel,
+)
+from tutorial_engine.sampling.params import SamplingParams
+
+MODEL = random_model()
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7], [1] * 11, [8, 8]]
+VARLEN: dict[str, Varlen | None] = {"end to end": varlen_by_sequence, "padded": None}
+every_way = pytest.mark.parametrize("how", VARLEN)
+
+
+def engine(how: str, budget: int = 512, **limits: Any) -> LLMEngine:
+    memory = poison(PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=64))
+    runner = ReplayRunner(MODEL, memory.storage, BatchedAttention(memory.storage, VARLEN[how]))
+    config = EngineConfig(max_model_len=48, max_num_batched_tokens=budget, **limits)
+    return LLMEngine(MODEL, config=config, memory=memory, runner=runner)
+
+
+def params(*lengths: int) -> list[SamplingParams]:
+    return [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+
+
+def tokens(one: LLMEngine, *lengths: int) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in one.generate(PROMPTS, params(*lengths))]
+
+
+def test_a_size_is_the_smallest_power_of_two_with_room() -> None:
+    assert [Size.of(n, 1).num_seqs for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
+    assert [Size.of(1, n).longest for n in (1, 64, 65, 128, 1000)] == [64, 64, 128, 128, 1024]
+    assert Size.of(3, 100).num_slots == 4 * 128
+
+
+@every_way
+def test_a_batch_says_what_all_read(how: str) -> None:
+    """Queries of three sequences, whose slots are a slice, scattered, and one."""
+    contexts = [slice(4, 9), torch.tensor([20, 3, 11]), slice(30, 31)]
+    new = [[7, 8], [11], [30]]
+    firsts = (3, 2, 0)
+    allocations = [Allocation(*one) for one in zip(firsts, new, contexts, strict=True)]
+    batch = Batch.from_allocations([[1, 2], [3], [4]], allocations, ["a", "b", "c"])
+    if how == "end to end":
+        slots, query_starts, starts, longest_query, longest = batch.end_to_end
+        assert slots.tolist() == [4, 5, 6, 7, 8, 20, 3, 11, 30]
+        assert query_starts.tolist() == [0, 2, 3, 4] and starts.tolist() == [0, 5, 8, 9]
+        assert query_starts.dtype == starts.dtype == torch.int32
+        assert (longest_query, longest) == (2, 5)
+    else:
+        table, counts = batch.padded
+        rows = [[4, 5, 6, 7, 8], [20, 3, 11, 11, 11], [30] * 5]
+        assert table.tolist() == rows and counts.sum(1).tolist() == [5, 3, 1]
+
+
+@every_way
+def test_decode_steps_are_replayed_and_all_others_run_as_they_come(how: str) -> None:
+    one = engine(how)
+    alone = tokens(LLMEngine(MODEL), 9, 9, 9, 9)
+    assert tokens(one, 9, 9, 9, 9) == alone
+    assert isinstance(one.runner, ReplayRunner)
+    assert (one.runner.num_forwards, one.runner.num_replays) == (9, 8), "prefill is not"
+    assert {*one.runner.recorded} == {Size(4, 64)}
+    assert tokens(one, 1, 3, 5, 9)[3] == alone[3], "fewer and fewer run along"
+    assert {*one.runner.recorded} == {Size(4, 64), Size(2, 64), Size(1, 64)}
+
+
+@every_way
+def test_a_step_that_reads_too_much_is_not_recorded(how: str) -> None:
+    one = engine(how)
+    with patch("tutorial_engine.engine.replay.MOST_SLOTS", 4 * 64 - 1):
+        wanted = tokens(one, 4, 4, 4, 2)
+    assert isinstance(one.runner, ReplayRunner) and {*one.runner.recorded} == set()
+    assert tokens(engine(how), 4, 4, 4, 2) == wanted and MOST_SLOTS >= 16 * 2048
+
+
+@every_way
+def test_a_half_read_prompt_of_one_token_gets_no_token(how: str) -> None:
+    """A step whose rows all run one token, and not all are to be sampled."""
+    one, plain = engine(how, budget=4), LLMEngine(MODEL, config=EngineConfig(max_model_len=48))
+    assert tokens(one, 6, 6, 6, 6) == tokens(plain, 6, 6, 6, 6)
+
+
+@every_way
+def test_warming_up_records_every_size_and_changes_no_key(how: str) -> None:
+    one = engine(how, max_num_seqs=3)
+    before = tokens(one, 5, 5, 5, 5)
+    storage = one.memory.storage
+    kept = [x.clone() for x in (storage.k, storage.v)]  # type: ignore[attr-defined]
+    one.warm_up()
+    assert isinstance(one.runner, ReplayRunner)
+    assert {*one.runner.recorded} == {Size(n, 64) for n in (1, 2, 4)}
+    for a, b in zip(kept, (storage.k, storage.v), strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    assert tokens(one, 5, 5, 5, 5) == before
+    assert one.runner.num_replays > 0
+    LLMEngine(MODEL).warm_up()  # nothing to record
+
+
+def test_what_is_played_is_what_was_recorded() -> None:
+    """A recording has the tensor that it had at first, and what is handed out is a copy."""
+    one = engine("end to end")
+    runs: list[Tensor] = []
+
+    def record(compute: Any) -> Any:
+        out = compute()  # the warm-up
+        runs.append(out)
+
+        def play() -> Tensor:
+            out.copy_(compute())  # a graph fills the tensor that it had when it was recorded
+            return out
+
+        return play
+
+    assert isinstance(one.runner, ReplayRunner)
+    one.runner._record = record
+    kept = tokens(one, 6, 6, 6, 6)
+    assert kept == tokens(engine("padded"), 6, 6, 6, 6) and len(runs) == 1
+
+
+def stays_empty(self: RecordedStep, *args: Sequence[Any]) -> None:
+    """The tensors are filled once only."""
+    if not self.numbers.any():
+        FILL(self, *args)
+
+
+FILL = RecordedStep._fill
+WRONG = {
+    "not filled again": ("_fill", stays_empty),
+    "rows that are too many are others": (
+        "_fill",
+        lambda self, ids, positions, slots, contexts: FILL(
+            self, ids, positions, [*slots[:-1], slots[0] + 1], contexts
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_planted_mistake_is_seen(name: str) -> None:
+    lengths = (9, 9, 9, 1)  # three rows in a step of four
+    right = tokens(LLMEngine(MODEL), *lengths)
+    with patch.object(RecordedStep, *WRONG[name]):
+        assert tokens(engine("end to end"), *lengths) != right
+
+
+def test_the_ledger_has_them() -> None:
+    paths = {REFERENCE: our_paths(MODEL)[REFERENCE]} | batched_paths(MODEL)
+    rows = ledger(paths, PROMPTS, num_tokens=6)
+    assert len(rows) == 7 and all(row.ok for row in rows), rows
+
+
+def test_the_reference_of_the_kernel_is_attention_of_each() -> None:
+    batch = Batch.from_sequences([[1, 2, 3], [4], [5, 6]])
+    q, k, v = (torch.randn(6, heads, 8) for heads in (4, 2, 2))
+    starts = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    out = varlen_by_sequence(q, k, v, starts, starts, 3, 3)
+    assert torch.allclose(out, NaiveAttention().attend(0, q, k, v, batch), atol=1e-5)
+
+
+def test_where_there_is_no_gpu_nothing_is_replayed_and_the_reason_is_said() -> None:
+    one = LLMEngine(MODEL)
+    assert type(one.runner) is ModelRunner and isinstance(one.runner.attention, SdpaAttention)
+    assert not isinstance(fast_attention(torch.device("cpu")), BatchedAttention)
+    assert varlen_kernel(torch.device("cpu"), torch.float32) == (None, "a CPU needs no such kernel")
+    kernel, why = varlen_kernel(torch.device("cuda"), torch.float32)
+    assert kernel is None and "for fp16 and bf16, the weights are torch.float32" in why
+    assert EngineArgs(MODEL, enforce_eager=True).config.cuda_graphs is False
+    with pytest.raises(ValueError, match="cuda_graphs is True or False, got 'no'"):
+        EngineConfig(cuda_graphs="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU records")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_steps_are_recorded(dtype: torch.dtype) -> None:
+    gpu = random_model().to("cuda", dtype)
+    replayed = LLMEngine(gpu, config=EngineConfig(max_model_len=48))
+    eager = LLMEngine(gpu, config=EngineConfig(max_model_len=48, cuda_graphs=False))
+    assert isinstance(replayed.runner, ReplayRunner)
+    found = [tokens(one, 9, 9, 9, 9) for one in (replayed, eager)]
+    assert replayed.runner.num_replays == 8
+    if dtype == torch.float32:  # in half precision random weights have ties
+        assert found[0] == found[1] == tokens(LLMEngine(MODEL), 9, 9, 9, 9)
