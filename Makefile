@@ -21,6 +21,10 @@ LENGTHS ?= 128 512
 # How many ragged requests at once; empty: 64 for tiny, else 16; 0: none.
 REQUESTS ?=
 BENCH_ARGS ?=
+# `make vllm SEED=7 RUNS=60`; VLLM_ARGS="--rounds 0" leaves the speed out.
+SEED ?=
+RUNS ?= 20
+VLLM_ARGS ?=
 JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval.cfg
@@ -32,7 +36,7 @@ SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench tiny clean
+.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
 
 setup: $(READY)
 
@@ -124,8 +128,13 @@ bench: $(READY)
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
 	$(BIN)/python -m tools.bench.plots bench.json bench.png
 
+# This engine beside vLLM itself, which it installs in .venv-vllm (Linux; minutes, once): new runs of
+# vLLM decided here again, examples/ on both, tokens a second. Writes docs/bench/vllm.md.
+vllm: $(READY)
+	$(BIN)/python -m tools.vllm $(if $(SEED),--seed $(SEED)) --runs $(RUNS) $(VLLM_ARGS)
+
 tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) html slides handout build
+	rm -rf $(VENV) .venv-vllm html slides handout build

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,8 @@ def lab(folder: Path, home: Path) -> Iterator[str]:
             raise RuntimeError(f"make lab did not answer within a minute:\n{log.read_text()}")
         yield address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended, and said why above
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=30)
 
 

@@ -73,13 +73,17 @@ def _greedy(ids: tuple[int, ...], count: int) -> list[int]:
 # -- answers -------------------------------------------------------------------------------------
 
 
-def free_by_emptying(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
+def free_by_emptying(
+    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], names: dict[int, Any]
+) -> None:
+    place = 0
     while table:
         block = table.pop()
         ref_cnt[block] -= 1
         if not ref_cnt[block]:
             del ref_cnt[block]
-            free_queue += [block]
+            free_queue.insert(len(free_queue) if names[block] else place, block)
+            place += names[block] is None
 
 
 def take_by_popping(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:

@@ -154,19 +154,20 @@ def poison_pages(memory: PagedKVCache) -> PagedKVCache:
     """NaN everywhere; and again in a block that is taken, or that is free and cannot be found."""
     poison(memory)
     blocks = memory.blocks
-    claim, release = blocks._claim, blocks._release
+    claim, give_back = blocks._claim, blocks._give_back
 
     def claimed() -> tuple[int, bool]:
         block, evicted = claim()
         nan_where(memory, [block])
         return block, evicted
 
-    def released(block: int) -> None:
-        release(block)
-        if blocks.blocks[block].ref_cnt == 0 and blocks.blocks[block].hash is None:
-            nan_where(memory, [block])
+    def given_back(table: Sequence[int]) -> None:
+        give_back(table)
+        gone = [blocks.blocks[block] for block in table]
+        lost = [one.ref_cnt == 0 and one.hash is None for one in gone]
+        nan_where(memory, [block for block, is_lost in zip(table, lost, strict=True) if is_lost])
 
-    blocks._claim, blocks._release = claimed, released  # type: ignore[method-assign]
+    blocks._claim, blocks._give_back = claimed, given_back  # type: ignore[method-assign]
     return memory
 
 

@@ -38,6 +38,13 @@ from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
 from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
+from tutorial_engine.learn.checks_a3 import (
+    HITS_SLIPS,
+    LOG_SLIPS,
+    check_hits,
+    check_log,
+    right_hits,
+)
 from tutorial_engine.learn.find_check import FIND_SLIPS
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for, slots_for
 from tutorial_engine.learn.judge import slips_of
@@ -704,7 +711,9 @@ def slots_and_clear(table: list[int], size: int, num_tokens: int) -> Tensor:
     return blocks[p // size] * size + p % size
 
 
-def free_in_a_new_list(table: list[int], ref_cnt: Refs, free_queue: list[int]) -> list[int]:
+def free_in_a_new_list(
+    table: list[int], ref_cnt: Refs, free_queue: list[int], names: dict[int, Any]
+) -> list[int]:
     for block in table:
         ref_cnt[block] -= 1
     free_queue = free_queue + table[::-1]
@@ -857,6 +866,23 @@ def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Te
     return RIGHT["block_attention"](q * math.sqrt(len(q)), k, v, table, n)
 
 
+def log_by_tokens(size: int, one: int, block: int, longest: int) -> tuple[int, float]:
+    """As vLLM reckons it, with ceil of a float."""
+    requests = (size // one // block) / math.ceil(longest / block)
+    return int(longest * requests), requests
+
+
+def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
+    """As the package finds them: by the beginnings of earlier prompts, block by block."""
+    known: set[tuple[int, ...]] = set()
+    found = []
+    for prompt in prompts:
+        ends = range(block_size, len(prompt), block_size)
+        found.append(max((end for end in ends if tuple(prompt[:end]) in known), default=0))
+        known |= {tuple(prompt[:end]) for end in range(block_size, len(prompt) + 1, block_size)}
+    return found
+
+
 def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
     gate, up, down, rank, n = weights_and_rank
     g, u, d = gate.chunk(n)[rank], up.chunk(n)[rank], down.chunk(n, 1)[rank]
@@ -963,6 +989,24 @@ EXERCISES |= {
         [
             (lambda x, gate, up, down, *_: (x @ gate[:6].T) @ down[:6].T, "down[:, own]"),
             (lambda x, *_: x, "not the products of its features"),
+        ],
+    ),
+    "hits": Exercise(
+        check_hits,
+        [right_hits, hits_by_names],
+        HITS_SLIPS,
+        [(lambda prompts, size: [0 for _ in prompts[1:]], "expected [0, 64, 64, 64]")],
+    ),
+    "log": Exercise(
+        check_log,
+        [log_by_tokens],
+        LOG_SLIPS,
+        [
+            (lambda size, one, block, longest: (one, longest), "expected 491,520 and 1638.40"),
+            (
+                lambda size, one, block, longest: (size // one, size // one / longest),
+                "expected 491,520 and 1638.40",
+            ),
         ],
     ),
 }

@@ -59,8 +59,8 @@ REFUSED: dict[str, list[dict[str, Any]]] = {  # by `set`, with nothing changed
     "sampling": [{"top_k": -1}, {"temperature": 2.5}, {"top_p": 0.0}],
     "calculator": [{"fraction": 2.0}, {"dtype": "int4"}, {"context": 0}],
     "scheduler": [{"policy": "best effort"}, {"max_num_seqs": 7}],
-    "blocks": [{"block_size": 17}, {"prefix_caching": "maybe"}],
-    "pages": [{"block_size": 17}],
+    "blocks": [{"block_size": 33}, {"prefix_caching": "maybe"}],
+    "pages": [{"block_size": 33}],
     "cells": [{"seq": 9}, {"p0": 1000}],
     "dial": [{"block_size": 3}, {"block_size": "pages"}],
 }

@@ -13,17 +13,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from at_line import AtLine
-from engines import random_model
+from engines import poison, random_model
 from workloads import LIMITS, Visitor, Workload, check
 
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.interrupts import interrupts_wait
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import forward
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
@@ -133,6 +138,74 @@ def test_what_ended_in_an_interrupted_run_is_returned_by_the_next() -> None:
         engine.run()
     handle.remove()
     assert [output.request_id for output in engine.run()] == ["a", "c", "b"]
+
+
+class Broken(Exception):
+    """Raised inside a forward."""
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, Broken])
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("num_layers_done", range(MODEL.config.num_hidden_layers + 1))
+def test_what_a_broken_forward_promised_is_never_found(
+    num_layers_done: int, goes_on: bool, fault: type[BaseException]
+) -> None:
+    """Requests of one step share what it was to write; NaN is where nobody did."""
+    memory = poison(PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=16))
+    engine = LLMEngine(MODEL, None, EngineConfig(max_model_len=24), memory=memory)
+    alike = [[*range(1, 10), last] for last in (20, 21, 22)]
+    alone = [LLMEngine(MODEL).generate([p], FIVE)[0].outputs[0].token_ids for p in alike]
+    engine.add_request("first", alike[0], FIVE)
+    engine.step()
+    for name, prompt in zip("ab", alike[1:], strict=True):
+        engine.add_request(name, [9, *prompt], FIVE)
+    parts = [*MODEL.model.layers, MODEL.model.norm]
+
+    def breaks(*_: object) -> None:
+        raise fault
+
+    handle = parts[num_layers_done].register_forward_pre_hook(breaks)
+    with pytest.raises(fault):
+        engine.step()
+    handle.remove()
+    engine.check_integrity()
+    if not goes_on:
+        engine.abort_request(["a", "b"])
+    engine.add_request("c", [9, *alike[2]], FIVE)
+    said = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
+    late = LLMEngine(MODEL).generate([[9, *p] for p in alike[1:]], FIVE)
+    want = [output.outputs[0].token_ids for output in late]
+    assert said["first"] == alone[0] and said["c"] == want[1]
+    if goes_on:
+        assert [said["a"], said["b"]] == want
+    assert memory.blocks.num_free == memory.blocks.num_blocks, "blocks leaked"
+
+
+def test_a_promise_that_is_kept_would_be_seen() -> None:
+    keeps = patch.object(BlockManager, "_take_back", lambda self, seq_id: None)
+    with keeps, pytest.raises(AssertionError):
+        test_what_a_broken_forward_promised_is_never_found(1, False, Broken)
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, Broken])
+def test_a_forward_by_hand_that_breaks_promises_nothing(fault: type[BaseException]) -> None:
+    memory = poison(PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=16))
+    prompt = list(range(1, 10))
+
+    def breaks(*_: object) -> None:
+        raise fault
+
+    handle = MODEL.model.norm.register_forward_pre_hook(breaks)
+    with pytest.raises(fault):
+        forward(MODEL, memory, [Request("a", prompt), Request("b", prompt)])
+    handle.remove()
+    assert memory.blocks.find(prompt) == []
+    a, b = Request("a", prompt), Request("b", prompt)
+    hidden = forward(MODEL, memory, [a, b])
+    assert (
+        not hidden.isnan().any()
+        and memory.describe("b").table[:2] == memory.describe("a").table[:2]
+    )
 
 
 # -- what never ends ------------------------------------------------------------------------------
@@ -246,14 +319,16 @@ def test_a_loop_in_the_model_ends_with_the_first_and_the_engine_works_on() -> No
 IN_A_NOTEBOOK = """
 from tutorial_engine.engine import LLMEngine
 from tutorial_engine.model import load_model
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import forward
 from tutorial_engine.engine.scheduler import Scheduler
 class Mine(Scheduler):
     def next_waiting(self):
+        print("ready", flush=True)
         while True:
             pass
 model = load_model()
 engine = LLMEngine(model, scheduler=Mine)
-print("ready", flush=True)
 engine.generate([[1, 2, 3]])
 """
 

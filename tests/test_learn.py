@@ -35,6 +35,7 @@ from tutorial_engine.learn.verdict import (
     is_open,
     not_done,
 )
+from tutorial_engine.learn.vllm_places import PLACES, Place, Places
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -306,6 +307,14 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
 def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
     assert find(piece[0]) is not None
     assert any(piece[1:]), "somebody else has it, too"
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)
+def test_each_place_in_vllm_has_ours(place: Place) -> None:
+    assert not place.ours or find(place.ours) is not None
+    assert place.theirs in str(Places()) and place.more in "".join(
+        ET.fromstring(Places()._repr_html_()).itertext()
+    )
 
 
 FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")

@@ -23,6 +23,7 @@ from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.inputs import TokensPrompt
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.engine.request import CompletionOutput, Logprob, RequestOutput
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -46,7 +47,7 @@ def ask(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[RequestOutput]:
 
 
 def token_ids(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
-    return [one.token_ids for output in outputs for one in output.outputs]
+    return [tuple(one.token_ids) for output in outputs for one in output.outputs]
 
 
 # -- LLM ------------------------------------------------------------------------------------------
@@ -381,3 +382,55 @@ def test_generate_says_what_went_wrong_with_one() -> None:
     assert (token_ids([output]), output.outputs[0].text) == ([(first,)], "a")
     assert output.outputs[0].finish_reason == "error"
     assert not engine.requests
+
+
+def test_without_a_tokenizer_prompts_are_token_ids() -> None:
+    llm = LLM(skip_tokenizer_init=True)
+    (output,) = llm.generate(
+        [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False
+    )
+    assert llm.get_tokenizer() is None and len(output.outputs[0].token_ids) == 2
+    with pytest.raises(ValueError, match="tokenizer"):
+        llm.generate(["One day"], SamplingParams(temperature=0), use_tqdm=False)
+
+
+def test_half_a_character_is_no_prompt(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"prompt 0 holds '.ud800' at character 4, which is half"):
+        llm.generate("One \ud800day", SamplingParams(temperature=0), use_tqdm=False)
+
+
+def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(llm: LLM) -> None:
+    plain = SamplingParams(
+        temperature=0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        stop=None,
+        seed=-1,
+        bad_words=[],
+    )
+    assert plain == SamplingParams(temperature=0)
+    for name, value in (("presence_penalty", 0.5), ("logit_bias", {3: 1.0}), ("bad_words", ["a"])):
+        with pytest.raises(ValueError, match=f"{name}=.*: vLLM has this, and the engine of this"):
+            SamplingParams(**{name: value})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
+    long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # type: ignore[arg-type]
+    small = LLM(llm.llm_engine.model, tokenizer=llm.get_tokenizer(), max_model_len=40)
+    (output,) = small.generate(TokensPrompt(prompt_token_ids=[1, 2, 3]), long, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 37 and output.prompt_token_ids == [1, 2, 3]
+    with pytest.raises(ValueError, match="cache_salt of prompt 0='me': vLLM has this"):
+        small.generate({"prompt_token_ids": [1], "cache_salt": "me"}, long, use_tqdm=False)
+    LLM(llm.llm_engine.model, trust_remote_code=True, revision=None, hf_overrides={})
+
+
+def test_a_template_can_be_handed_in(llm: LLM) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ end }}"
+    (said,) = llm.chat(
+        [{"role": "user", "content": "One day"}],
+        SamplingParams(temperature=0),
+        use_tqdm=False,
+        chat_template=template,
+        chat_template_kwargs={"end": " Ben"},
+    )
+    (same,) = llm.generate("One day Ben", SamplingParams(temperature=0), use_tqdm=False)
+    assert said.prompt == "One day Ben" and said.outputs[0].text == same.outputs[0].text

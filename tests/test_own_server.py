@@ -409,10 +409,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
     (
         "free",
-        lambda table, ref_cnt, queue: queue.extend(table),
+        lambda table, ref_cnt, queue, names: queue.extend(table),
         "back, and left ref_cnt",
     ),
-    ("free", lambda table, ref_cnt, queue: queue.extend(2 * table), "in some order"),
+    ("free", lambda table, ref_cnt, queue, names: queue.extend(2 * table), "in some order"),
     ("take", lambda queue, hash_of, cached: queue[0], "and left the free queue [0, 1"),
     ("take", stale_take, "the engine raised AssertionError: "),
     (

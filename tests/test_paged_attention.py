@@ -28,10 +28,10 @@ from tutorial_engine.lab.many_blocks import PagedAttention, Run, Sums, runs_of
 from tutorial_engine.model.attention import (
     AttentionBackend,
     causal_mask,
-    fast_attention,
     naive_attention,
 )
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batched_attention import fast_attention
 
 HEADS, KV_HEADS, DIM, V_DIM = 6, 2, 8, 5
 BLOCK_SIZES = (1, 4, 16, 256)

@@ -70,20 +70,10 @@ def test_smaller_blocks_find_more() -> None:
 
 # -- planted bugs ---------------------------------------------------------------------------------
 
-ALLOCATE, SLOTS, FORK_PAGES = PagedKVCache.allocate, PagedKVCache._slots_of, PagedKVCache.fork
+SLOTS, FORK_PAGES = PagedKVCache._slots_of, PagedKVCache.fork
 ALLOCATE_CELLS, CONTEXT = CellKVCache.allocate, PagedKVCache._context
 FORK_CELLS, FREE_CELLS, DROP = CellKVCache.fork, CellKVCache.free, CellTable._drop
 FORK, RECORD, PROCESS = Scheduler.fork, Recorder.record, InputProcessor.process
-
-
-def commits_what_is_planned(
-    self: PagedKVCache, seq_id: str, token_ids: Sequence[int], *numbers: int
-) -> Allocation | None:
-    """Others may find what no forward has written."""
-    allocation = ALLOCATE(self, seq_id, token_ids, *numbers)
-    if allocation is not None:
-        self.blocks.commit(seq_id, token_ids, len(token_ids) - 1)
-    return allocation
 
 
 def slots_of_the_next_block(self: PagedKVCache, blocks: Any) -> Any:
@@ -110,6 +100,7 @@ def child_is_not_pinned(self: BlockManager, parent: str, child: str, num_tokens:
     """The child's table has the parent's blocks, and nobody counts it."""
     self.tables[child] = self.tables[parent][: self.num_blocks_for(num_tokens)]
     self._chains[child] = self._chains[parent][: num_tokens // self.block_size]
+    self._num_written[child] = len(self._chains[child])
 
 
 def shares_one_too_many(fork: Any) -> Any:
@@ -125,10 +116,12 @@ def forks_of_one_that_is_freed(
     self: PagedKVCache, parent_id: str, child_id: str, num_tokens: int
 ) -> int:
     """The parent's blocks are given back first: others may take what the child was promised."""
-    table, chain = self.blocks.tables.get(parent_id), self.blocks._chains.get(parent_id)
-    if table is not None and chain is not None:
-        self.blocks.free(parent_id)
-        self.blocks.tables[parent_id], self.blocks._chains[parent_id] = table, chain
+    known = self.blocks.tables, self.blocks._chains, self.blocks._num_written
+    before = [part.get(parent_id) for part in known]
+    self.blocks.free(parent_id)
+    for part, value in zip(known, before, strict=True):
+        if value is not None:
+            part[parent_id] = value
     return FORK_PAGES(self, parent_id, child_id, num_tokens)
 
 
@@ -205,7 +198,6 @@ def aborts_the_first_alone(self: LLMEngine, request_id: str) -> None:
 
 # name: (memory, owner, method, what it does instead)
 BUGS: dict[str, tuple[str, Any, str, Any]] = {
-    "committed before the forward": ("pages", PagedKVCache, "allocate", commits_what_is_planned),
     "written a block too far": ("pages", PagedKVCache, "_slots_of", slots_of_the_next_block),
     "read a slot too late": ("pages", PagedKVCache, "_context", context_begins_a_slot_late),
     "a copy that copies nothing": ("pages", KVStorage, "copy", lambda self, *slots: None),

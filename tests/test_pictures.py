@@ -563,7 +563,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (rf"7 requests, .* {MAX_REQUESTS} requests", lambda: viz.block_view(on_blocks(40, 4, 7), 0)),
     ("room for 32 blocks", lambda: viz.block_view(on_blocks(40), 0, simple=True)),
     (r"room for .* 64 blocks", lambda: viz.block_view(on_blocks(65), 0)),
-    ("blocks of 16 tokens", lambda: viz.block_view(on_blocks(2, 17), 0)),
+    ("blocks of 32 tokens", lambda: viz.block_view(on_blocks(2, 33), 0)),
     ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
     ("nobody came after", lambda: viz.itl_over_time({"a": chunked(8)}, "L")),
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),

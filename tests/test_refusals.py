@@ -56,6 +56,8 @@ Call = Callable[[LLMEngine], object]
 CALLS: dict[str, tuple[Call, str]] = {
     "a text for ids": (lambda e: e.add_request("x", "One day"), r"x is text: pass tokenizer="),
     "a number as prompt": (lambda e: e.add_request("x", 7), "text or a list of token ids, got 7"),  # type: ignore[arg-type]
+    "no number of steps": (lambda e: e.run(max_steps="x"), "max_steps is a number .* got 'x'"),  # type: ignore[arg-type]
+    "steps back": (lambda e: e.run(max_steps=-1), "max_steps is a number of steps .* got -1"),
     "a number as prompts": (lambda e: e.generate(7), "prompts are a text, or a list .* got 7"),  # type: ignore[arg-type]
     "one prompt's ids as prompts": (
         lambda e: e.generate([7, 8]),
@@ -201,9 +203,14 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "chunks perhaps": (lambda: EngineConfig(enable_chunked_prefill="no"), "True or False, .*'no'"),  # type: ignore[arg-type]
     "two processes": (lambda: EngineArgs(tensor_parallel_size=2), "size=2: vLLM has this, and the"),
     "quantised weights": (lambda: EngineArgs(quantization="awq"), "quantization='awq': vLLM has"),
-    "an option nobody knows": (lambda: EngineArgs(max_batch=3), "no option 'max_batch'; see help"),
+    "an option nobody knows": (
+        lambda: EngineArgs(max_batch=3),
+        "no option 'max_batch' is known here; see help",
+    ),
     "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype 'int8' is not supported"),
     "no length": (lambda: EngineArgs(max_model_len=0), "max_model_len .* got 0"),
+    "no switch": (lambda: EngineArgs(enable_prefix_caching="no"), "enable_prefix_.* got 'no'"),  # type: ignore[arg-type]
+    "args that are none": (lambda: LLMEngine.from_engine_args(5), r"EngineArgs\(model=.* got 5"),  # type: ignore[arg-type]
     "half a seed": (lambda: EngineArgs(seed=0.5), "seed must be a whole number .* got 0.5"),  # type: ignore[arg-type]
     "args without a model": (lambda: EngineArgs(None), "a checkpoint is a folder or a hub id"),  # type: ignore[arg-type]
 }

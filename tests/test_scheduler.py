@@ -36,12 +36,12 @@ def prompt_of(name: str, length: int) -> list[int]:
     return [(3 * i + ord(name[-1])) % VOCAB for i in range(length)]
 
 
-def alone(name: str, prompt_len: int, num_tokens: int) -> tuple[int, ...]:
+def alone(name: str, prompt_len: int, num_tokens: int) -> list[int]:
     """The outputs of a request that has everything for itself."""
     tokens = prompt_of(name, prompt_len)
     for _ in range(num_tokens):
         tokens.append(next_token(tokens))
-    return tuple(tokens[prompt_len:])
+    return tokens[prompt_len:]
 
 
 class TokenPool:

@@ -330,7 +330,7 @@ def test_the_address_of_the_repository_is_one() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in files)
     owner = REPOSITORY.removeprefix("https://github.com/")
     links = re.findall(r"(?:github\.com|v2/gh|github)/([\w.-]+/[\w.-]+?)(?=[/ \n)])", text)
-    assert len(links) >= 4 and set(links) == {owner}
+    assert len(links) >= 5 and set(links) == {owner, "vllm-project/vllm"}
 
 
 def test_the_install_cell_acts_on_colab_without_the_package_only(

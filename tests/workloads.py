@@ -32,6 +32,7 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import serve
 from tutorial_engine.engine.inputs import InputProcessor
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
+from tutorial_engine.engine.replay import ReplayRunner
 from tutorial_engine.engine.request import (
     CompletionOutput,
     Logprob,
@@ -39,10 +40,11 @@ from tutorial_engine.engine.request import (
     RequestOutput,
     ScheduledRequest,
 )
-from tutorial_engine.engine.runner import ModelRunner, run_with_cache
+from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.batched_attention import BatchedAttention, varlen_by_sequence
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -72,11 +74,14 @@ MEMORIES = ("rows", "pages", "cells")
 WAYS = ("add", "stream", "generate")
 WHOLE = 0  # a block size: the whole row
 BLOCK_SIZES = (1, 2, 3, 4, 16, WHOLE)
-BACKENDS = {  # how attention reads blocks
-    "gathered": None,
+BACKENDS: dict[str, Callable[[Any], AttentionBackend] | None] = {
+    "gathered": None,  # the engine's own
     "in a loop": NaivePagedAttention,
     "many at a time": PagedAttention,
+    "end to end": lambda memory: BatchedAttention(memory.storage, varlen_by_sequence),
+    "padded": lambda memory: BatchedAttention(memory.storage),
 }
+IN_PLACE = ("in a loop", "many at a time")  # they read blocks, and copy nothing
 LIMITS = (22, 26, 32)  # tokens of a request, prompt and output
 EOS = (5, 86, 105)
 POOL_SIZE = 44
@@ -315,7 +320,7 @@ class Workload:
     memory: str = "rows"  # any of MEMORIES
     block_size: int = 4  # of pages
     prefix_caching: bool = True  # of pages
-    attention: str = "gathered"  # on pages, any of BACKENDS
+    attention: str = "gathered"  # one of BACKENDS; IN_PLACE on pages only
     breaks: int | None = None
     interrupt: Moment | None = None
 
@@ -341,7 +346,7 @@ class Workload:
     @property
     def in_place(self) -> bool:
         """Are blocks read where they are?"""
-        return self.memory == "pages" and self.attention != "gathered"
+        return self.memory == "pages" and self.attention in IN_PLACE
 
     @property
     def max_steps(self) -> int:
@@ -374,8 +379,11 @@ class FailingSampler(Sampler):
         return super().sample(logits)
 
 
-class BreakingRunner(ModelRunner):
-    """Its forward number `at`, counted from 0, raises once, when K and V are written already."""
+class BreakingRunner(ReplayRunner):
+    """Its forward number `at`, counted from 0, raises once, when K and V are written already.
+
+    Decode steps are replayed where attention is one call for all.
+    """
 
     at: int | None = None
     num_broken = 0
@@ -476,8 +484,9 @@ class Party:
 
     def make_attention(self) -> AttentionBackend | None:
         """A backend over the memory; None: the engine's own."""
-        backend = BACKENDS[self.workload.attention]
-        return backend(self.memory) if self.workload.in_place and backend is not None else None
+        name = self.workload.attention
+        backend = None if name in IN_PLACE and not self.workload.in_place else BACKENDS[name]
+        return None if backend is None else backend(self.memory)
 
     def run(self) -> None:
         """Let them come, go and run; look at everything after every step."""
@@ -625,15 +634,14 @@ class Party:
             assert block.ref_cnt == replay.ref_cnts.get(number, 0), f"block {number}: {block}"
             key = None if block.hash is None else block.hash.hex()[:12]
             assert replay.hashes.get(number) == key, f"block {number}: {block}"
-        fresh = [n for n in range(blocks.num_blocks) if n not in replay.ref_cnts]
-        assert list(blocks.free_queue) == fresh + list(replay.free_queue), "the free queue"
+        assert tuple(blocks.free_queue) == replay.free_queue(blocks.num_blocks), "the free queue"
 
     # ---- afterwards
 
     def check(self) -> None:
         """All that is promised about a run that is over."""
         engine, workload = self.engine, self.workload
-        assert not engine.requests and not engine._outputs, "something is left over"
+        assert not engine.requests and not engine._news, "something is left over"
         assert engine.step() == [], "an empty engine has nothing to return"
         check_empty(self.memory)
         if workload.in_place:
@@ -657,7 +665,7 @@ class Party:
     def check_request(self, name: str, visitor: Visitor) -> None:
         output, wanted = self.diaries[name].last, visitor.alone(self.workload.longest)
         assert output is not None and output.finished, f"{name} never ended"
-        assert output.prompt_token_ids == pool()[visitor.index].prompt
+        assert output.prompt_token_ids == list(pool()[visitor.index].prompt)
         assert [got.index for got in output.outputs] == list(range(visitor.n))
         times, began = output.metrics.token_times, output.metrics.first_scheduled
         mine = [

@@ -155,6 +155,15 @@ server.use(plan_step, check_plan)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
+# vLLM is an engine that serves many users on many GPUs. We recorded what its
+# scheduler decided for 16 random requests. The next cell gives the same requests to your rule, and compares step by step.
+
+# %%
+server.beside_vllm()
+
+# %% [markdown]
+# This is the rule of a real server. vLLM's scheduler has 3,436 lines, because a server needs much more than this rule.
+#
 # From here on your `plan_step` decides every step of `server`. The explorer and the other engines use the
 # package's scheduler, which has the same rule. Section 5 opens it.
 #
@@ -1406,8 +1415,8 @@ if predictions.reveal("leaves", has_it[0] if has_it else 0):
 # **Objective:** show, in fp32, that the company of others changes no token.
 #
 # The engine joins the equality ledger of notebook 02: with requests in one batch, with small chunks, in
-# random order, beside neighbours, and beside a neighbour that is aborted. The last row is `server`, with
-# small chunks. Its name says whose parts run in it.
+# random order, beside neighbours, and beside a neighbour that is aborted. The logits of vLLM were recorded for
+# these three prompts. The last row is `server`, with small chunks. Its name says whose parts run in it.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -1420,12 +1429,14 @@ from tutorial_engine.lab import (
     loop_path,
     our_paths,
     run_transformers,
+    vllm_path,
 )
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 paths = our_paths(model) | {"transformers": loop_path(lambda n: run_transformers(theirs))}
 paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
+paths["vLLM 0.32, recorded here"] = vllm_path
 paths[server.label] = server.path(max_num_batched_tokens=4, max_num_seqs=2)
 print(table(ledger(paths, prompts, num_tokens=12)))
 

@@ -41,11 +41,11 @@ class Ours:
         params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
         seconds = []
         began = time.perf_counter()
-        token_ids: tuple[int, ...] = ()
+        token_ids: list[int] = []
         for output in stream(self.model, [request.prompt], params):
             seconds.append(time.perf_counter() - began)
             token_ids = output.outputs[0].token_ids
-        return Answer(token_ids, tuple(seconds))
+        return Answer(tuple(token_ids), tuple(seconds))
 
 
 class OurServer:

@@ -27,6 +27,7 @@ Written by `python -m tools.bench.record` from the files beside it. Each section
 bench on one machine; all contenders of a run were timed in turns in the same process. A figure is
 the median of the rounds, with the fastest and the slowest round in brackets. Machines differ, and
 one machine differs within minutes: compare within a section, not between sections.
+Beside vLLM: [vllm.md](vllm.md).
 """
 
 

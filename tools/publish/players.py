@@ -166,7 +166,7 @@ SHOWS = (
         "pages",
         "Pages: block tables and the pool",
         "A request takes a block of four slots when it needs one. Its block table says where each "
-        "block lies in the pool. C waits until there are enough, and takes one that A has left.",
+        "block lies in the pool. C waits until there are enough, and takes those that A has left.",
         "04_paged_cells",
         "The same engine, on pages",
         lambda m, t: run_of(

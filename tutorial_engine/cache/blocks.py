@@ -14,6 +14,7 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.trace.events import (
     BlockCached,
     BlockCopied,
+    BlockForgotten,
     BlockFreed,
     BlockShared,
     BlockTaken,
@@ -59,7 +60,8 @@ class BlockManager:
         self.free_queue = OrderedDict.fromkeys(range(num_blocks))  # the first one is taken next
         self.tables: dict[str, list[int]] = {}  # seq_id -> block ids, by position
         self.cached: dict[bytes, int] = {}  # hash -> block id
-        self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its computed blocks
+        self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its full blocks
+        self._num_written: dict[str, int] = {}  # seq_id -> blocks of the chain that are computed
         self.use_salt(salt)
         self._copy = copy or (lambda source, target, num_tokens: None)
 
@@ -110,24 +112,28 @@ class BlockManager:
 
     # ---- taking and giving back
 
-    def admit(self, seq_id: str, token_ids: Sequence[int]) -> int | None:
-        """A table with room for all of these tokens → how many of them were found, or None.
+    def admit(
+        self, seq_id: str, token_ids: Sequence[int], num_new: int | None = None
+    ) -> int | None:
+        """A table, if all of these tokens would fit → how many of them were found, or None.
 
-        All or nothing. Found blocks are pinned before new ones are taken: they may be free, and
-        would be first in the queue.
+        It has the blocks of those and of the next num_new tokens; None: of all. Found blocks are
+        pinned before new ones are taken: they may be free, and would be first in the queue.
         """
         assert seq_id not in self.tables, f"sequence {seq_id} has a table: extend it, or free it"
         chain = self.find(token_ids)
         hits = [self.cached[key] for key in chain]
-        num_new = self.num_blocks_for(len(token_ids)) - len(hits)
-        if num_new + sum(self.blocks[hit].ref_cnt == 0 for hit in hits) > self.num_free:
+        num_found = len(hits) * self.block_size
+        needed = self.num_blocks_for(len(token_ids)) - len(hits)
+        if needed + sum(self.blocks[hit].ref_cnt == 0 for hit in hits) > self.num_free:
             return None
-        self.tables[seq_id], self._chains[seq_id] = [], chain
+        self.tables[seq_id], self._chains[seq_id], self._num_written[seq_id] = [], chain, len(hits)
         for hit in hits:
             self._share(seq_id, hit)
-        for _ in range(num_new):
+        end = len(token_ids) if num_new is None else min(num_found + num_new, len(token_ids))
+        for _ in range(self.num_blocks_for(end) - len(hits)):
             self._take(seq_id)
-        return len(hits) * self.block_size
+        return num_found
 
     def extend(self, seq_id: str, start: int, end: int) -> bool:
         """Room to write the positions start .. end − 1, in blocks that are the sequence's own.
@@ -135,6 +141,7 @@ class BlockManager:
         False, and nothing changed, when there are too few blocks.
         """
         assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
+        self._take_back(seq_id)  # of a plan that was never run
         table = self.tables[seq_id]
         first, num_new = start // self.block_size, self.num_blocks_for(end) - len(table)
         copies = first < len(table) and not self._is_own(table[first])
@@ -148,13 +155,12 @@ class BlockManager:
             assert self._is_own(block), f"sequence {seq_id} would write to block {block}"
         return True
 
-    def commit(self, seq_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
-        """The first num_tokens of token_ids are computed: full blocks can be found from now on.
+    def cache_full_blocks(self, seq_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
+        """The step that is being planned computes the first num_tokens: who comes may find them.
 
-        Where an equal block is cached already, that one stays the one to be found: tables do not
-        change.
+        A request of the same step reads them as well: each layer writes before anyone reads. Where
+        an equal block is cached already, that one stays the one to be found.
         """
-        assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
         size, chain = self.block_size, self._chains[seq_id]
         if not self.prefix_caching or num_tokens // size == len(chain):
             return
@@ -166,6 +172,21 @@ class BlockManager:
                 self.cached[chain[-1]] = block
                 self.blocks[block].hash = chain[-1]
                 self._record(BlockCached, seq_id, block, chain[-1].hex()[:12])
+
+    def commit(self, seq_id: str, num_tokens: int) -> None:
+        """The first num_tokens are computed. If more was promised, nobody finds it any more."""
+        assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
+        self._num_written[seq_id] = num_tokens // self.block_size
+        self._take_back(seq_id)
+
+    def _take_back(self, seq_id: str) -> None:
+        """Nobody finds those of its blocks that were planned and are not written."""
+        chain, table = self._chains[seq_id], self.tables[seq_id]
+        while len(chain) > self._num_written[seq_id]:
+            key = chain.pop()
+            if self.cached.get(key) == table[len(chain)]:
+                self.forget(table[len(chain)])
+                self._record(BlockForgotten, seq_id, table[len(chain)])
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
         """The child shares the parent's blocks of the first num_tokens, the open last one as well.
@@ -181,19 +202,24 @@ class BlockManager:
             )
         assert child_id not in self.tables, f"sequence {child_id} has a table: fork into a new one"
         self.tables[child_id] = []
-        self._chains[child_id] = self._chains[parent_id][: num_tokens // self.block_size]
+        written = min(num_tokens // self.block_size, self._num_written[parent_id])
+        self._chains[child_id] = self._chains[parent_id][:written]
+        self._num_written[child_id] = written
         for block in table[: self.num_blocks_for(num_tokens)]:
             self._share(child_id, block)
 
     def free(self, seq_id: str) -> None:
-        """Give all blocks of a sequence back, the last one first: tails go before heads."""
-        table = self.tables.pop(seq_id, [])[::-1]
-        for block in table:
-            self._release(block)
-        if self.trace is not None:
-            for block in table:
+        """Give all blocks of a sequence back."""
+        if seq_id not in self.tables:
+            return
+        self._take_back(seq_id)
+        table = self.tables.pop(seq_id)
+        del self._chains[seq_id], self._num_written[seq_id]
+        self._give_back(table)
+        if self.trace is not None:  # one by one, each to its end of the queue
+            nameless = [block for block in table if self.blocks[block].hash is None]
+            for block in (*nameless, *(block for block in table[::-1] if block not in nameless)):
                 self._record(BlockFreed, seq_id, block)
-        self._chains.pop(seq_id, None)
 
     def reset(self) -> None:
         """Forget what is cached (new weights, say). ValueError while a block is in use."""
@@ -242,14 +268,23 @@ class BlockManager:
         source = table[index]
         table[index], evicted = self._claim()
         self._copy(source, table[index], num_tokens)
-        self._release(source)
+        self._give_back([source])
         where = range(table[index] * self.block_size, table[index] * self.block_size + num_tokens)
         self._record(BlockCopied, seq_id, source, table[index], tuple(where), evicted)
 
-    def _release(self, block: int) -> None:
-        self.blocks[block].ref_cnt -= 1
-        if self.blocks[block].ref_cnt == 0:
-            self.free_queue[block] = None
+    def _give_back(self, table: Sequence[int]) -> None:
+        """These blocks lose a holder. Who has none is free: first the nameless are taken again.
+
+        In both parts the tail goes before its head, which more of those who come can use.
+        """
+        for block in table:
+            self.blocks[block].ref_cnt -= 1
+        gone = [block for block in reversed(table) if self.blocks[block].ref_cnt == 0]
+        nameless = [block for block in gone if self.blocks[block].hash is None]
+        named = [block for block in gone if self.blocks[block].hash is not None]
+        self.free_queue.update(dict.fromkeys(nameless + named))
+        for block in reversed(nameless):
+            self.free_queue.move_to_end(block, last=False)
 
     def _record(self, kind: type[Event], *values: object) -> None:
         if self.trace is not None:

@@ -94,7 +94,7 @@ class CellKVCache:
             self.apply_shifts()
         end, cells = min(first + num_new, len(token_ids)), self.table.cells_of(seq_id)
         num_cells = len(cells) - (self.table.next_pos(seq_id) - end)  # the others are for later
-        return allocation(as_slots(cells[:num_cells]), first, end - first, self.storage.device)
+        return allocation(as_slots(cells[:num_cells]), first, end - first)
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int

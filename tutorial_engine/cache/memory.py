@@ -66,12 +66,16 @@ class KVMemory(Protocol):
         Admission, cache hits and slots in one call. For a sequence that holds nothing yet, the
         first position may lie beyond num_computed: so many tokens were found. At least one runs.
         None leaves every admitted sequence as it was (a fork that waits may have lost what it was
-        given); asked twice before a commit, the answer is the same.
+        given); asked twice before a commit, the answer is the same. Others may find the tokens from
+        now on: those that are admitted to the same forward read what it writes.
         """
         ...
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """A forward has written K and V of the first num_computed tokens: others may find them."""
+        """K and V of the first num_computed tokens are written; what was promised beyond is not.
+
+        So with the old number after a forward that failed; who was admitted to it is freed.
+        """
         ...
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:

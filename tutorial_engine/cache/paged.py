@@ -39,8 +39,8 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
 class PagedKVCache:
     """A KVMemory: every sequence has a table of blocks, which grows as it is run.
 
-    A sequence is admitted only if all of its tokens fit now, and then holds their blocks. A running
-    one takes a block when a token that is to be RUN does not fit into its last one.
+    A sequence is admitted only if all of its tokens fit now. It takes a block when a token that is
+    to be RUN does not fit into its last one.
     """
 
     def __init__(
@@ -139,7 +139,8 @@ class PagedKVCache:
             self.free(given_up)
         first = max(num_computed, self._num_cached[seq_id])
         end = min(first + num_new, len(token_ids))
-        return allocation(self._context(seq_id, end), first, end - first, self.storage.device)
+        self.blocks.cache_full_blocks(seq_id, token_ids, end)
+        return allocation(self._context(seq_id, end), first, end - first)
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
@@ -155,7 +156,8 @@ class PagedKVCache:
                 f"{room} at most: set num_computed_tokens to 0, and they are run again"
             )
         if is_new:
-            admitted = self.blocks.admit(seq_id, self.tokens_to_admit(token_ids, num_new))
+            to_admit = self.tokens_to_admit(token_ids, num_new)
+            admitted = self.blocks.admit(seq_id, to_admit, num_new)
             if admitted is not None:
                 self._num_cached[seq_id] = admitted
             return admitted is not None
@@ -174,8 +176,8 @@ class PagedKVCache:
         return token_ids
 
     def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """Blocks that are full now can be found by others."""
-        self.blocks.commit(seq_id, token_ids, num_computed)
+        """What was planned beyond these tokens was not written: nobody finds it."""
+        self.blocks.commit(seq_id, num_computed)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
         """Without a copy; who writes to a shared block first copies it.

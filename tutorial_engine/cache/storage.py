@@ -170,8 +170,8 @@ def as_slots(numbers: Sequence[int]) -> Slots:
     return torch.frombuffer(array("q", numbers), dtype=torch.int64)
 
 
-def allocation(slots: Slots, first: int, num_new: int, device: torch.device) -> Allocation:
+def allocation(slots: Slots, first: int, num_new: int) -> Allocation:
     """An Allocation of a sequence's slots, of which the last num_new are from position `first`."""
     if isinstance(slots, slice):
         return Allocation(first, range(slots.stop - num_new, slots.stop), slots)
-    return Allocation(first, slots[-num_new:].tolist(), slots.to(device))
+    return Allocation(first, slots[-num_new:].tolist(), slots)

@@ -11,6 +11,7 @@ from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate, serve, stream
+from tutorial_engine.engine.inputs import TextPrompt, TokensPrompt
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.engine.metrics import percentile
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
@@ -51,6 +52,8 @@ __all__ = [
     "ScheduledRequest",
     "Scheduler",
     "StaticBatching",
+    "TextPrompt",
+    "TokensPrompt",
     "VirtualClock",
     "WallClock",
     "decode",

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.checks import at_least_one
+from tutorial_engine.checks import at_least_one, check_not_here
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -21,20 +21,33 @@ from tutorial_engine.sampling.params import SamplingParams
 CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
 
 # Options of vLLM that change nothing here; and those that would, with values that ask for nothing.
-HARMLESS = ("gpu_memory_utilization", "enforce_eager", "disable_log_stats", "swap_space")
-NOT_HERE: dict[str, tuple[object, ...]] = {
+HARMLESS = (
+    *("gpu_memory_utilization", "disable_log_stats", "swap_space"),
+    *("trust_remote_code", "download_dir", "served_model_name", "max_logprobs"),
+    *("disable_custom_all_reduce", "max_seq_len_to_capture", "compilation_config"),
+)
+NOT_HERE: dict[str, tuple[object, ...]] = {  # None asks for nothing, too
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "quantization": (None,),
+    "quantization": (),
     "kv_cache_dtype": ("auto",),
-    "enable_lora": (None, False),
-    "speculative_config": (None,),
-    "trust_remote_code": (False,),
+    "enable_lora": (False,),
+    "speculative_config": (),
     "tokenizer_mode": ("auto",),
+    "revision": ("main",),
+    "tokenizer_revision": ("main",),
+    "generation_config": ("auto", "vllm"),
+    "runner": ("auto", "generate"),
+    "model_impl": ("auto",),
+    "async_scheduling": (False,),
+    "distributed_executor_backend": ("mp", "uni"),
+    "kv_cache_memory_bytes": (),
+    "kv_transfer_config": (),
+    "logits_processors": ([],),
     "load_format": ("auto", "safetensors"),
     "scheduling_policy": ("fcfs",),
-    "hf_overrides": (None,),
+    "hf_overrides": ({},),
     "cpu_offload_gb": (0,),
 }
 
@@ -43,6 +56,7 @@ class EngineArgs:
     """What vLLM's class of this name takes, as far as this engine has it.
 
     `model` is a folder, a hub id, or a model that is loaded already (then `tokenizer` is one, too).
+    Without a tokenizer (`skip_tokenizer_init`) prompts are token ids, and there is no text.
     `dtype` "auto" is that of its files. K and V lie in pages of `block_size`, with a prefix cache:
     in `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to
     4 GiB. `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine
@@ -54,6 +68,7 @@ class EngineArgs:
         model: str | Path | Qwen3ForCausalLM = TINY,
         *,
         tokenizer: str | Path | Tokenizer | None = None,
+        skip_tokenizer_init: bool = False,
         dtype: str | torch.dtype = "float32",
         device: str = "cpu",
         max_num_seqs: int = 16,
@@ -61,15 +76,20 @@ class EngineArgs:
         max_model_len: int | None = None,
         long_prefill_token_threshold: int | None = None,
         enable_chunked_prefill: bool = True,
-        enable_prefix_caching: bool = True,
+        enable_prefix_caching: bool | None = True,
         block_size: int = 16,
         num_gpu_blocks_override: int | None = None,
+        enforce_eager: bool = False,
         seed: int | None = None,
         memory: KVMemory | None = None,
         **options: Any,
     ) -> None:
         _check_options(options)
         at_least_one("block_size", block_size)
+        if enable_prefix_caching not in (True, False, None):  # None: vLLM's default
+            raise ValueError(
+                f"enable_prefix_caching is True or False, got {enable_prefix_caching!r}"
+            )
         if max_model_len is not None:
             at_least_one("max_model_len", max_model_len)
         SamplingParams(seed=seed)  # refuses what is no seed
@@ -77,7 +97,7 @@ class EngineArgs:
             self.model = model
         else:
             self.model = load_model(model, device, dtype)
-            tokenizer = model if tokenizer is None else tokenizer
+            tokenizer = model if tokenizer is None and not skip_tokenizer_init else tokenizer
         self.tokenizer = (
             load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         )
@@ -88,6 +108,7 @@ class EngineArgs:
             max_model_len=min(max_model_len or 2048, config.max_position_embeddings),
             long_prefill_token_threshold=long_prefill_token_threshold,
             enable_chunked_prefill=enable_chunked_prefill,
+            cuda_graphs=not enforce_eager,
         )
         self.seed, self.memory = seed, memory
         if memory is None:
@@ -103,18 +124,14 @@ class EngineArgs:
                 else max(for_one, min(for_one * max_num_seqs, in_bytes)),
                 dtype=self.model.dtype,
                 device=self.model.device,
-                prefix_caching=enable_prefix_caching,
+                prefix_caching=enable_prefix_caching is not False,
             )
 
 
 def _check_options(options: dict[str, Any]) -> None:
     """ValueError for an option of vLLM that this engine has not, and for a wrong name."""
     for name, value in options.items():
-        if name in HARMLESS or value in NOT_HERE.get(name, ()):
-            continue
+        if name not in HARMLESS and name not in NOT_HERE:
+            raise ValueError(f"no option {name!r} is known here; see help(EngineArgs)")
         if name in NOT_HERE:
-            raise ValueError(
-                f"{name}={value!r}: vLLM has this, and the engine of this course has not. Leave it "
-                "out, or run the same script with `from vllm import LLM`"
-            )
-        raise ValueError(f"there is no option {name!r}; see help(EngineArgs) for those that are")
+            check_not_here(name, value, NOT_HERE[name])

@@ -4,10 +4,11 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -30,6 +31,7 @@ from tutorial_engine.engine.inputs import (
     sample_ids,
 )
 from tutorial_engine.engine.interrupts import interrupts_wait
+from tutorial_engine.engine.replay import ReplayRunner
 from tutorial_engine.engine.request import Request, RequestOutput, SampleGroup, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
@@ -44,6 +46,8 @@ from tutorial_engine.trace.events import (
     StepBegan,
     StepEnded,
 )
+
+Told = TypeVar("Told")
 
 
 class LLMEngine:
@@ -89,7 +93,10 @@ class LLMEngine:
         self.model, self.tokenizer, self.memory, self.trace = model, tokenizer, memory, memory.trace
         self.clock = WallClock() if clock is None else clock
         self.scheduler = scheduler(self.config, memory, self.clock.now, self.trace)
-        self.runner = ModelRunner(model, memory.storage) if runner is None else runner
+        if runner is None:
+            replays = model.device.type == "cuda" and config.cuda_graphs
+            runner = (ReplayRunner if replays else ModelRunner)(model, memory.storage)
+        self.runner = runner
         self.requests: dict[str, Request] = {}  # request_id -> until its prompt's samples are over
         self.num_steps = 0
         self._inputs = InputProcessor(
@@ -101,7 +108,7 @@ class LLMEngine:
         )
         self._numbers = count()  # of requests that come without an id
         self._next_seed: int | None = None  # for requests that come without a seed
-        self._outputs: dict[str, RequestOutput] = {}  # request_id -> what `step` returns next
+        self._news: dict[str, SampleGroup] = {}  # request_id -> what `step` tells of next
         self._is_torn = False  # was bookkeeping broken off?
         self._take_memory()
         if self.trace is not None:
@@ -110,6 +117,8 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
         """An engine on pages, as vLLM's: model, memory and limits are what `args` say."""
+        if not isinstance(args, EngineArgs):
+            raise ValueError(f"args are an EngineArgs(model=...), got {args!r}")
         engine = cls(args.model, args.tokenizer, args.config, memory=args.memory)
         engine._next_seed = args.seed
         return engine
@@ -153,11 +162,11 @@ class LLMEngine:
         with self._undivided():
             for group in dict.fromkeys(self.requests[name].group for name in names):
                 self._end(group)
-                self._put_output(group)
+                self._has_news(group)
 
     def has_unfinished_requests(self) -> bool:
         """Is there anything left to run, or to return?"""
-        return self.scheduler.has_unfinished or bool(self._outputs)
+        return self.scheduler.has_unfinished or bool(self._news)
 
     def get_num_unfinished_requests(self) -> int:
         """Prompts that are not over."""
@@ -182,7 +191,7 @@ class LLMEngine:
     def _enter(self, groups: Sequence[SampleGroup], arrival: float) -> None:
         check_time("arrival", arrival)
         samples = {sample.request_id: sample for group in groups for sample in group.samples}
-        if here := sorted(samples.keys() & (self.requests.keys() | self._outputs.keys())):
+        if here := sorted(samples.keys() & (self.requests.keys() | self._news.keys())):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")
         with self._undivided():
             self._take_memory()
@@ -202,10 +211,10 @@ class LLMEngine:
         for sample in group.samples:
             self.requests.pop(sample.request_id, None)
 
-    def _put_output(self, group: SampleGroup) -> None:
+    def _has_news(self, group: SampleGroup) -> None:
         """Behind those that are there: what ended first comes first."""
-        self._outputs.pop(group.request_id, None)
-        self._outputs[group.request_id] = group.output()
+        self._news.pop(group.request_id, None)
+        self._news[group.request_id] = group
 
     def _take_memory(self) -> None:
         """From now on it is this engine's. ValueError while it serves another one, or holds things.
@@ -236,8 +245,8 @@ class LLMEngine:
         `has_unfinished_requests()`. What it raises leaves the engine as it was before the step.
         """
         self._run_step()
-        outputs = list(self._outputs.values())
-        self._outputs = {}
+        outputs = [group.output() for group in self._news.values()]
+        self._news = {}
         return outputs
 
     def _run_step(self) -> None:
@@ -250,6 +259,7 @@ class LLMEngine:
     def _schedule(self) -> list[ScheduledRequest]:
         """Who runs how many tokens, and where they go."""
         with self._undivided():
+            self.scheduler.begin_plan()
             if self.trace is not None:
                 self.trace.record(StepBegan)
             scheduled = self.scheduler.schedule()
@@ -269,7 +279,7 @@ class LLMEngine:
             for group in dict.fromkeys(request.group for request in ready):
                 if group.is_over:
                     self._forget(group)
-                self._put_output(group)
+                self._has_news(group)
             if self.trace is not None:
                 self.trace.record(StepEnded, num_tokens)
                 self.trace.step += 1
@@ -304,6 +314,14 @@ class LLMEngine:
                 self._is_torn = True
                 raise
 
+    def warm_up(self) -> None:
+        """Record decode steps of all sizes now, with a bar, and not when each is first needed.
+
+        On a GPU: elsewhere nothing is recorded.
+        """
+        if isinstance(self.runner, ReplayRunner):
+            self.runner.warm_up(self.config.max_num_seqs, self.scheduler.max_len)
+
     # -- until all is done
 
     def run(self, max_steps: int | None = None) -> list[RequestOutput]:
@@ -311,11 +329,13 @@ class LLMEngine:
 
         After an interrupt they are still there, for the next call.
         """
+        if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
+            raise ValueError(f"max_steps is a number of steps or None, got {max_steps!r}")
         end = None if max_steps is None else self.num_steps + max_steps
         while self.scheduler.has_unfinished and (end is None or self.num_steps < end):
             self._run_step()
-        ended = [output for output in self._outputs.values() if output.finished]
-        self._outputs = {}
+        ended = [group.output() for group in self._news.values() if group.is_over]
+        self._news = {}
         return ended
 
     def generate(
@@ -332,8 +352,8 @@ class LLMEngine:
         """
         groups = self._groups(prompts, params)
         with tqdm(total=len(groups), unit="request", disable=not progress) as bar:
-            for output in self._serve(groups):
-                bar.update(output.finished)
+            for is_over in self._serve(groups, lambda group: group.is_over):
+                bar.update(is_over)
         outputs = [group.output() for group in groups]
         for i, output in enumerate(outputs):
             if output.error is not None:
@@ -349,7 +369,7 @@ class LLMEngine:
 
         They enter with the first token; leaving the loop early (or closing it) aborts them.
         """
-        return self._serve(self._groups(prompts, params))
+        return self._serve(self._groups(prompts, params), SampleGroup.output)
 
     def _groups(
         self,
@@ -366,8 +386,10 @@ class LLMEngine:
             for i, (prompt, wanted) in enumerate(pairs)
         ]
 
-    def _serve(self, groups: Sequence[SampleGroup]) -> Iterator[RequestOutput]:
-        """Enter the groups, step until they are over, and yield what is theirs."""
+    def _serve(
+        self, groups: Sequence[SampleGroup], tell: Callable[[SampleGroup], Told]
+    ) -> Iterator[Told]:
+        """Enter the groups, step until they are over, and tell of those that got on."""
         names = {group.request_id for group in groups}
         is_over = not groups
         try:
@@ -375,9 +397,10 @@ class LLMEngine:
             while not is_over:
                 self._run_step()
                 is_over = all(group.is_over for group in groups)
-                mine = [name for name in self._outputs if name in names]
+                mine = [name for name in self._news if name in names]
                 # what is another's stays, for whoever steps next
-                yield from [self._outputs.pop(name) for name in mine]
+                for group in [self._news.pop(name) for name in mine]:
+                    yield tell(group)
         finally:
             try:
                 self._leave(groups)
@@ -394,7 +417,7 @@ class LLMEngine:
             for group in mine:
                 self._end(group)
             for group in groups:
-                self._outputs.pop(group.request_id, None)
+                self._news.pop(group.request_id, None)
 
     def state(self) -> EngineState:
         """Queues and unfinished requests as they stand, in the form that a replay has."""

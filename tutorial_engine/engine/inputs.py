@@ -5,18 +5,32 @@ Knows texts, token ids, the tokenizer and what a model takes; knows no cache and
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 from tokenizers import Tokenizer
 
+from tutorial_engine.checks import check_not_here, check_text
 from tutorial_engine.engine.request import Request, SampleGroup
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.sampling.params import WHAT_HAS_ROOM, SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 
-# Text needs a tokenizer; a table has one of "prompt" and "prompt_token_ids", as in vLLM.
+
+class TextPrompt(TypedDict):
+    """A prompt as vLLM writes it: text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as vLLM writes it: token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+# Text needs a tokenizer; a table is one of the two above.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
@@ -56,13 +70,15 @@ class InputProcessor:
         token_ids = token_ids_of(prompt, self.tokenizer, name)
         check_token_ids(name, token_ids, self.vocab_size)
         self.check(name, len(token_ids))
+        room = self.max_len - len(token_ids)
+        if params.max_tokens == WHAT_HAS_ROOM:
+            params = replace(params, max_tokens=room)
         each = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
         samplers = sampler if isinstance(sampler, list | tuple) else [sampler]
         if sampler is None:
             samplers = [Sampler(one_params, self.eos_token_ids) for one_params in each]
         if len(samplers) != params.n or not all(isinstance(s, Sampler) for s in samplers):
             raise ValueError(f"{params.n} continuations need as many Samplers, got {sampler!r}")
-        room = self.max_len - len(token_ids)
         samples = []
         for i, (sample_params, own) in enumerate(zip(each, samplers, strict=True)):
             checker = StopChecker(sample_params, self.eos_token_ids, self.tokenizer, room)
@@ -81,10 +97,13 @@ def token_ids_of(
         known = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not known:
             raise ValueError(f'{name} is a table without "prompt" or "prompt_token_ids"')
+        for key in prompt.keys() - {"prompt_token_ids", "prompt"}:
+            check_not_here(f"{key} of {name}", prompt[key])
         prompt = prompt[known[0]]
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError(f"{name} is text: pass tokenizer=load_tokenizer(...) as well")
+        check_text(name, prompt)
         token_ids = tokenizer.encode(prompt).ids
     elif isinstance(prompt, list | tuple | range):
         token_ids = list(prompt)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.args import EngineArgs
-from tutorial_engine.engine.chat import Message, load_chat_template
+from tutorial_engine.engine.chat import ChatTemplate, Message, load_chat_template
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.inputs import Prompt
 from tutorial_engine.engine.request import RequestOutput
@@ -53,20 +53,25 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, for one conversation or several, written by the checkpoint's own template.
 
-        A conversation is a list of {"role": "user", "content": "Hello"}. ValueError where the
-        checkpoint has no template.
+        A conversation is a list of {"role": "user", "content": "Hello"}. `chat_template` is the
+        text of another template; the kwargs go to it, as enable_thinking=False for Qwen3.
+        ValueError where there is none.
         """
         template = self._checkpoint and load_chat_template(self._checkpoint)
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, template.special_tokens if template else None)
         if not template:
-            raise ValueError("this checkpoint has no chat template: use generate with plain text")
+            raise ValueError("this checkpoint has no chat template: hand one in, or use generate")
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         each: Any = [messages] if is_one else messages
         prompts = [
-            template.render(conversation, add_generation_prompt=add_generation_prompt)
+            template.render(conversation, add_generation_prompt, **(chat_template_kwargs or {}))
             for conversation in each
         ]
         self._warn_of_greedy(sampling_params)

@@ -60,7 +60,7 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     cumulative_logprob: float | None
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
@@ -82,7 +82,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
@@ -140,9 +140,9 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def output_token_ids(self) -> tuple[int, ...]:
+    def output_token_ids(self) -> list[int]:
         """The tokens sampled so far."""
-        return tuple(self.token_ids[self.num_prompt_tokens :])
+        return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def status(self) -> RequestStatus:
@@ -239,7 +239,7 @@ class SampleGroup:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=tuple(first.token_ids[: first.num_prompt_tokens]),
+            prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
             outputs=[sample.completion() for sample in self.samples],
             finished=is_over,
             metrics=metrics if is_over else metrics._replace(finished=None),

@@ -13,8 +13,9 @@ from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.inputs import check_token_ids
 from tutorial_engine.engine.request import Request, ScheduledRequest
-from tutorial_engine.model.attention import AttentionBackend, KVCache, fast_attention
+from tutorial_engine.model.attention import AttentionBackend, KVCache
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batched_attention import fast_attention
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
 
@@ -52,9 +53,17 @@ def forward(
     runs, for a request that has nothing to run or no room, or that is there twice.
     """
     _check(model, requests)
-    scheduled = [_allocate(cache, request, num_tokens) for request in requests]
-    attention = attention or fast_attention(model.device, cache.storage)
-    hidden = run_scheduled(model, attention, scheduled)
+    attention = attention or fast_attention(model.device, cache.storage, model.dtype)
+    try:
+        scheduled = [_allocate(cache, request, num_tokens) for request in requests]
+        hidden = run_scheduled(model, attention, scheduled)
+    except BaseException:  # nothing was written that counts, and nobody may find it
+        for request in requests:
+            if request.num_computed_tokens:
+                cache.commit(request.request_id, request.token_ids, request.num_computed_tokens)
+            else:
+                cache.free(request.request_id)
+        raise
     for request, num_run, allocation in scheduled:
         request.num_computed_tokens = allocation.first_position + num_run
         cache.commit(request.request_id, request.token_ids, request.num_computed_tokens)
@@ -142,7 +151,7 @@ Run = Callable[[Sequence[Request]], Tensor]
 
 def run_with_cache(model: Qwen3ForCausalLM, cache: KVMemory, chunk_size: int | None = None) -> Run:
     """Each token is run once: `prefill`, then one token at a time. For one loop at a time."""
-    attention = fast_attention(model.device, cache.storage)
+    attention = fast_attention(model.device, cache.storage, model.dtype)
     return lambda requests: prefill(model, cache, requests, chunk_size, attention)
 
 
@@ -182,7 +191,9 @@ class ModelRunner:
                 "itself alone: make it with memory.storage"
             )
         self.model, self.storage = model, storage
-        self.attention = fast_attention(model.device, storage) if attention is None else attention
+        if attention is None:
+            attention = fast_attention(model.device, storage, model.dtype)
+        self.attention = attention
         self.num_forwards = self.num_tokens = 0
 
     @torch.inference_mode()

@@ -51,6 +51,8 @@ class Scheduler:
         self.can_chunk = self.can_chunk and config.enable_chunked_prefill
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission
+        self._is_open = False  # is there a plan that was not counted?
+        self._admitted: list[Request] = []  # by this plan
 
     @property
     def has_unfinished(self) -> bool:
@@ -113,6 +115,20 @@ class Scheduler:
             self.add(child, place)
         return queued
 
+    def begin_plan(self) -> None:
+        """If the last plan was broken off, what it promised was never written: forget it.
+
+        Who was admitted by it may share such blocks, so it waits again.
+        """
+        if self._is_open:
+            for request in reversed(self._admitted):
+                if request in self.running:
+                    self.preempt(request)
+            for request in self.running:
+                computed = request.num_computed_tokens
+                self.memory.commit(request.request_id, request.token_ids, computed)
+        self._is_open, self._admitted = True, []
+
     def schedule(self) -> list[ScheduledRequest]:
         """Plan the next step: who runs how many tokens. Empty only when there is nothing to do."""
         plan = StepPlan(self.config.max_num_batched_tokens)
@@ -169,6 +185,7 @@ class Scheduler:
         request.num_computed_tokens = allocation.first_position  # so many were found
         self.waiting.remove(request)
         self.running.append(request)
+        self._admitted.append(request)
         self._note_admission(request)
         self._schedule(plan, request, allocation)
         return True
@@ -275,6 +292,7 @@ class Scheduler:
             self._record(events.TokenSampled, request, token.token_id)
             if finish is not None:
                 self.end(request, RequestStatus.FINISHED, finish)
+        self._is_open = False
 
     def fail(self, request: Request, fault: Exception) -> None:
         """End it alone, with a reason; all others go on, the other samples of its prompt too."""

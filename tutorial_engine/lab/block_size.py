@@ -64,10 +64,12 @@ def _bookkeeping(requests: Sequence[tuple[list[int], int]], size: int) -> float:
     began = time.thread_time()
     for i, (ids, prompt_len) in enumerate(requests):
         blocks.admit(str(i), ids[:prompt_len])
-        blocks.commit(str(i), ids, prompt_len)
+        blocks.cache_full_blocks(str(i), ids, prompt_len)
+        blocks.commit(str(i), prompt_len)
         for end in range(prompt_len + 1, len(ids) + 1):
             blocks.extend(str(i), end - 1, end)
-            blocks.commit(str(i), ids, end)
+            blocks.cache_full_blocks(str(i), ids, end)
+            blocks.commit(str(i), end)
     for i in range(len(requests)):
         blocks.free(str(i))
     return (time.thread_time() - began) / sum(len(ids) for ids, _ in requests)

@@ -106,7 +106,7 @@ class Dial:
         self.storage = KVStorage(spec, num_slots, model.device)
 
     @cached_property
-    def expected(self) -> list[tuple[int, ...]]:
+    def expected(self) -> list[list[int]]:
         """The tokens of each request alone, by the loop that has no scheduler."""
         tokens = []
         for _, prompt, params, _ in self.arrivals:

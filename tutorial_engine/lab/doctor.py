@@ -132,6 +132,13 @@ def check_torch() -> Iterator[Finding]:
     elif torch.backends.mps.is_available():
         device = "mps"
     yield Finding(Mark.OK, f"device: {device}; processor: {processor_name()}")
+    if torch.cuda.is_available():
+        from tutorial_engine.model.batched_attention import varlen_kernel
+
+        kernel, why = varlen_kernel(torch.device("cuda"), torch.bfloat16)
+        fallback = "" if kernel else "; decode steps are padded"
+        yield Finding(Mark.OK, f"attention on the GPU, bf16: {why}{fallback}")
+        yield Finding(Mark.OK, "decode steps on the GPU: recorded and replayed (CUDA graphs)")
     abilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     fast = [name for name, has in abilities.items() if has and "bf16" in name]
     told = f"fast ({', '.join(fast)})" if fast else "no fast path is known: stay with float32"

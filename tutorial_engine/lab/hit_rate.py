@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -22,15 +23,18 @@ SHORT = "the prompts are shorter than a block"
 BEGINS = "what differs stands at the beginning"
 SALT = "the salts differ"
 EVICTED = "the blocks were taken for another request in between"
-SAME_STEP = "both came in the same step"
-CAUSES = (SHORT, BEGINS, SALT, EVICTED, SAME_STEP)
+NOT_YET = "no block was full yet when the other one came"
+CAUSES = (SHORT, BEGINS, SALT, EVICTED, NOT_YET)
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 OTHER = "The little dog was very happy."
 
 
 class Recipe(NamedTuple):
-    """What a run is made of. `together`: A and C come in one step, else C comes when A is over."""
+    """What a run is made of. `together`: A and C come in one step, else C comes when A is over.
+
+    `chunk`: a step runs so many tokens of a request, at most.
+    """
 
     a: str = STORY + " Anna had a dog."
     b: str = OTHER
@@ -39,6 +43,7 @@ class Recipe(NamedTuple):
     num_blocks: int = 24
     salts: tuple[str, str, str] = ("", "", "")
     together: bool = False
+    chunk: int | None = None
 
 
 LONG = " ".join([OTHER] * 3)
@@ -48,7 +53,7 @@ MONDAY, FRIDAY = "Monday, 9:15.", "Friday, 10:40."
 RECIPES: dict[str, tuple[Recipe, Recipe]] = {
     EVICTED: (Recipe(b=LONG, num_blocks=11), Recipe(b=LONG, num_blocks=36)),
     SHORT: (Recipe(a=DOG, c=CAT, block_size=16, num_blocks=6), Recipe(a=DOG, c=CAT)),
-    SAME_STEP: (Recipe(together=True), Recipe()),
+    NOT_YET: (Recipe(together=True, chunk=3), Recipe(together=True)),
     SALT: (Recipe(salts=("user 1", "", "user 2")), Recipe(salts=("all", "", "all"))),
     BEGINS: (
         Recipe(a=f"{MONDAY} {STORY}", c=f"{FRIDAY} {STORY}"),
@@ -75,7 +80,8 @@ class Case:
     def describe(self) -> str:
         """What one can see: the settings, the prompts with their salts, and the log."""
         recipe, lines = self.recipe, [f"{self.name}: prefix cache hit rate {self.rate:.0%}"]
-        lines.append(f"  {recipe.num_blocks} blocks of {recipe.block_size} tokens")
+        chunks = f", at most {recipe.chunk} tokens of a request in a step" if recipe.chunk else ""
+        lines.append(f"  {recipe.num_blocks} blocks of {recipe.block_size} tokens{chunks}")
         prompts = zip("ABC", (recipe.a, recipe.b, recipe.c), recipe.salts, strict=True)
         for name, text, salt in prompts:
             lines.append(f"  {name}: {text!r}, salt {salt!r}")
@@ -133,7 +139,8 @@ def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Tra
         device=model.device,
         trace=recorder,
     )
-    engine = LLMEngine(model, tokenizer, memory=memory, clock=VirtualClock())
+    config = EngineConfig(long_prefill_token_threshold=recipe.chunk)
+    engine = LLMEngine(model, tokenizer, config, memory=memory, clock=VirtualClock())
     prompts = dict(zip("ABC", (recipe.a, recipe.b, recipe.c), strict=True))
     salts = dict(zip("ABC", recipe.salts, strict=True))
     params = SamplingParams(max_tokens=2, ignore_eos=True)

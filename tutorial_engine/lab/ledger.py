@@ -22,10 +22,17 @@ from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.replay import ReplayRunner
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelRunner, Run, run_with_cache, run_without_cache
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
+from tutorial_engine.model.batched_attention import (
+    BatchedAttention,
+    Varlen,
+    varlen_by_sequence,
+    varlen_kernel,
+)
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -327,6 +334,35 @@ def in_place_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Led
             f"in place, {name}, forked": path(pages(4), forked=True),
         }
     return paths
+
+
+def batched_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+    """Name → path whose attention is one call for all: what a GPU does, decode steps replayed.
+
+    Where there is no GPU the kernel's work is done sequence by sequence, and a step is called again
+    in place of being replayed.
+    """
+
+    def engine(kind: str, varlen: Varlen | None) -> LLMEngine:
+        config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=16)
+        place: Any = {"dtype": model.dtype, "device": model.device, "trace": Recorder()}
+        memory: KVMemory = StaticKVCache.from_config(
+            model.config, max_seqs=config.max_num_seqs, max_len=max_len, **place
+        )
+        if kind == "pages":
+            memory = PagedKVCache.from_config(model.config, block_size=4, num_blocks=256, **place)
+        elif kind == "cells":
+            memory = CellKVCache.from_config(model.config, 1024, **place)
+        assert isinstance(memory.storage, KVStorage), "so is each of the three"
+        runner = ReplayRunner(model, memory.storage, BatchedAttention(memory.storage, varlen))
+        return LLMEngine(model, config=config, memory=memory, runner=runner)
+
+    kernel = varlen_kernel(model.device, model.dtype)[0] or varlen_by_sequence
+    return {
+        f"one call, {how}, on {kind}": engine_path(partial(engine, kind, varlen), apart=2)
+        for how, varlen in (("end to end", kernel), ("padded", None))
+        for kind in ("rows", "pages", "cells")
+    }
 
 
 def _pages(model: Qwen3ForCausalLM, block_size: int, prefix_caching: bool = False) -> MakeMemory:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import by_kv_head, by_token, tables_of
-from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batched_attention import fast_attention
 
 QUERY_TILE = 64  # queries that meet a run of blocks together
 LONG_RUN = 8  # neighbouring blocks that are worth a matmul of their own

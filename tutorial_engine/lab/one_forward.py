@@ -23,8 +23,8 @@ from tutorial_engine.lab.roofline import (
     measure_peak_flops,
     weight_bytes,
 )
-from tutorial_engine.model.attention import fast_attention
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.batched_attention import fast_attention
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams

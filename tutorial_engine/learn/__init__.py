@@ -4,54 +4,46 @@ It may know everything below it; the engine never imports it. What it hands out 
 is first asked for.
 """
 
-from importlib import import_module
-from typing import Any
+from tutorial_engine.doors import hands_out
 
-_HANDS_OUT = {  # module → its names for notebooks
-    "block_attention_check": ("check_block_attention",),
-    "block_checks": (
-        *("check_free", "check_stale", "check_take"),
-        *("log_text", "stale_log", "wrong_texts"),
-    ),
-    "bugs": ("BUGS_01", "diff", "planted", "zoo"),
-    "bugs_02": ("BUGS_02",),
-    "bugs_03": ("BUGS_03",),
-    "bugs_04": ("BUGS_04", "StaleBlocks", "stress", "stress_table"),
-    "capstone": ("Adapted", "check_engine"),
-    "cause_check": ("check_causes",),
-    "checks_01": (
-        *("check_attention", "check_induction_score", "check_kv_bytes", "check_kv_head"),
-        *("check_layer", "check_project", "check_rope", "check_window_mask"),
-    ),
-    "checks_02": (
-        *("check_cache", "check_floor", "check_run_new", "check_slots_to_write"),
-        *("check_static_cache", "check_top_p", "check_why_finished", "least_seconds"),
-    ),
-    "checks_03": (
-        *("check_budget", "check_fair", "check_metrics", "check_num_tokens"),
-        *("check_plan", "check_shortest"),
-    ),
-    "checks_04": ("check_context_shift", "check_num_blocks", "check_slots", "check_visible"),
-    "checks_a1": ("check_rank_mlp",),
-    "dry_runs": ("Job", "dry_run", "steps"),
-    "eager_pages": ("EagerPages", "cost", "drama", "tokens"),
-    "earlier": ("bring",),
-    "elsewhere": ("box", "in_vllm", "names_elsewhere"),
-    "find_check": ("check_find",),
-    "give_way_check": ("check_slots_for",),
-    "own": ("LayerWeights", "OwnAttention"),
-    "own_engine": ("OwnEngine",),
-    "own_server": ("OwnServer",),
-    "parts": ("yours",),
-    "predict": ("Predictions",),
-    "source": ("show_source",),
-    "verdict": ("check_close",),
-}
-_HOME = {name: module for module, names in _HANDS_OUT.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return found
+__getattr__, __all__ = hands_out(
+    __name__,
+    {
+        "block_attention_check": "check_block_attention",
+        "block_checks": ("check_free, check_stale, check_take, log_text, stale_log, wrong_texts"),
+        "bugs": "BUGS_01, diff, planted, zoo",
+        "bugs_02": "BUGS_02",
+        "bugs_03": "BUGS_03",
+        "bugs_04": "BUGS_04, StaleBlocks, stress, stress_table",
+        "capstone": "Adapted, check_engine",
+        "cause_check": "check_causes",
+        "checks_01": (
+            "check_attention, check_induction_score, check_kv_bytes, check_kv_head, "
+            "check_layer, check_project, check_rope, check_window_mask"
+        ),
+        "checks_02": (
+            "check_cache, check_floor, check_run_new, check_slots_to_write, "
+            "check_static_cache, check_top_p, check_why_finished, least_seconds"
+        ),
+        "checks_03": (
+            "check_budget, check_fair, check_metrics, check_num_tokens, check_plan, check_shortest"
+        ),
+        "checks_04": "check_context_shift, check_num_blocks, check_slots, check_visible",
+        "checks_a1": "check_rank_mlp",
+        "checks_a3": "check_hits, check_log",
+        "dry_runs": "Job, dry_run, steps",
+        "eager_pages": "EagerPages, cost, drama, tokens",
+        "earlier": "bring",
+        "elsewhere": "box, names_elsewhere",
+        "find_check": "check_find",
+        "give_way_check": "check_slots_for",
+        "own": "LayerWeights, OwnAttention",
+        "own_engine": "OwnEngine",
+        "own_server": "OwnServer",
+        "parts": "yours",
+        "predict": "Predictions",
+        "source": "show_source",
+        "verdict": "check_close",
+        "vllm_places": "Places, in_vllm",
+    },
+)

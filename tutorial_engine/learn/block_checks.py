@@ -21,9 +21,15 @@ from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockT
 # ---- eviction
 
 Part = Callable[..., object]
-FREE_CASES = (  # a table, ref_cnt, the free queue
-    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8]),
-    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7]),  # another holds 0 and 1
+FREE_CASES = (  # a table, ref_cnt, the free queue, names
+    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], dict(enumerate("abcd"))),
+    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e"}),  # another holds 0 and 1
+    (
+        [5, 2, 9, 3],  # two equal blocks were computed, so one of them has no name
+        {5: 1, 2: 1, 9: 1, 3: 1},
+        [7, 8],
+        {5: "a", 2: "b", 9: None, 3: None},
+    ),
 )
 FREE_SLIPS: Slips = slips_of(
     right_free,
@@ -31,21 +37,25 @@ FREE_SLIPS: Slips = slips_of(
     reversed(table) → table
         head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
         nothing, though 1, 2 and 3 are still there; last block first
-    reversed(table) → table
-    append(block) → insert(0, block)
-        put them at the end: 7 and 8 have been free for longer
-    append(block) → insert(0, block)
-        put them at the end, the last block first
-    free_queue.append(block) → pass
+    nameless + free_queue + named → free_queue + named + nameless
+        nobody can find the blocks without a name, so they are taken first: put them in front
+    nameless + free_queue + named → free_queue + gone
+        nobody can find the blocks without a name, so they are taken first: put them in front of all
+    nameless + free_queue + named → nameless[::-1] + free_queue + named
+        in front, too, the last block of the table comes first
+    nameless + free_queue + named → gone + free_queue
+        put those with a name at the end: 7 and 8 have been free for longer
+    free_queue[:] = → free_queue =
         four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + ...`
-        makes a new list that nobody else sees: change it in place, free_queue.append(block)
-    reversed(table) → ()
+        makes a new list that nobody else sees: change it in place, free_queue[:] = ...
+    for block in table: → for block in ():
+    == 0] → < 0]
         neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
-        append to free_queue
-    if ref_cnt[block] == 0 → if True
+        put the blocks into free_queue
+    if ref_cnt[block] == 0] → ]
         a block that is in another's table still (ref_cnt 2) is not free
-    ref_cnt[block] -= 1 →
-    == 0 → == 1
+    ref_cnt[block] -= 1 → pass
+    == 0] → == 1]
         nobody holds a block that is free: count down in ref_cnt to 0
     ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
         who gives a block back that another holds counts down, too
@@ -53,23 +63,30 @@ FREE_SLIPS: Slips = slips_of(
 )
 
 
-def _freed(free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int]) -> list[Any]:
+Names = dict[int, Any]  # block → its name, or None
+
+
+def _freed(
+    free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], names: Names
+) -> list[Any]:
     """The queue and the counts, after the table was given back."""
     held = list(table)
-    free(table, ref_cnt, queue)
+    free(table, ref_cnt, queue, names)
     return [queue, [ref_cnt.get(block, 0) for block in held]]
 
 
 def check_free(free: Part) -> Verdict:
-    """Check free(table, ref_cnt, free_queue): by hand, then beside the package's BlockManager."""
+    """Check free(table, ref_cnt, free_queue, names): by hand, then beside our BlockManager."""
 
-    def where(got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int]) -> str:
+    def where(
+        got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], names: Names
+    ) -> str:
         if got == [queue, list(ref_cnt.values())] and has_gap(free):
             raise Told(Verdict(None, "not done yet: there is still a `...` in free"))
         counts = dict(zip(table, got[1], strict=True))
         return (
-            f"the table {table}, ref_cnt {ref_cnt} and the queue {queue} became ref_cnt {counts} "
-            f"and the queue {got[0]}"
+            f"the table {table}, ref_cnt {ref_cnt}, the names {names} and the queue {queue} became "
+            f"ref_cnt {counts} and the queue {got[0]}"
         )
 
     return judge(
@@ -154,7 +171,8 @@ def _beside_ours(free: Part, take: Part, seed: int) -> str:
                 if frees:
                     blocks.free(name)
                 elif blocks.admit(name, tokens) is not None:
-                    blocks.commit(name, tokens, len(tokens))
+                    blocks.cache_full_blocks(name, tokens, len(tokens))
+                    blocks.commit(name, len(tokens))
         except PartFailed as failed:
             return f"operation {number} (seed {seed}): {failed}"
         for what, mine, right in (

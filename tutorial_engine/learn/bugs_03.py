@@ -23,9 +23,9 @@ BUGS_03: Zoo = {
         Batch,
         "from_allocations",
         (
-            "(allocation.context_slots for allocation in allocations)",
-            "(a.context_slots for a in "
-            "(allocations[::-1] if len(ids) == len(firsts) else allocations))",
+            "[one.context_slots for one in allocations]",
+            "[a.context_slots for a in "
+            "(allocations[::-1] if len(ids) == len(firsts) else allocations)]",
         ),
     ),
     "one generator for all requests": edited(

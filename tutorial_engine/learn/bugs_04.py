@@ -39,10 +39,11 @@ BUGS_04: Zoo = {
     ),
     "found before it is written": edited(
         BlockManager,
-        "admit",
+        "cache_full_blocks",
         (
-            "return len(hits)",
-            "self.commit(seq_id, token_ids, len(token_ids)); return len(hits)",
+            "size, chain = self.block_size, self._chains[seq_id]",
+            "size, chain = self.block_size, self._chains[seq_id]; "
+            "num_tokens = min(len(token_ids), len(self.tables[seq_id]) * size)",
         ),
     ),
     "a shared block is written": edited(
@@ -50,7 +51,7 @@ BUGS_04: Zoo = {
         "_is_own",
         ("self.blocks[block].ref_cnt == 1 and self.blocks[block].hash is None", "True"),
     ),
-    "blocks are freed head first": edited(BlockManager, "free", ("[::-1]", "")),
+    "blocks are freed head first": edited(BlockManager, "_give_back", ("reversed(table)", "table")),
 }
 
 
@@ -111,7 +112,7 @@ def serve(
         try:
             for output in engine.run(max_steps=1):
                 tokens[output.request_id] = tuple(
-                    completion.token_ids for completion in output.outputs
+                    tuple(completion.token_ids) for completion in output.outputs
                 )
         except AssertionError as stopped:
             complaint = complaint or str(stopped)
@@ -156,7 +157,7 @@ class Scene(NamedTuple):
 
 WHOLE = EngineConfig(max_model_len=64, max_num_seqs=1)
 TOGETHER = EngineConfig(max_model_len=64, max_num_seqs=3)
-IN_CHUNKS = replace(TOGETHER, long_prefill_token_threshold=BLOCK_SIZE)
+IN_CHUNKS = replace(TOGETHER, long_prefill_token_threshold=BLOCK_SIZE + 2)
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
 THREE = replace(GREEDY, n=3, temperature=1.0, seed=0)
 

@@ -59,22 +59,6 @@ def names_elsewhere() -> str:
 
 
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33", "SGLang 0.5.19", "llama.cpp, build 10970"
-VLLM_SCHEDULER = {  # ours -> in vllm/v1/core/sched/scheduler.py, unless another file is named
-    "engine.request.Request.num_new_tokens": "num_new_tokens, in both loops",
-    "engine.scheduler.Scheduler.schedule_running": "Scheduler.schedule, the first loop",
-    "engine.scheduler.Scheduler.schedule_waiting": "Scheduler.schedule, the second loop",
-    "engine.scheduler.Scheduler.preempt": "Scheduler._preempt_request",
-    "cache.memory.KVMemory.allocate": "KVCacheManager.allocate_slots (another file)",
-}
-
-
-def in_vllm() -> str:
-    """The parts of our scheduler and vLLM's, a line each. Errors as `find`."""
-    lines = [f"{'here':24}{VLLM}, vllm/v1/core/sched/scheduler.py"]
-    for ours, theirs in VLLM_SCHEDULER.items():
-        find(ours)
-        lines.append(f"{ours.rpartition('.')[2]:24}{theirs}")
-    return "\n".join(lines)
 
 
 class Box(NamedTuple):
@@ -112,9 +96,10 @@ BOXES = {
         "vLLM asks for room for the whole prompt, as here; SGLang adds a guess of the output; "
         "llama.cpp asks only for a free slot.",
         "cache.paged.PagedKVCache.tokens_to_admit",
-        "The whole prompt must fit, and its blocks are taken at once.",
-        "The whole prompt must fit (scheduler_reserve_full_isl in vllm/config/scheduler.py, on by "
-        "default), but blocks are taken chunk by chunk (KVCacheManager.allocate_slots in "
+        "The whole prompt must fit, but its blocks are taken chunk by chunk.",
+        "The same: the whole prompt must fit (scheduler_reserve_full_isl in "
+        "vllm/config/scheduler.py, on by default), and blocks are taken chunk by chunk "
+        "(KVCacheManager.allocate_slots in "
         "vllm/v1/core/kv_cache_manager.py). Before pull request 37307 the first chunk decided; its "
         "author saw a server fall from about 100 to 1.5 tokens a second.",
         "The rest of the prompt and a guess of the tokens to come must fit "
@@ -125,14 +110,12 @@ BOXES = {
     ),
     "same_step": Box(
         "two requests with the same beginning in the same step",
-        "In vLLM the second one finds the beginning at once; in SGLang it depends on the "
+        "In vLLM the second one finds the beginning at once, as here; in SGLang it depends on the "
         "policy; in llama.cpp both run it.",
-        "cache.blocks.BlockManager.commit",
-        "A block gets its name after the forward, so both run the beginning.",
-        "The blocks that this step computes get their names when it is planned, those of later "
-        "chunks do not (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py). The "
-        "second request finds them in the same step: each layer writes the K and V of all requests "
-        "before anybody reads them.",
+        "cache.blocks.BlockManager.cache_full_blocks",
+        "The blocks that a step computes get their names when it is planned, so the second request "
+        "finds them in the same step.",
+        "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
         "With the policy lpm one of the two is held back until the other has filled the cache "
         "(SchedulePolicy._compute_prefix_matches in "
         "python/sglang/srt/managers/schedule_policy.py). With fcfs both run the beginning.",

@@ -21,7 +21,7 @@ from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.learn.parts import CannotBe, Parts, whole, whole_numbers
 from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.rope import RotaryEmbedding
-from tutorial_engine.trace.events import BlockFreed, Recorder
+from tutorial_engine.trace.events import Recorder
 
 Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
 NameOf = Callable[[Any, Sequence[int]], Any]  # (name of the block before or None, tokens) -> name
@@ -46,12 +46,16 @@ def slots(block_table: Sequence[int], block_size: int, num_tokens: int) -> list[
     return [block_table[p // block_size] * block_size + p % block_size for p in range(num_tokens)]
 
 
-def free(table: list[int], ref_cnt: dict[int, int], free_queue: list[int]) -> None:
+def free(
+    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], names: dict[int, Any]
+) -> None:
     """One request gives its table back: ref_cnt and free_queue change in place."""
-    for block in reversed(table):
+    for block in table:
         ref_cnt[block] -= 1
-        if ref_cnt[block] == 0:
-            free_queue.append(block)
+    gone = [block for block in reversed(table) if ref_cnt[block] == 0]
+    nameless = [block for block in gone if names[block] is None]
+    named = [block for block in gone if names[block] is not None]
+    free_queue[:] = nameless + free_queue + named
 
 
 def take(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:
@@ -141,27 +145,16 @@ class OwnBlocks(BlockManager):
                 )
         return hashes
 
-    def free(self, seq_id: str) -> None:
+    def _give_back(self, table: Sequence[int]) -> None:
+        """Of a sequence that is over; or of a copy-on-write, which loses one block."""
         if self.parts.is_package("free"):
-            return super().free(seq_id)
-        if table := self.tables.pop(seq_id, []):
-            self._give_back(table)
-        for block in reversed(table):
-            self._record(BlockFreed, seq_id, block)
-        self._chains.pop(seq_id, None)
-
-    def _release(self, block: int) -> None:
-        if "free" in self.parts.own:  # a copy-on-write: the table loses this block alone
-            self._give_back([block])
-        else:
-            super()._release(block)
-
-    def _give_back(self, table: list[int]) -> None:
+            return super()._give_back(table)
+        names = {number: block.hash for number, block in enumerate(self.blocks)}
         held = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
         want = {number: count - (number in table) for number, count in held.items()}
         queue = list(self.free_queue)
         with self.parts.blamed("free"):
-            self.parts("free", list(table), held, queue)
+            self.parts("free", list(table), held, queue, names)
             counts = {number: whole(held.get(number, 0)) for number in want}
             free_ones = sorted(number for number, count in want.items() if count == 0)
             if counts != want or sorted(queue) != free_ones:

@@ -7,7 +7,7 @@ are. A wrong part is told, and the package's runs in its place.
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
 
@@ -28,6 +28,14 @@ from tutorial_engine.engine.inputs import (
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.beside_vllm import (
+    LIMITS,
+    Beside,
+    Run,
+    beside,
+    decide_again,
+    recorded_decisions,
+)
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
 from tutorial_engine.learn.own_engine import OwnSampler
@@ -55,6 +63,8 @@ NAMES = {
     "pages": ("num_blocks", "slots", "free", "take", "find", "block_attention"),
     "cells": ("visible",),
 }
+VLLM_RUNS = {"rows": (0, 35), "pages": (17, 28)}  # with rows no memory that is too small
+DECIDING = ("num_tokens_to_run", "plan_step", *POLICIES, "free", "take", "find")
 INSIDE = {"num_tokens_to_run": "plan_step", "project": "layer", "rope": "layer"}
 
 
@@ -71,6 +81,24 @@ class OwnRun:
 
     def __repr__(self) -> str:
         return f"{len(self.outputs)} requests in {self.trace.num_steps} steps"
+
+
+class BesideVLLM(NamedTuple):
+    """How many of vLLM's steps the learner's parts decide, too, and the first that they do not."""
+
+    names: Sequence[str]
+    runs: Sequence[Beside]
+
+    def __repr__(self) -> str:
+        who = f"Your {', '.join(self.names)}" if self.names else "The package"
+        same = sum(run.num_same for run in self.runs)
+        steps = sum(run.num_steps for run in self.runs)
+        mark = "✔" if same == steps else "✘"
+        told = [f"{mark} {who} decided the same as vLLM in {same} of {steps} steps."]
+        others = [run.first_difference for run in self.runs if run.first_difference]
+        if others:
+            told.append(f"The first other step is {others[0]}")
+        return "\n".join(told)
 
 
 class OwnServer(PartsHolder):
@@ -291,17 +319,45 @@ class OwnServer(PartsHolder):
         self,
         asked: Sequence[tuple[str, list[int], SamplingParams]],
         max_model_len: int | None,
-    ) -> dict[str, list[tuple[int, ...]]]:
+    ) -> dict[str, list[list[int]]]:
         """Request → its tokens when the package's engine serves nobody else."""
         config = EngineConfig(max_model_len=max_model_len)
         engine = LLMEngine(self.model, self.tokenizer, config)
         return {name: _tokens(engine.generate([ids], params)[0]) for name, ids, params in asked}
 
+    # -- beside vLLM
+
+    def beside_vllm(self) -> "BesideVLLM":
+        """Situations that were recorded from vLLM, planned again by the parts: the same steps?
+
+        With rows the plans are compared, with pages hits, preemptions and blocks, too.
+        """
+        if self.memory not in VLLM_RUNS:
+            raise ValueError("vLLM has blocks: its runs fit memory='rows' and memory='pages'")
+        recorded = recorded_decisions()
+        runs = [recorded[number] for number in VLLM_RUNS[self.memory]]
+        return self.settle(lambda: self._beside(runs), lambda _: "")
+
+    def _beside(self, runs: Sequence[Run]) -> "BesideVLLM":
+        names = [name for name in self._deciding if name in DECIDING]
+        found = []
+        for run in runs:
+            engine = self.engine(
+                num_blocks=run["num_blocks"],
+                block_size=run["block_size"],
+                prefix_caching=run["enable_prefix_caching"],
+                **{name: run[name] for name in LIMITS},
+            )
+            # who computes attention decides nothing here
+            engine.runner = ModelRunner(self.model, engine.memory.storage)
+            found.append(beside(run, decide_again(run, engine).steps, "yours"))
+        return BesideVLLM(names, found)
+
     @property
-    def label(self) -> str:
-        """The name of `path` in the ledger: which of the learner's parts decide there."""
+    def _deciding(self) -> list[str]:
+        """The learner's parts that decide in an engine, those inside others aside."""
         own = self.parts.own
-        names = [
+        return [
             name
             for name in self.names
             if name in own
@@ -309,6 +365,11 @@ class OwnServer(PartsHolder):
             and INSIDE.get(name) not in own
             and (name not in POLICIES or name == self.policy)
         ]
+
+    @property
+    def label(self) -> str:
+        """The name of `path` in the ledger: which of the learner's parts decide there."""
+        names = self._deciding
         return f"yours ({', '.join(names)})" if names else "server (the package's parts)"
 
     def path(self, **limits: Any) -> LedgerPath:
@@ -322,7 +383,7 @@ def _names(count: int) -> list[str]:
     return [letters[i % 26] + (str(i // 26) if i >= 26 else "") for i in range(count)]
 
 
-def _tokens(output: RequestOutput) -> list[tuple[int, ...]]:
+def _tokens(output: RequestOutput) -> list[list[int]]:
     return [completion.token_ids for completion in output.outputs]
 
 

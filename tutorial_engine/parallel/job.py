@@ -144,7 +144,7 @@ def serve(
     if errors := [output.error for output in outputs if output.error is not None]:
         raise RuntimeError(f"a request failed: {errors[0]}")
     return Served(
-        tuple(output.outputs[0].token_ids for output in outputs),
+        tuple(tuple(output.outputs[0].token_ids) for output in outputs),
         tuple(output.outputs[0].text for output in outputs),
         [torch.stack(sampler.logits).cpu() for sampler in samplers],
         recorder.trace(),

@@ -4,9 +4,12 @@ Knows names and ranges; knows no logits, no text and no model.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from typing import Any, NamedTuple, TypeGuard
+
+from tutorial_engine.checks import check_not_here
 
 
 class Range(NamedTuple):
@@ -33,6 +36,9 @@ class SamplingParams:
     or ≥ V is off. max_tokens and min_tokens count sampled tokens. `stop` is one string or several;
     it and stop_token_ids are tuples afterwards. logprobs=N asks for the N best and the sampled one.
     n continuations of the prompt: an engine's (notebook 04); number i draws with seed + i.
+
+    As in vLLM, max_tokens=None is as many as have room, and seed=-1 is none. What only vLLM has
+    (penalties, logit_bias, ...) is taken with a value that asks for nothing, else refused.
     """
 
     n: int = _number(1, 1, 1024, "one continuation at least", True)
@@ -78,6 +84,45 @@ class SamplingParams:
         """Those of continuation `index` alone: n is 1, and a seed is its own."""
         seed = None if self.seed is None else (self.seed + index) % 2**64
         return replace(self, n=1, seed=seed)
+
+
+# What vLLM's class has beside, and the values that ask for nothing; so does None.
+NOT_HERE: dict[str, tuple[object, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "bad_words": ([],),
+    **dict.fromkeys(
+        ("prompt_logprobs", "logit_bias", "allowed_token_ids", "structured_outputs"), ()
+    ),
+    **dict.fromkeys(("extra_args", "logits_processors", "truncate_prompt_tokens"), ()),
+}
+WHAT_HAS_ROOM = 2**31 - 1  # tokens: max_tokens=None
+
+
+def _as_vllm(init: Callable[..., None]) -> Callable[..., None]:
+    """The same, for what scripts for vLLM write."""
+
+    @wraps(init)
+    def accept(self: SamplingParams, **asked: Any) -> None:
+        for name in asked.keys() & NOT_HERE.keys():
+            check_not_here(name, asked.pop(name), NOT_HERE[name])
+        for name in ("stop", "stop_token_ids"):
+            if asked.get(name, ()) is None:
+                del asked[name]
+        if asked.get("max_tokens", 1) is None:
+            asked["max_tokens"] = WHAT_HAS_ROOM
+        if asked.get("seed") == -1:
+            asked["seed"] = None
+        init(self, **asked)
+
+    return accept
+
+
+SamplingParams.__init__ = _as_vllm(SamplingParams.__init__)  # type: ignore[method-assign]
 
 
 def check_params(params: object) -> None:

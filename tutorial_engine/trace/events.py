@@ -128,15 +128,22 @@ class BlockCopied(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class BlockCached(RequestEvent):
-    """A block of its table is full and computed: whoever begins like it can find it by the hash."""
+    """The step computes the last token of this block: who begins alike can find it by the hash."""
 
     block: int
     hash: str
 
 
 @dataclass(frozen=True, slots=True)
+class BlockForgotten(RequestEvent):
+    """The step that was to compute this block was broken off: nobody can find it any more."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockFreed(RequestEvent):
-    """It no longer holds this block, the last of its table."""
+    """It no longer holds this block."""
 
     block: int
 
@@ -189,7 +196,7 @@ EVENTS: dict[str, type[Event]] = {
         *(Added, Forked, Admitted, Scheduled, Preempted, TokenSampled, Finished),
         *(RowTaken, RowFreed, StepBegan, Planned, StepEnded),
         *(CellsTaken, CellsShared, CellsFreed),
-        *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockFreed),
+        *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockForgotten, BlockFreed),
     )
 }
 

@@ -5,6 +5,7 @@ while the forward ran, and after it. `Replay` goes event by event; it is tested 
 engine at every step. Knows events only; needs no engine and no model.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,8 +21,7 @@ class Replay:
     """Applies events one by one to an empty engine. `step` is that of the last one.
 
     `scheduled` is what the step under way runs. With pages it also has each used block's ref_cnt
-    and hash, by number, and those that are free again, in `free_queue`: they are taken in this
-    order, after those that were never used.
+    and hash, by number.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Replay:
         self.scheduled: dict[str, events.Scheduled] = {}
         self.ref_cnts: dict[int, int] = {}
         self.hashes: dict[int, str] = {}
-        self.free_queue: dict[int, None] = {}
+        self._freed: OrderedDict[int, None] = OrderedDict()
         self._waiting: list[str] = []
         self._running: list[str] = []
         self._requests: dict[str, RequestState] = {}
@@ -38,6 +38,12 @@ class Replay:
     def state(self) -> EngineState:
         """What the events so far have led to."""
         return EngineState(tuple(self._waiting), tuple(self._running), dict(self._requests))
+
+    def free_queue(self, num_blocks: int) -> tuple[int, ...]:
+        """The free ones of so many blocks, as they are taken: those that can be found come last."""
+        fresh = [block for block in range(num_blocks) if block not in self.ref_cnts]
+        nameless = [block for block in self._freed if block not in self.hashes]
+        return (*nameless, *fresh, *(block for block in self._freed if block in self.hashes))
 
     def apply(self, event: Event) -> None:
         """One event more. ValueError for one that cannot follow what was before it."""
@@ -110,6 +116,8 @@ class Replay:
                 request = self._copied(event, request)
             case events.BlockCached(block=block, hash=hash_):
                 self.hashes[block] = hash_
+            case events.BlockForgotten(block=block):
+                del self.hashes[block]
         self._requests[request_id] = request
 
     def _check_known(self, request: RequestState, num_tokens: int) -> None:
@@ -126,14 +134,16 @@ class Replay:
 
     def _hold(self, block: int, is_new: bool) -> None:
         self.ref_cnts[block] = self.ref_cnts.get(block, 0) + 1
-        self.free_queue.pop(block, None)
+        self._freed.pop(block, None)
         if is_new:
             self.hashes.pop(block, None)
 
     def _let_go(self, block: int) -> None:
         self.ref_cnts[block] -= 1
         if self.ref_cnts[block] == 0:
-            self.free_queue[block] = None
+            self._freed[block] = None
+            if block not in self.hashes:
+                self._freed.move_to_end(block, last=False)
 
     def _commit(self, request_id: str) -> None:
         """The forward has run what was scheduled for the request."""

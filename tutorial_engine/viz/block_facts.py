@@ -89,8 +89,7 @@ class BlockStep:
             if r.table
         }
         self.hashes = dict(run.hashes)
-        fresh = [block for block in range(num_blocks) if block not in run.ref_cnts]
-        self.free = (*fresh, *run.free_queue)
+        self.free = run.free_queue(num_blocks)
 
     @property
     def state(self) -> EngineState:
@@ -245,9 +244,11 @@ class BlockRun:
         """Hash -> the tokens that it stands for, and the hash before it."""
         found, names = dict[str, Hashed](), dict[tuple[int, ...], str]()
         for step in (now.step for now in self.steps):
-            for event in step.results:
+            for event in step.planning:
                 if isinstance(event, events.BlockCached):
                     request = step.planned.requests[event.request_id]
+                    if event.block not in request.table:
+                        continue  # of a plan that was broken off
                     start = request.table.index(event.block) * self.block_size
                     end, ids = start + self.block_size, request.token_ids
                     names[ids[:end]] = event.hash
@@ -417,7 +418,7 @@ def without_hashes(trace: Trace) -> Trace:
     for event in trace.events:
         if isinstance(event, events.BlockTaken | events.BlockCopied):
             found.append(replace(event, evicted=False))
-        elif not isinstance(event, events.BlockCached):
+        elif not isinstance(event, events.BlockCached | events.BlockForgotten):
             found.append(event)
     return Trace({**trace.settings, "prefix_caching": False}, tuple(found))
 

@@ -29,10 +29,11 @@ from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
 TITLE = "Pages: who owns which block"
-MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 16  # what can still be read
+MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
 LEFT, TABLE, POOL = 56.0, 372.0, 500.0  # where logical blocks, tables and the pool begin
 LOGICAL, ENTRY = 304.0, 32.0  # widths: logical blocks, a table entry
 LINES = ((4, 27.0), (4, 23.0), (8, 23.0), (8, 20.0))  # tokens in a line, its height: best first
+STRIPS = (16, 13.0)  # for blocks of more tokens than that: no words, where with words is no room
 TALLEST, HANDY, GAP = 640.0, 330.0, 14.0  # of all logical blocks, and as it should be; between two
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
@@ -113,7 +114,8 @@ class BlockView:
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
         """The widest layout in which all tables are seen, and the height of each request."""
-        for most, (chips, tall) in product((HANDY, TALLEST), LINES):
+        choices = LINES if self.run.block_size <= STRIPS[0] else (LINES[-1], STRIPS)
+        for most, (chips, tall) in product((HANDY, TALLEST), choices):
             lines = Lines(self.run.block_size, chips, tall)
             heights = [
                 max(lines.height(many), 22) + 14 * (name in noted and many > 0)
@@ -223,7 +225,7 @@ class _Step(StepSheet):
         kind = self.run.token_kind(self.step, name, position)
         tip = self._said(self.run.about_token(self.step, name, position))
         self.cell(f"token.{position}.{name}", box, STATES[kind], one, tip)
-        if kind != "empty":
+        if kind != "empty" and self.view.lines.chips != STRIPS[0]:
             token = self.now.state.requests[name].token_ids[position]
             words = cut_to(self.run.label(token), box[2] - 3, SMALL)
             style = FAINT if kind == "known" else {}
@@ -233,7 +235,8 @@ class _Step(StepSheet):
         """An entry of a table: the block's number, and how full it is where there is room."""
         x, y, room, _ = place
         size, first = self.run.block_size, index * self.run.block_size
-        box = (x, y, min(ENTRY, room - 3), self.view.lines.tall - 5)
+        lines = self.view.lines
+        box = (x, y, min(ENTRY, room - 3), max(lines.tall, 20.0) - 5)
         filled = min(max(self.now.held[name] - first, 0), size)
         tip = self._said(
             f"{name}, entry {index} of its table: positions {first}–{first + size - 1} are "

@@ -69,6 +69,12 @@ class Chip(NamedTuple):
     words: str
 
 
+def name_in(room: float, name: str, size: float) -> tuple[str, float]:
+    """A request's name in so many pixels, and the size of its letters: smaller, then cut."""
+    size = size if text_width(name, size, bold=True) <= room else min(size, 9.0)
+    return cut_to(name, room, size, bold=True, keep=True), size
+
+
 class SchedulerView:
     """Draws the steps of one run. What is the same at every step is laid out once.
 
@@ -209,7 +215,7 @@ class _StepSheet(Sheet):
         bottom, right = TOP + ROW * len(run.lives), LEFT + view.shown * pitch
         for row, (name, life) in enumerate(run.lives.items()):
             y, ink = TOP + row * ROW, self.looks[name].colour
-            self.text(f"line.{name}", 14, y + 19, name, 16, fill=ink, **BOLD)
+            self.text(f"line.{name}", 14, y + 19, *name_in(LEFT - 16, name, 16), fill=ink, **BOLD)
             for i, step in enumerate(window):
                 self._box(name, step, (LEFT + i * pitch + 1.5, y, pitch - 3, BOX))
             if life.end_step is not None and life.end_step <= window[-1]:
@@ -279,7 +285,8 @@ class _StepSheet(Sheet):
             state = "solid" if share is not None and share.kind == "decode" else "cached"
             self.cell(name, box, state, self.looks[who], run.ran(who, self.step))
             if grid.wide >= 14 or i == owners.index(who):
-                self.inside(f"{name}.who", box, who, SIZE if grid.wide >= 14 else 9.0)
+                size = SIZE if grid.wide >= 14 else 9.0
+                self.inside(f"{name}.who", box, *name_in(max(box[2], 14), who, size))
         parts = " + ".join(f"{name} {len(event.slots)}" for name, event in now.scheduled.items())
         said = f"{parts} = {now.num_tokens} of {run.budget} tokens"
         said += f" · {run.budget - cells} more are not drawn" * (cells < run.budget)
@@ -341,7 +348,7 @@ class _StepSheet(Sheet):
             state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
             fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
             self.cell(f"asked.{name}", box, fill, one, rx=3, stroke=one.colour)
-            self.inside(f"asked.{name}.who", box, name, 11.5, **BOLD)
+            self.inside(f"asked.{name}.who", box, *name_in(box[2], name, 11.5), **BOLD)
             self.text(f"asked.{name}.state", 44, base, state, 12)
             if run.share(name, step) is not None:
                 request = self.now.planned.requests[name]
@@ -366,7 +373,7 @@ class _StepSheet(Sheet):
         y += 14
         for who, chips in self.view.chips.items():
             ink = self.looks[who].colour
-            self.text(f"tokens.{who}", 14, y + 16, who, 15, fill=ink, **BOLD)
+            self.text(f"tokens.{who}", 14, y + 16, *name_in(LEFT - 16, who, 15), fill=ink, **BOLD)
             if who in self.now.planned.requests:
                 self._tokens(who, chips, y)
             else:

@@ -1,0 +1,94 @@
+"""Runs of vLLM that ship, as our pictures and our engine see them. No vLLM is needed here.
+
+`python -m tools.vllm.record_runs --check` asks vLLM itself.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from traces import check_words
+
+from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.lab.vllm import RUNS, record, recorded_run, serve_again
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.trace.events import Admitted, Event, Finished, Preempted, TokenSampled, Trace
+from tutorial_engine.trace.history import Replay, history
+from tutorial_engine.viz import block_view, places, timeline
+from tutorial_engine.viz.recorded import labels
+from tutorial_engine.viz.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.scheduler_view import SchedulerView
+
+NAMES = sorted(file.stem for file in RUNS.glob("*.json"))
+
+
+@pytest.fixture(params=NAMES)
+def run(request: Any) -> Iterator[Trace]:
+    yield recorded_run(request.param)
+
+
+def of(trace: Trace, kind: type[Event]) -> list[Any]:
+    return [event for event in trace.events if isinstance(event, kind)]
+
+
+def tokens(trace: Trace) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for event in of(trace, TokenSampled):
+        found.setdefault(event.request_id, []).append(event.token_id)
+    return found
+
+
+def plan(trace: Trace, number: int) -> dict[str, int]:
+    step = list(history(trace))[number]
+    return {name: len(event.slots) for name, event in step.scheduled.items()}
+
+
+def test_runs_are_whole_and_small(run: Trace) -> None:
+    replay = Replay()
+    for event in run.events:
+        replay.apply(event)
+    assert not replay.state.unfinished().requests and not any(replay.ref_cnts.values())
+    assert len(list(history(run))) == run.num_steps > 0
+    assert all(file.stat().st_size <= 60_000 for file in RUNS.glob("*.json"))
+    times = [event.time for event in run.events]
+    assert times == sorted(times) and times[0] >= 0
+
+
+def test_runs_show_what_they_promise() -> None:
+    assert NAMES == ["burst", "long_prompt", "small_pool"]
+    burst = {e.request_id: e.num_cached for e in of(recorded_run("burst"), Admitted)}
+    assert burst == {"r0": 0, "r1": 64, "r2": 64, "r3": 64}
+    assert plan(recorded_run("burst"), 0).keys() == {"r0", "r1", "r2"}, "found in the same step"
+    assert [e.request_id for e in of(recorded_run("small_pool"), Preempted)] == ["r2"]
+    beside = [plan(recorded_run("long_prompt"), number) for number in range(5, 9)]
+    assert [step["L"] for step in beside] == [29, 29, 29, 19], "in pieces, and nobody waits for it"
+    assert all({"A", "B", "C"} <= step.keys() for step in beside)
+
+
+def test_our_engine_says_the_same(run: Trace) -> None:
+    ours = serve_again(run, load_model(), VirtualClock())
+    assert tokens(ours) == tokens(run)
+    ends = [{e.request_id: e.reason for e in of(trace, Finished)} for trace in (ours, run)]
+    assert ends[0] == ends[1]
+
+
+def test_pictures_draw_it(run: Trace) -> None:
+    assert "vLLM 0.32.0" in timeline(run).svg
+    check_words(timeline(run))
+    check_words(places({"vLLM": run}))
+    drawn = SchedulerRun(run, labels(run, load_tokenizer()))
+    view = SchedulerView(drawn, details=False)
+    for step in (0, run.num_steps // 2):
+        check_words(block_view(run, step))
+        check_words(view.scene(step))
+        assert "vLLM 0.32.0" in drawn.caption(step)
+
+
+def test_what_cannot_be_recorded_is_refused_with_the_way_out() -> None:
+    elsewhere = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object()))
+    for llm in (elsewhere, object()):
+        with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING"), record(llm):
+            pass
+    with pytest.raises(ValueError, match="only: burst, long_prompt, small_pool"):
+        recorded_run("brust")

@@ -1,0 +1,143 @@
+"""What vLLM 0.32 decided on 40 runs, recorded from it, and what this engine decides on them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.lab.beside_vllm import compare, recorded_decisions, vllm_path
+from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
+from tutorial_engine.learn.own_memory import find, free, take
+from tutorial_engine.learn.own_scheduler import plan_step
+from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+
+RUNS = recorded_decisions()
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+def test_it_decides_as_vllm_does(number: int, model: Qwen3ForCausalLM) -> None:
+    """Tokens, plans, hits, preemptions, free blocks and, but for their numbers, block tables."""
+    assert not (difference := compare(RUNS[number], model)), difference
+
+
+def leaves_two_tokens(self: BlockManager, token_ids: Sequence[int]) -> list[bytes]:
+    """What is found is counted without the last token: two are left to run, where one will do."""
+    return FIND(self, token_ids[:-1])
+
+
+def frees_heads_first(self: BlockManager, table: Sequence[int]) -> None:
+    GIVE_BACK(self, table[::-1])
+
+
+FIND, GIVE_BACK = BlockManager.find, BlockManager._give_back
+MISTAKES = {
+    "hits without the last token": ("find", leaves_two_tokens),
+    "the free order reversed": ("_give_back", frees_heads_first),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_seen(name: str, model: Qwen3ForCausalLM) -> None:
+    with patch.object(BlockManager, *MISTAKES[name]):
+        assert any(compare(run, model) for run in RUNS)
+
+
+# -- the learner's rule ---------------------------------------------------------------------------
+
+
+def asks_who_waits_first(
+    running: Sequence[tuple[str, int]],
+    waiting: Sequence[tuple[str, int]],
+    budget: int,
+    max_num_seqs: int,
+) -> dict[str, int]:
+    turned = waiting[: max_num_seqs - len(running)], running
+    return plan_step(*turned, budget, max_num_seqs + len(running))
+
+
+def frees_at_the_end(
+    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], names: dict[int, Any]
+) -> None:
+    """As `free`, but nobody is put in front."""
+    free(table, ref_cnt, free_queue, dict.fromkeys(names, "named"))
+
+
+def plans_nothing(*_: object) -> dict[str, int]:
+    return {}
+
+
+def server_with(memory: str, *parts: Callable[..., Any]) -> OwnServer:
+    server = OwnServer(load_model(), load_tokenizer(), memory)
+    server.parts.own |= {part.__name__: part for part in parts}
+    return server
+
+
+def test_the_learners_own_parts_decide_as_vllm_does() -> None:
+    rows, pages = server_with("rows", plan_step), server_with("pages", free, take, find)
+    assert repr(rows.beside_vllm()) == (
+        "✔ Your plan_step decided the same as vLLM in 255 of 255 steps."
+    )
+    assert repr(pages.beside_vllm()) == (
+        "✔ Your free, take, find decided the same as vLLM in 203 of 203 steps."
+    )
+    assert "✔ The package decided the same" in repr(server_with("pages").beside_vllm())
+    with pytest.raises(ValueError, match="vLLM has blocks"):
+        server_with("cells").beside_vllm()
+
+
+def test_a_slip_shows_both_plans() -> None:
+    server = server_with("rows")
+    server.parts.own["plan_step"] = asks_who_waits_first
+    told = repr(server.beside_vllm()).splitlines()
+    assert re.fullmatch("✘ Your plan_step .* in [12][0-9]{2} of 255 steps.", told[0])
+    assert told[1] == "The first other step is step 1: another plan"
+    assert [line.split() for line in told[2:]] == [
+        ["vLLM", "yours"],
+        ["→", "r0", "runs", "48", "-"],
+        ["preempted", "nobody", "nobody"],
+        ["→", "waiting", "5", "4"],
+        ["→", "r1", "runs", "-", "48"],
+    ]
+
+
+def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:
+    server = server_with("pages", take, find)
+    server.parts.own["free"] = frees_at_the_end
+    told = repr(server.beside_vllm())
+    assert re.search(r"✘ Your free, take, find .* of 203", told)
+    assert re.search(r"vLLM's block \d+ was \d+ here, and is \d+ now\n", told)
+    assert re.search(r"\n  free blocks +(\d+) +\1\n  r\d's blocks", told)
+
+
+def test_a_part_that_fails_is_told_and_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
+    server = server_with("rows")
+    server.parts.own["plan_step"] = plans_nothing
+    assert "✔ The package decided" in repr(server.beside_vllm())
+    assert "your plan_step gave {}" in capsys.readouterr().out
+
+
+# -- a row of the ledger --------------------------------------------------------------------------
+
+PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+
+
+def test_vllms_logits_are_ours() -> None:
+    model, tokenizer = load_model(), load_tokenizer()
+    prompts = [tokenizer.encode(text).ids for text in PROMPTS]
+    paths = {REFERENCE: our_paths(model)[REFERENCE], "vLLM": vllm_path}
+    row = ledger(paths, prompts, num_tokens=12)[1]
+    assert row.ok and 0 < row.difference < 1e-4
+    for wrong, match in (
+        ([[1, 2, 3]], "were recorded for the three prompts"),
+        (prompts[:1], "12 tokens were recorded, not 13"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            vllm_path(wrong, 13)
+    with pytest.raises(ValueError, match="cannot be fed with other tokens"):
+        vllm_path(prompts[:1], 2, torch.tensor([[0, 0]]))

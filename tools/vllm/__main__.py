@@ -1,0 +1,153 @@
+"""`make vllm`: this engine beside vLLM, and docs/bench/vllm.md.
+
+Sets vLLM up, records new runs of it and decides them here again, runs each example on both, and
+races both. Exits with 1 where something differs or vLLM cannot be installed.
+"""
+
+import argparse
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tools.bench.report import OURS, Figures
+from tools.bench.report import many_requests_table as as_text
+from tools.vllm import environment, examples, speed
+from tutorial_engine.lab.beside_vllm import compare, read_runs
+from tutorial_engine.lab.doctor import processor_name
+from tutorial_engine.model.checkpoint import TINY, load_model
+
+PAGE = environment.ROOT / "docs" / "bench" / "vllm.md"
+SHAPES = ("tiny", "qwen3-0.6b")
+SCRIPT = Path(__file__).with_name("record.py")
+
+
+def decide_again(seed: int, count: int) -> tuple[str, list[str]]:
+    """Record `count` runs of vLLM and compare → a sentence, and what differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "runs.json")
+        command: list[str | Path] = [
+            environment.PYTHON,
+            "-P",
+            SCRIPT,
+            TINY,
+            file,
+            str(seed),
+            str(count),
+        ]
+        done = subprocess.run(
+            command, env=environment.settings(1), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            return "vLLM could not be recorded", [done.stderr[-2000:]]
+        runs = read_runs(file)
+    model, threads = load_model(), torch.get_num_threads()
+    torch.set_num_threads(1)  # a model this small gains nothing from more
+    found = [(number, compare(run, model)) for number, run in enumerate(runs)]
+    torch.set_num_threads(threads)
+    wrong = [f"run {number} of seed {seed}: {what}" for number, what in found if what]
+    steps = [step for run in runs for step in run["steps"]]
+    hits = sum(n > 0 for run in runs for n in run["num_cached_tokens"])
+    told = (
+        f"{len(runs) - len(wrong)} of {len(runs)} recorded runs (seed {seed}) are equal from the "
+        f"first step to the last: {sum(len(run['prompts']) for run in runs)} requests, "
+        f"{len(steps)} steps, {sum(len(step['preempted']) for step in steps)} preemptions, "
+        f"{hits} requests whose beginning was found"
+    )
+    return told, wrong
+
+
+def run_examples(keep: bool) -> tuple[str, list[str]]:
+    """Every example on both → a sentence, and what differs. `keep` stores what vLLM printed."""
+    wrong = []
+    for script in examples.scripts():
+        theirs, stored = examples.there(script), examples.EXPECTED / f"{script.stem}.txt"
+        if keep:
+            stored.write_text(theirs, encoding="utf-8")
+        is_stored = stored.exists() and stored.read_text(encoding="utf-8") == theirs
+        differs = examples.difference(examples.here(script), theirs)
+        if differs or not is_stored:
+            wrong.append(f"{script.name}: {differs or f'{stored.name} says something else'}")
+    number = len(examples.scripts())
+    return f"{number - len(wrong)} of {number} scripts of examples/ print the same in both", wrong
+
+
+def page(vllm: str, command: str, told: Sequence[str], races: Sequence[Figures]) -> str:
+    """All of docs/bench/vllm.md."""
+    versions = races[0]["told"] if races else {}
+    head = (
+        f"# Beside vLLM {vllm}\n\nWritten by `{command}`. Machine: {processor_name()}, "
+        f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch "
+        f"{torch.__version__} here and {versions.get('torch', '?')} there.\n\n"
+    )
+    return head + "".join(f"- {one}.\n" for one in told) + "\n" + "\n".join(_table(races)) + "\n"
+
+
+def _table(races: Sequence[Figures]) -> Iterator[str]:
+    """A line for each engine and model, and how they were measured."""
+    options = speed.OPTIONS
+    yield f"{speed.NUM_REQUESTS} requests at once, {options['dtype']}, greedy, the same options of"
+    yield f"`LLM` (blocks of {options['block_size']} tokens, {options['max_num_batched_tokens']} "
+    yield "tokens a step, no prefix cache), in turns; medians of all rounds. vLLM has no preloaded"
+    yield "libraries (tcmalloc, libiomp). Compare within one model only.\n"
+    yield "| model | engine | output tokens/s | fastest and slowest round | × ours | same tokens |"
+    yield "|---|---|---|---|---|---|"
+    for race in races:
+        wanted = race["wanted_tokens"]
+        for name, seconds in race["seconds"].items():
+            best, worst = (wanted / f(race["samples"][name]) for f in (min, max))
+            same = race["agreement"][name]["tokens"]
+            yield (
+                f"| {race['shape']} | {name} | {wanted / seconds:.0f} | {best:.0f}, {worst:.0f} | "
+                f"{race['seconds'][OURS] / seconds:.2f} | {same} of {wanted} |"
+            )
+        for name, why in race["failed"].items():
+            yield f"| {race['shape']} | {name} | did not run: {why} | | | |"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.vllm", description=__doc__)
+    parser.add_argument(
+        "--seed", type=int, help="of the recorded runs; without it another each time"
+    )
+    parser.add_argument("--runs", type=int, default=20, metavar="N", help="to record")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each race; 0 = none")
+    parser.add_argument("--keep", action="store_true", help="store what the examples print on vLLM")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do all of it; 1 where something differs."""
+    args = parse(argv)
+    seed = random.randrange(10**6) if args.seed is None else args.seed
+    try:
+        vllm = environment.set_up()
+    except environment.CannotSetUpError as error:
+        print(error, file=sys.stderr)
+        return 1
+    told, wrong = [], []
+    for part in (partial(decide_again, seed, args.runs), partial(run_examples, args.keep)):
+        sentence, differences = part()
+        print(sentence, *differences, sep="\n", flush=True)
+        told.append(sentence)
+        wrong += differences
+    races = []
+    for shape in SHAPES if args.rounds else ():
+        races.append(speed.measure(shape, args.rounds))
+        print("\n" + as_text(shape, races[-1]), flush=True)
+    if races:
+        command = f"make vllm SEED={seed} RUNS={args.runs}"
+        PAGE.write_text(page(vllm, command, told, races), encoding="utf-8")
+        print(f"\n{PAGE.relative_to(environment.ROOT)} is written")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

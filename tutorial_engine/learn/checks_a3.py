@@ -1,0 +1,131 @@
+"""The checks of the exercises beside vLLM: what a burst finds, and two lines of vLLM's log."""
+
+from collections.abc import Callable, Sequence
+
+from tutorial_engine.lab.vllm import recorded_run
+from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.parts import whole
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.trace.events import Added, Admitted
+
+Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
+
+
+def right_hits(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
+    """The tokens that each prompt finds when all come at once to an empty pool, in this order."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        best = 0
+        for earlier in prompts[:number]:
+            for end in range(block_size, len(prompt), block_size):
+                if list(prompt[:end]) == list(earlier[:end]):
+                    best = max(best, end)
+        found.append(best)
+    return found
+
+
+HITS_SLIPS: Slips = slips_of(
+    right_hits,
+    """
+    end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
+        only full blocks have a name: 64 or 96 tokens are found of 70 common ones, never 70
+    range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
+        one token at least is left to run, or there would be no logits: of 64 known tokens 32 count
+    prompts[:number] → prompts[:1]
+        a prompt finds what any earlier one has, not only the first one
+    prompts[:number] → prompts[number - 1 : number]
+        a prompt finds what any earlier one has, not only the one before it
+    prompts[:number] → prompts[:number] + prompts[number + 1 :]
+        those that come later have computed nothing yet
+    prompts[:number] → ()
+        all come at once, but a block can be found as soon as a step is planned that computes it
+    best = max(best, end) → best += block_size
+        two earlier prompts with the same beginning do not count twice
+    """,
+)
+
+
+def burst_cases() -> list[tuple[list[list[int]], int]]:
+    """vLLM's own burst first, then bursts that tell every slip apart."""
+    trace = recorded_run("burst")
+    theirs = [list(e.prompt_token_ids) for e in trace.events if isinstance(e, Added)]
+    one, other = list(range(8)), list(range(50, 59))
+    return [
+        (theirs, 32),
+        ([[*one, 1], one, [*one, 9, 9, 9]], 4),
+        ([one, other, [*one, 30], [*other, 31], [*other, 32]], 4),
+        ([[*one, 9], [*one, 9], [*one, 9]], 4),
+    ]
+
+
+def _found_there() -> str:
+    """ "" if the rule gives what vLLM found in its recorded burst."""
+    (prompts, size), trace = burst_cases()[0], recorded_run("burst")
+    there = {e.request_id: e.num_cached for e in trace.events if isinstance(e, Admitted)}
+    mine = right_hits(prompts, size)
+    return "" if mine == list(there.values()) else f"vLLM found {there}, this rule gives {mine}"
+
+
+def check_hits(function: Hits) -> Verdict:
+    """Check a learner's hits(prompts, block_size) → tokens that each prompt of a burst finds."""
+    return judge(
+        *("hits", function, right_hits, burst_cases(), HITS_SLIPS),
+        "hits: 0, 64, 64 and 64 tokens, as vLLM found them",
+        where=lambda got, prompts, size: (
+            f"prompts of {[len(p) for p in prompts]} tokens, blocks of {size}, got {got}"
+        ),
+        otherwise=lambda got, want, *_: f"expected {want}",
+        then=_found_there,
+    )
+
+
+def right_log(
+    num_bytes: int, bytes_per_token: int, block_size: int, max_model_len: int
+) -> list[float]:
+    """vLLM's get_kv_cache_capacity: requests of the longest kind, and so many times its tokens."""
+    blocks = num_bytes // (bytes_per_token * block_size)
+    requests = blocks / -(-max_model_len // block_size)
+    return [int(requests * max_model_len), requests]
+
+
+LOG_SLIPS: Slips = slips_of(
+    right_log,
+    """
+    blocks / -(-max_model_len // block_size) → blocks // -(-max_model_len // block_size)
+        vLLM writes the number of requests with two places after the point: do not round it
+    blocks / -(-max_model_len // block_size) → blocks / (max_model_len / block_size)
+        the last block of a request is its own, even if it is not full: round up
+    blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size)
+        the last block of a request counts whole, even if it is not full: round up, not down
+    [int(requests * max_model_len), requests] → [blocks * block_size, requests]
+        of a last block only those tokens count that a request may have: requests · max_model_len
+    [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]
+        first the tokens, then the requests
+    num_bytes // (bytes_per_token * block_size) → num_bytes
+        these are bytes: how many blocks have room in them?
+    num_bytes // (bytes_per_token * block_size) → num_bytes // bytes_per_token
+        these are tokens: how many blocks do they make?
+    """,
+)
+LOG_CASES = ((2**30, 2048, 32, 300), (10**9, 3000, 16, 320), (10**9, 3000, 128, 320))
+
+
+def _both(log: Callable[..., object], *case: int) -> object:
+    answer = log(*case)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        return answer
+    number = whole(answer[0])
+    return [answer[0] if number is None else number, answer[1]]
+
+
+def check_log(function: Callable[[int, int, int, int], tuple[int, float]]) -> Verdict:
+    """Check log(num_bytes, bytes_per_token, block_size, max_model_len) → vLLM's two numbers."""
+    return judge(
+        *("log", function, right_log, list(LOG_CASES), LOG_SLIPS),
+        "log: 491,520 tokens and 1638.40 requests, as vLLM wrote them",
+        call=_both,
+        where=lambda got, *case: (
+            f"{case[0]:,} bytes, {case[1]:,} a token, blocks of {case[2]}, {case[3]} long, {got}"
+        ),
+        otherwise=lambda got, want, *_: f"expected {want[0]:,} and {want[1]:.2f}",
+    )

@@ -1,0 +1,193 @@
+"""Where each thing of this engine is in vLLM, and what vLLM does more there.
+
+Each name of ours is checked to be there. Theirs were opened in the source of the version that is
+named; `make vllm` looks again whether they are there.
+"""
+
+import textwrap
+from html import escape
+from typing import NamedTuple
+
+from tutorial_engine.learn.elsewhere import find
+
+OPENED = "vLLM 0.32.0"
+
+
+class Place(NamedTuple):
+    """One thing: our function, vLLM's in its file (below vllm/), what it does more, and why."""
+
+    what: str
+    ours: str  # room.module.name, below tutorial_engine; "" where there is none
+    file: str
+    theirs: str
+    more: str
+
+
+PLACES = (
+    Place(
+        "the loop",
+        "engine.engine.LLMEngine.step",
+        "v1/engine/core.py",
+        "EngineCore.step",
+        "Plan, forward, update, as here. It runs in a process of its own; requests come and tokens "
+        "go through sockets.",
+    ),
+    Place(
+        "plan a step",
+        "engine.scheduler.Scheduler.schedule",
+        "v1/core/sched/scheduler.py",
+        "Scheduler.schedule",
+        "The same two loops, first who runs, then who waits. In between are the cases of other "
+        "users: pictures and sound (they have a budget of their own), small changes of the weights "
+        "(LoRA), answers in a given form, blocks that come from another machine.",
+    ),
+    Place(
+        "share the budget",
+        "engine.scheduler.Scheduler.num_tokens_to_run",
+        "v1/core/sched/scheduler.py",
+        "Scheduler.schedule",
+        "There it is not a method of its own: look for token_budget. Tokens that a small model has "
+        "guessed (speculative decoding) need room, too. For a request that is alone "
+        "long_prefill_token_threshold does not hold.",
+    ),
+    Place(
+        "take memory away",
+        "engine.scheduler.Scheduler.preempt",
+        "v1/core/sched/scheduler.py",
+        "Scheduler._preempt_request",
+        "With --scheduling-policy priority another one than the last gives way. With asynchronous "
+        "scheduling a token of it may still be on its way.",
+    ),
+    Place(
+        "let in, give blocks",
+        "cache.paged.PagedKVCache.allocate",
+        "v1/core/kv_cache_manager.py",
+        "KVCacheManager.allocate_slots",
+        "Models with several kinds of layers (sliding windows, Mamba) have a table for each kind. "
+        "A watermark may keep some blocks free; it is 0 by default. That all of a newcomer must "
+        "fit is an option there (scheduler_reserve_full_isl), which is on.",
+    ),
+    Place(
+        "order of the free",
+        "cache.blocks.BlockManager.free",
+        "v1/core/block_pool.py",
+        "BlockPool.free_blocks",
+        "The queue is a linked list that the blocks themselves make up (FreeKVCacheBlockQueue): a "
+        "block that is found leaves it from the middle in one move, and no Python object is made.",
+    ),
+    Place(
+        "name a block",
+        "cache.blocks.BlockManager.hash_of",
+        "v1/core/kv_cache_utils.py",
+        "hash_block_tokens",
+        "Other things go into the name as well (extra_keys): which LoRA, which picture, a salt. "
+        "A name is made as soon as the tokens of a block are known: for a prompt when the request "
+        "comes, for the output when a token fills the block.",
+    ),
+    Place(
+        "find a beginning",
+        "cache.blocks.BlockManager.find",
+        "v1/core/kv_cache_manager.py",
+        "KVCacheManager.get_computed_blocks",
+        "The same rule leaves one token to run: see max_cache_hit_length. A connector may find "
+        "more, in the memory of the computer or of another machine.",
+    ),
+    Place(
+        "block tables",
+        "cache.blocks.BlockManager",
+        "v1/worker/gpu/block_table.py",
+        "BlockTables",
+        "A tensor on the GPU, a row for each request, changed in place: nothing is sent twice. The "
+        "scheduler has a second copy, as lists, because it is another process. (This is the new "
+        "runner. On a CPU the old one runs, in v1/worker/block_table.py.)",
+    ),
+    Place(
+        "slots of tokens",
+        "cache.paged.PagedKVCache._slots_of",
+        "v1/worker/gpu/block_table.py",
+        "BlockTables.compute_slot_mappings",
+        "The same formula in a Triton kernel: block number · block size + offset. If the tokens of "
+        "one request are divided among GPUs, each computes its own.",
+    ),
+    Place(
+        "choose a token",
+        "sampling.sampler.Sampler",
+        "v1/worker/gpu/sample/sampler.py",
+        "Sampler.__call__",
+        "All requests at once, as tensors, where ours goes from row to row. The docstring of the "
+        "old runner's Sampler (v1/sample/sampler.py) has the nine steps in order.",
+    ),
+    Place(
+        "count what was run",
+        "engine.scheduler.Scheduler.update",
+        "v1/core/sched/scheduler.py",
+        "Scheduler.update_from_output",
+        "Look at _update_after_schedule, too: there the computed tokens of a step are counted when "
+        "it is planned, and corrected afterwards. So the next step can be planned before.",
+    ),
+    Place(
+        "plan ahead",
+        "",
+        "v1/core/sched/async_scheduler.py",
+        "AsyncScheduler",
+        "The default there. num_output_placeholders counts tokens that are planned and not "
+        "known yet; the block that they fill gets its name when they arrive.",
+    ),
+    Place(
+        "make text",
+        "sampling.stopping.StopChecker",
+        "v1/engine/detokenizer.py",
+        "FastIncrementalDetokenizer.decode_next",
+        "It is done in another process than the steps, so that text costs the GPU no time.",
+    ),
+    Place(
+        "stop",
+        "sampling.stopping.StopChecker.update",
+        "v1/core/sched/utils.py",
+        "check_stop",
+        "Ids and lengths are looked at here, in the process of the steps; stop strings where the "
+        "text is (check_stop_strings in v1/engine/detokenizer.py). So a step more may have been "
+        "run, whose token is dropped.",
+    ),
+)
+
+
+def in_vllm() -> str:
+    """The parts of our scheduler and vLLM's, a line each. Errors as `find`."""
+    decides = ("engine.scheduler.", "cache.paged.PagedKVCache.allocate")
+    scheduler = [place for place in PLACES if place.ours.startswith(decides)]
+    lines = [f"{'here':24}{OPENED}"]
+    for place in scheduler:
+        find(place.ours)
+        lines.append(f"{place.ours.rpartition('.')[2]:24}{place.theirs}, vllm/{place.file}")
+    return "\n".join(lines)
+
+
+class Places:
+    """All of them, as a table in a notebook, else as text."""
+
+    def __init__(self) -> None:
+        for place in PLACES:
+            if place.ours:
+                find(place.ours)
+
+    def __repr__(self) -> str:
+        lines = []
+        for what, ours, file, theirs, more in PLACES:
+            lines += [what, f"  here  {ours or 'nothing'}", f"  there {theirs}, vllm/{file}"]
+            lines += textwrap.wrap(more, 92, initial_indent="  ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{c}</th>" for c in ("", "here", OPENED, "what it does more, and why"))
+        rows = ""
+        for what, ours, file, theirs, more in PLACES:
+            cells = (
+                f"<b>{escape(what)}</b>",
+                f"<code>{escape(ours)}</code>" if ours else "nothing",
+                f"<code>{escape(theirs)}</code><br/>vllm/{escape(file)}",
+                escape(more),
+            )
+            row = "".join(f'<td style="text-align:left;vertical-align:top">{c}</td>' for c in cells)
+            rows += f"<tr>{row}</tr>"
+        return f"<table><tr>{head}</tr>{rows}</table>"
