@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from browser import ROOT, barriers, chromium, lab, need_chromium, open_notebook, run_all, run_cell
+from explorers import MAKE
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -46,9 +47,20 @@ display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
 print(PROMPT, labels)
 """
 
+EVERY_EXPLORER = f"""
+import sys
 
-def nasty_notebook() -> nbformat.NotebookNode:
-    code = EVERY_VIEW.replace("PROMPT", repr(NASTY))
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from explorers import MAKE, PROMPT
+from IPython.display import display
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+
+model, tokenizer = load_model(), load_tokenizer()
+display(*(make(model, tokenizer, PROMPT) for make in MAKE.values()))
+"""
+
+
+def notebook_of(code: str) -> nbformat.NotebookNode:
     kernel = {"name": "python3", "display_name": "Python 3"}
     cells = [new_code_cell(code, id="cell-000")]
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
@@ -68,7 +80,9 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("notebooks")
     for name in (ATTENTION, CACHE, SCHEDULER, PAGES):
         shutil.copy(FOLDER / name, folder / name)
-    nbformat.write(nasty_notebook(), folder / "nasty.ipynb")
+    nasty = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
+    nbformat.write(nasty, folder / "nasty.ipynb")
+    nbformat.write(notebook_of(EVERY_EXPLORER), folder / "explorers.ipynb")
     with lab(folder, tmp_path_factory.mktemp("home")) as address:
         yield address
 
@@ -223,6 +237,7 @@ def test_stepping_and_layers_change_the_attention_picture(attention: Locator) ->
 
 def test_any_head_is_chosen_by_one_click_or_by_keyboard(attention: Locator) -> None:
     caption = attention.locator(".te-caption")
+    attention.get_by_text("every head's largest share").click()  # the grid is folded
     attention.get_by_title("show layer 1, head 4").click()
     expect(caption).to_contain_text("Layer 1, head 4:")
     expect(attention.get_by_label("head", exact=True)).to_have_value("4")
@@ -527,7 +542,7 @@ def test_every_live_view_shows_a_nasty_text_literally(ran: Callable[[str], Page]
 
 
 def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_path: Path) -> None:
-    notebook = nasty_notebook()
+    notebook = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
     execute(notebook)
     nbformat.write(notebook, tmp_path / "nasty.ipynb")
     (tmp_path / "nasty.html").write_text(export(tmp_path / "nasty.ipynb"), encoding="utf-8")
@@ -563,3 +578,22 @@ def test_exported_page_shows_every_picture_without_network(
     assert all(width > 300 for width, _ in shown)
     assert barriers(page) == []
     page.close()
+
+
+def test_on_a_projector_an_explorer_is_seen_whole(ran: Callable[[str], Page]) -> None:
+    """Controls and picture together, at 1280 × 720; the sentence below them may be scrolled to."""
+    page = ran("explorers.ipynb")
+    page.set_viewport_size({"width": 1280, "height": 720})
+    room = page.locator(".jp-NotebookPanel-notebook").evaluate("(one) => one.clientHeight")
+    views = page.locator(".te-together")
+    expect(views).to_have_count(len(MAKE))
+    for name, view in zip(MAKE, views.all(), strict=True):
+        height, shown, whole = view.evaluate(
+            """(one) => {
+                const picture = one.querySelector("svg").getBoundingClientRect();
+                const box = one.getBoundingClientRect();
+                return [picture.bottom - box.top, picture.height / picture.width, one.scrollHeight];
+            }"""
+        )
+        assert 300 < height <= room and whole <= room, f"{name}: {height} of {room}"
+        assert shown < 1, name

@@ -341,7 +341,7 @@ def test_titles_captions_and_complaints_are_shown_literally(words: str) -> None:
     turn(toy, number=3)
     message = Text(toy._message_html.value)
     assert message.words.startswith(sign) and message.tags == ["div"] and svg_of(toy) == before
-    title, caption = Text(toy.view.children[0].value), Text(toy._caption_html.value)
+    title, caption = Text(toy.view.children[0].children[0].value), Text(toy._caption_html.value)
     assert (title.words, title.tags) == (sign, ["b"])
     assert (caption.words, caption.tags) == (sign, ["div"])
     assert not message_of(turn(toy, number=4))

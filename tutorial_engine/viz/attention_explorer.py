@@ -94,9 +94,9 @@ class AttentionExplorer(Explorer):
         }
         super().__init__(
             {
-                "prompt": text("prompt", prompt),
-                "layer": number("layer", layer, 0, layers - 1),
-                "head": number("head", head, 0, heads - 1),
+                "prompt": text("prompt", prompt, "520px"),
+                "layer": number("layer", layer, 0, layers - 1, "130px"),
+                "head": number("head", head, 0, heads - 1, "130px"),
             },
             panel=self._grid(layers, heads) if self.heads else None,
         )
@@ -107,15 +107,16 @@ class AttentionExplorer(Explorer):
         self.turn(layer=layer, head=head)
 
     def _grid(self, layers: int, heads: int) -> widgets.Widget:
-        """A button for each head, a row for each layer."""
-        children = [widgets.Label("every head's largest share:"), *map(_label, range(heads))]
+        """A button for each head, a row for each layer; folded until somebody opens it."""
+        children = [widgets.Label(""), *map(_label, range(heads))]
         for layer in range(layers):
             children.append(widgets.Label(f"layer {layer}"))
             children += [self.heads[layer, head] for head in range(heads)]
         for one in self.heads.values():
             one.layout = widgets.Layout(width="auto", height="26px", margin="1px", padding="0")
-        columns = f"190px repeat({heads}, 58px)"
-        return widgets.GridBox(children, layout=widgets.Layout(grid_template_columns=columns))
+        columns = f"70px repeat({heads}, 58px)"
+        grid = widgets.GridBox(children, layout=widgets.Layout(grid_template_columns=columns))
+        return widgets.Accordion([grid], titles=["every head's largest share: choose a head"])
 
     def _draw(self) -> None:
         super()._draw()

@@ -16,6 +16,17 @@ from tutorial_engine.viz.player import Frame, save_player
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
 
+# In JupyterLab the picture becomes smaller where it and its controls are taller than the notebook's
+# view: who moves the slider sees all of it. 128 pixels of the window are JupyterLab's own.
+FITS = (
+    ".te-message:has(>:empty:last-child){display:none}"
+    ".jp-Notebook .te-together{max-height:calc(100vh - 128px)}"
+    ".te-together>*{flex:none}"
+    ".te-together>.te-picture{flex:0 1 auto;min-height:330px}"
+    ".te-picture,.te-picture>*{display:flex;flex-direction:column;min-height:0}"
+    ".te-picture svg{height:auto;min-height:0}"
+)
+
 
 class Explorer:
     """Base class. A subclass names its parameters and says what is seen at a step.
@@ -53,18 +64,21 @@ class Explorer:
         self.back = button("◀", "one step back", lambda: self._go(-1), "44px")
         self.forward = button("▶", "one step on", lambda: self._go(1), "44px")
         page = button("save as a page", f"writes {self.page}", self._save_page)
-        self.view = widgets.VBox(
+        together = widgets.VBox(
             [
                 widgets.HTML(f"<b>{escape(self.title)}</b>"),
-                row(parameters.values()),
-                *([row(self.buttons.values())] if self.buttons else []),
+                row([*parameters.values(), *([row(self.buttons.values())] if buttons else [])]),
                 *([panel] if panel else []),
                 widgets.HBox([self.play, self.back, self.forward, self.slider, page]),
                 self._message_html,
                 self._scene_html,
-                self._caption_html,
             ]
         )
+        together.add_class("te-together")
+        self._message_html.add_class("te-message")
+        self._scene_html.add_class("te-picture")
+        style = widgets.HTML(f"<style>{FITS}</style>", layout=widgets.Layout(display="none"))
+        self.view = widgets.VBox([together, self._caption_html, style])
         self._changing = False
         self.error = ""  # what the last rerun complained about
         self._rerun()
@@ -232,13 +246,13 @@ def number(name: str, value: int, least: int, most: int, width: str = "150px") -
     return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
 
 
-def slider(name: str, value: int, least: int, most: int, width: str = "290px") -> Any:
+def slider(name: str, value: int, least: int, most: int, width: str = "268px") -> Any:
     """A whole number to be dragged: for what is computed at once."""
     return _laid(widgets.IntSlider(value, least, most, description=name), width)
 
 
 def decimal(
-    name: str, value: float, least: float, most: float, by: float, width: str = "290px"
+    name: str, value: float, least: float, most: float, by: float, width: str = "268px"
 ) -> Any:
     """A number with a point, to be dragged in steps of `by`: for what is computed at once."""
     return _laid(widgets.FloatSlider(value, min=least, max=most, step=by, description=name), width)
@@ -249,7 +263,7 @@ def amount(name: str, value: float, least: float, most: float, width: str = "190
     return _laid(widgets.BoundedFloatText(value, min=least, max=most, description=name), width)
 
 
-def lines(name: str, value: str, width: str = "640px", height: str = "120px") -> widgets.Textarea:
+def lines(name: str, value: str, width: str = "640px", height: str = "78px") -> widgets.Textarea:
     """Several lines of text; they count when they are finished, not at every letter."""
     made = _laid(widgets.Textarea(value, description=name, continuous_update=False), width)
     made.layout.height = height

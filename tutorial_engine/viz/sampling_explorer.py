@@ -77,11 +77,11 @@ class SamplingExplorer(Explorer):
         super().__init__(
             {
                 "prompt": text("prompt", prompt),
+                "seed": number("seed", 0, 0, 9999),
                 "temperature": decimal("temperature", 1.0, 0.0, 2.0, 0.05),
                 "top_k": slider("top-k (0 = off)", 18, 0, MOST_K),
                 "top_p": decimal("top-p (1 = off)", 0.8, 0.05, 1.0, 0.05),
                 "min_p": decimal("min-p (0 = off)", 0.0, 0.0, 0.5, 0.01),
-                "seed": number("seed", 0, 0, 9999),
             },
             {
                 "draw": button(f"draw {DRAWS}", f"draw {DRAWS} more tokens", self._draw_more),
