@@ -97,18 +97,6 @@ def test_rows_are_the_same_memory_in_five_axes(slots_first: bool, rows: int) -> 
 
 
 @LAYOUTS
-def test_scattered_slots_get_their_rows_and_minus_one_is_left_out(slots_first: bool) -> None:
-    storage = poisoned(slots_first, 256)
-    k, v = random_kv(7)
-    storage.scatter(1, torch.tensor([80, 81, -1, 195, 196, -1, 127]), k, v)
-    slots, real = [80, 81, 195, 196, 127], [0, 1, 3, 4, 6]
-    got_k, got_v = storage.read_slots(1, torch.tensor(slots))
-    assert torch.equal(got_k, k[real]) and torch.equal(got_v, v[real])
-    assert unwritten(storage, 1) == [s for s in range(256) if s not in slots]
-    assert unwritten(storage, 0) == unwritten(storage, 2) == list(range(256))
-
-
-@LAYOUTS
 def test_copies_are_made_in_every_layer_and_nothing_else_moves(slots_first: bool) -> None:
     storage = poisoned(slots_first)
     for layer in range(3):

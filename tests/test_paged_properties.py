@@ -28,7 +28,7 @@ from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.storage import KVStorage, as_slots
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.inputs import InputProcessor
 from tutorial_engine.engine.request import Request, SampleGroup
@@ -71,7 +71,8 @@ def test_smaller_blocks_find_more() -> None:
 # -- planted bugs ---------------------------------------------------------------------------------
 
 SLOTS, FORK_PAGES = PagedKVCache._slots_of, PagedKVCache.fork
-ALLOCATE_CELLS, CONTEXT = CellKVCache.allocate, PagedKVCache._context
+ALLOCATE_CELLS, ALLOCATE_PAGES = CellKVCache.allocate, PagedKVCache.allocate
+CONTEXT, CELLS_OF = PagedKVCache._context, CellTable.cells_of
 FORK_CELLS, FREE_CELLS, DROP = CellKVCache.fork, CellKVCache.free, CellTable._drop
 FORK, RECORD, PROCESS = Scheduler.fork, Recorder.record, InputProcessor.process
 
@@ -165,8 +166,14 @@ def one_position_further(self: CellKVCache, *what: Any) -> Allocation | None:
     return room and room._replace(first_position=room.first_position + (room.first_position > 0))
 
 
-def ordered_by_number(cells: list[int]) -> Any:
-    return as_slots(sorted(cells))
+def written_a_block_too_far(self: PagedKVCache, *what: Any) -> Allocation | None:
+    room, num_slots = ALLOCATE_PAGES(self, *what), self.storage.num_slots
+    wrong = [(slot + self.block_size) % num_slots for slot in room.new_slots] if room else []
+    return room and room._replace(new_slots=wrong)
+
+
+def ordered_by_number(self: CellTable, seq_id: SeqId) -> list[int]:
+    return sorted(CELLS_OF(self, seq_id))
 
 
 def neighbours_assumed(cells: list[int]) -> Any:
@@ -198,7 +205,8 @@ def aborts_the_first_alone(self: LLMEngine, request_id: str) -> None:
 
 # name: (memory, owner, method, what it does instead)
 BUGS: dict[str, tuple[str, Any, str, Any]] = {
-    "written a block too far": ("pages", PagedKVCache, "_slots_of", slots_of_the_next_block),
+    "written a block too far": ("pages", PagedKVCache, "allocate", written_a_block_too_far),
+    "read a block too far": ("pages", PagedKVCache, "_slots_of", slots_of_the_next_block),
     "read a slot too late": ("pages", PagedKVCache, "_context", context_begins_a_slot_late),
     "a copy that copies nothing": ("pages", KVStorage, "copy", lambda self, *slots: None),
     "blocks kept by who gives way": ("pages", BlockManager, "free", lambda self, name: None),
@@ -225,7 +233,7 @@ BUGS: dict[str, tuple[str, Any, str, Any]] = {
     "a fork's cells are kept": ("cells", CellKVCache, "free", keeps_a_forks_cells),
     "cells are kept": ("cells", CellKVCache, "free", keeps_its_cells),
     "a fork lacks a cell": ("cells", CellKVCache, "fork", a_fork_lacks_a_cell),
-    "cells read by number": ("cells", cells_module, "as_slots", ordered_by_number),
+    "cells read by number": ("cells", CellTable, "cells_of", ordered_by_number),
     "cells taken for neighbours": ("cells", cells_module, "as_slots", neighbours_assumed),
     "a position further": ("cells", CellKVCache, "allocate", one_position_further),
     "forks are not recorded": ("cells", Recorder, "record", silent_about_forks),

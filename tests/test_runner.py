@@ -5,7 +5,7 @@ A failure leaves no trace, each token runs once, and the greedy tokens are those
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken
+from tutorial_engine.sampling.sampler import SampledToken, Sampler
 
 ROWS, MAX_LEN, NEW = 4, 24, 10
 PROMPTS = random_sequences([7, 1, 12, 5], VOCAB)
@@ -261,6 +261,7 @@ def test_decodes_and_chunks_run_in_one_forward_and_only_who_is_due_has_logits(
         ready = [item.request for item in scheduled if item.yields_token]
         assert [request.request_id for request in ready] == want and right(engine, logits, ready)
         tokens = {r.request_id: SampledToken(50 + len(r.output_token_ids)) for r in ready}
+        scheduler.commit(scheduled)
         scheduler.update(scheduled, tokens)
         scheduler.check_integrity()
     assert [batch.query_lens for batch in ran] == [(3, 5), (1, 2, 2), (1, 1, 1)]
@@ -446,3 +447,47 @@ def test_logits_that_are_no_numbers_are_refused(use_cache: bool) -> None:
         params = SamplingParams(max_tokens=3, temperature=temperature)
         with pytest.raises(ValueError, match="not numbers"):
             generate(broken, PROMPTS, params, use_cache=use_cache)
+
+
+# -- a memory of one's own that breaks ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken_at", [0, 2, 7])
+def test_a_memory_that_breaks_in_commit_leaves_the_step_uncounted(
+    broken_at: int, engine: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=6, min_tokens=3, temperature=1.0, seed=5, ignore_eos=True)
+
+    def server() -> LLMEngine:
+        memory = PagedKVCache.from_config(engine.config, block_size=4, num_blocks=64)
+        return LLMEngine(engine, config=EngineConfig(max_model_len=40), memory=poison(memory))
+
+    want = server().generate(PROMPTS, params)
+    serving = server()
+    for i, prompt in enumerate(PROMPTS):
+        serving.add_request(str(i), prompt, params)
+    commit, calls = serving.memory.commit, count()
+
+    def breaks(*what: Any) -> None:
+        if next(calls) == broken_at:
+            raise OSError("mine")
+        commit(*what)
+
+    monkeypatch.setattr(serving.memory, "commit", breaks)
+    with pytest.raises(OSError, match="mine"):
+        serving.run()
+    got = sorted(serving.run(), key=lambda output: output.request_id)
+    serving.check_integrity()
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]
+
+
+def test_blocks_that_gave_no_token_are_found_by_nobody(engine: Qwen3ForCausalLM) -> None:
+    class Broken(Sampler):
+        def sample(self, logits: Tensor) -> SampledToken:
+            raise ValueError("mine")
+
+    memory = PagedKVCache.from_config(engine.config, block_size=4, num_blocks=16)
+    serving = LLMEngine(engine, memory=memory)
+    serving.add_request("a", range(1, 14), sampler=Broken(SamplingParams()))
+    (output,) = serving.run()
+    assert output.outputs[0].finish_reason == "error" and not memory.blocks.cached

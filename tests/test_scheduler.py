@@ -165,6 +165,7 @@ class Toy:
     def update(
         self, scheduled: Sequence[ScheduledRequest], sampled: Mapping[str, SampledToken]
     ) -> None:
+        self.scheduler.commit(scheduled)
         self.scheduler.update(scheduled, sampled)
         if self.recorder is not None:
             self.recorder.record(StepEnded, sum(item.num_tokens for item in scheduled))

@@ -12,7 +12,7 @@ import torch
 from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.storage import KVStorage, allocation, as_slots
+from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
@@ -94,7 +94,8 @@ class CellKVCache:
             self.apply_shifts()
         end, cells = min(first + num_new, len(token_ids)), self.table.cells_of(seq_id)
         num_cells = len(cells) - (self.table.next_pos(seq_id) - end)  # the others are for later
-        return allocation(as_slots(cells[:num_cells]), first, end - first)
+        new_cells = cells[num_cells - (end - first) : num_cells]
+        return Allocation(first, new_cells, as_slots(cells[:num_cells]))
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int

@@ -12,7 +12,7 @@ from torch import Tensor
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.memory import SequenceMemory, fork_to_give_up
-from tutorial_engine.cache.storage import KVStorage, allocation, as_slots
+from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.config import ModelConfig
@@ -140,7 +140,9 @@ class PagedKVCache:
         first = max(num_computed, self._num_cached[seq_id])
         end = min(first + num_new, len(token_ids))
         self.blocks.cache_full_blocks(seq_id, token_ids, end)
-        return allocation(self._context(seq_id, end), first, end - first)
+        table, size = self.blocks.tables[seq_id], self.block_size
+        new_slots = [table[p // size] * size + p % size for p in range(first, end)]
+        return Allocation(first, new_slots, self._context(seq_id, end))
 
     def reserve(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
@@ -221,11 +223,11 @@ class PagedKVCache:
 
     def _context(self, seq_id: str, num_tokens: int) -> Slots:
         """Where a sequence's first tokens lie. Computed when its blocks are others than before."""
-        blocks = self.blocks.tables[seq_id][: self.blocks.num_blocks_for(num_tokens)]
-        last_blocks, slots = self._read.get(seq_id, ([], slice(0, 0)))
-        if last_blocks != blocks:
-            slots = self._slots_of(blocks)
-            self._read[seq_id] = blocks, slots
+        table = self.blocks.tables[seq_id]
+        blocks, slots = self._read.get(seq_id, ([], slice(0, 0)))
+        if blocks != table:
+            slots = self._slots_of(table)
+            self._read[seq_id] = table.copy(), slots
         if isinstance(slots, slice):
             return slice(slots.start, slots.start + num_tokens)
         return slots[:num_tokens]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.batch import Allocation, Batch, Slots
+from tutorial_engine.model.batch import Batch, Slots
 
 LONG = 1024  # slots: a shorter copy costs less than to look up the memory that is kept
 
@@ -111,11 +111,6 @@ class KVStorage:
         if k.dtype != spec.dtype or v.dtype != spec.dtype:
             raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
 
-    def scatter(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """As write_slots, for padded batches: a token whose slot is −1 is left out."""
-        real = slots >= 0
-        self.write_slots(layer, slots[real], k[real], v[real])
-
     def read_slots(self, layer: int, slots: Slots, keep: bool = False) -> tuple[Tensor, Tensor]:
         """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies.
 
@@ -124,10 +119,12 @@ class KVStorage:
         if isinstance(slots, slice):
             all_k, all_v = self._by_slot[layer]
             return all_k[slots], all_v[slots]
-        k, v = (
-            self._gather(which, x, slots) if keep else x.index_select(self._slot_axis, slots)
-            for which, x in enumerate(self._layers[layer])
-        )
+        k, v = self._layers[layer]
+        if keep:
+            k, v = self._gather(0, k, slots), self._gather(1, v, slots)
+        else:
+            axis = self._slot_axis
+            k, v = k.index_select(axis, slots), v.index_select(axis, slots)
         self.bytes_gathered += k.nbytes + v.nbytes
         return (k, v) if self.slots_first else (k.transpose(0, 1), v.transpose(0, 1))
 
@@ -168,10 +165,3 @@ def as_slots(numbers: Sequence[int]) -> Slots:
     if not numbers or (numbers[-1] == end - 1 and numbers == list(range(first, end))):
         return slice(first, end)
     return torch.frombuffer(array("q", numbers), dtype=torch.int64)
-
-
-def allocation(slots: Slots, first: int, num_new: int) -> Allocation:
-    """An Allocation of a sequence's slots, of which the last num_new are from position `first`."""
-    if isinstance(slots, slice):
-        return Allocation(first, range(slots.stop - num_new, slots.stop), slots)
-    return Allocation(first, slots[-num_new:].tolist(), slots)

@@ -275,6 +275,7 @@ class LLMEngine:
         assert len(logits) == len(ready), f"{len(logits)} rows of logits for {len(ready)} requests"
         with self._undivided():
             self.clock.forward_done(num_tokens)
+            self.scheduler.commit(scheduled)
             self.scheduler.update(scheduled, self._sample(ready, logits))
             for group in dict.fromkeys(request.group for request in ready):
                 if group.is_over:

@@ -126,6 +126,7 @@ class Request:
         self.finish: Finish | None = None
         self.error: str | None = None
         self.num_cached_tokens: int | None = None  # found in the cache when it was first admitted
+        self.is_over = False  # finished, aborted or failed: nothing may follow
         self._status = RequestStatus.WAITING
         self.group = SampleGroup([self])
 
@@ -153,12 +154,7 @@ class Request:
     def status(self, to: RequestStatus) -> None:
         name, now = self.request_id, self._status
         assert to in TRANSITIONS[now], f"request {name} is {now.value}: it cannot become {to.value}"
-        self._status = to
-
-    @property
-    def is_over(self) -> bool:
-        """Finished, aborted or failed: nothing may follow."""
-        return not TRANSITIONS[self._status]
+        self._status, self.is_over = to, not TRANSITIONS[to]
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -185,11 +181,11 @@ class Request:
             self.checker.end(finish)
         self.finish, self.finished, self.error = finish, now, error
 
-    def completion(self) -> CompletionOutput:
-        """What came of it so far."""
+    def completion(self, index: int = 0) -> CompletionOutput:
+        """What came of it so far, as the continuation `index` of its prompt."""
         asked, finish = self.params.logprobs is not None, self.finish
         return CompletionOutput(
-            index=self.group.samples.index(self),
+            index=index,
             text=self.checker.text,
             token_ids=self.output_token_ids,
             cumulative_logprob=self.cumulative_logprob if asked else None,
@@ -227,24 +223,25 @@ class SampleGroup:
     @property
     def is_over(self) -> bool:
         """Are all of them?"""
-        return all(sample.is_over for sample in self.samples)
+        return all([sample.is_over for sample in self.samples])
 
     def output(self) -> RequestOutput:
         """What came of them so far."""
-        first = self.samples[0]
-        metrics, is_over = first.metrics, self.is_over
-        if is_over and len(self.samples) > 1:
-            metrics = metrics._replace(finished=max(s.finished or 0.0 for s in self.samples))
-        errors = (sample.error for sample in self.samples if sample.error is not None)
+        first, is_over = self.samples[0], self.is_over
+        metrics = first.metrics
+        if len(self.samples) > 1:
+            last = max(sample.finished or 0.0 for sample in self.samples)
+            metrics = metrics._replace(finished=last if is_over else None)
+        errors = [sample.error for sample in self.samples if sample.error is not None]
         return RequestOutput(
-            request_id=self.request_id,
+            request_id=first.request_id,
             prompt=self.prompt,
             prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
-            outputs=[sample.completion() for sample in self.samples],
+            outputs=[sample.completion(i) for i, sample in enumerate(self.samples)],
             finished=is_over,
-            metrics=metrics if is_over else metrics._replace(finished=None),
+            metrics=metrics,
             num_cached_tokens=first.num_cached_tokens or 0,
-            error=next(errors, None),
+            error=errors[0] if errors else None,
         )
 
 

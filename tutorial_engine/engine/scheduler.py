@@ -267,18 +267,25 @@ class Scheduler:
         self.waiting.appendleft(victim)
         self._record(events.Preempted, victim)
 
+    def commit(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        """K and V of the step are written. What memory raises leaves the requests as they were."""
+        for request, num_tokens, allocation in scheduled:
+            if not request.is_over:
+                computed = allocation.first_position + num_tokens
+                self.memory.commit(request.request_id, request.token_ids, computed)
+
     def update(
         self, scheduled: Sequence[ScheduledRequest], sampled: Mapping[str, SampledToken]
     ) -> None:
         """Take a step's result, request by request: count what was run, append, end what is over.
 
-        `sampled` has the token of each request, by id, that is due one and could be sampled.
+        `sampled` has the token of each request, by id, that is due one and could be sampled. What
+        was run is committed already.
         """
         for request, num_tokens, allocation in scheduled:
             if request.is_over:  # its token could not be sampled
                 continue
             computed = request.num_computed_tokens = allocation.first_position + num_tokens
-            self.memory.commit(request.request_id, request.token_ids, computed)
             if request.group.unqueued and computed >= request.num_prompt_tokens:
                 self.fork(request)
             token = sampled.get(request.request_id)
@@ -297,6 +304,9 @@ class Scheduler:
     def fail(self, request: Request, fault: Exception) -> None:
         """End it alone, with a reason; all others go on, the other samples of its prompt too."""
         self._queue_samples(request.group)
+        if request.status is RequestStatus.RUNNING:  # nobody may find what gave no token, as NaN
+            computed = request.num_computed_tokens
+            self.memory.commit(request.request_id, request.token_ids, computed)
         error = f"{type(fault).__name__}: {fault}"
         self.end(request, RequestStatus.ERROR, Finish("error"), error)
 

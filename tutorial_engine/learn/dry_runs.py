@@ -63,6 +63,7 @@ def dry_run(
             num_tokens = sum(item.num_tokens for item in scheduled)
             clock.forward_done(num_tokens)
             due = [item.request.request_id for item in scheduled if item.yields_token]
+            scheduler.commit(scheduled)
             scheduler.update(scheduled, dict.fromkeys(due, SampledToken(0)))
             scheduler.check_integrity()
             trace.record(StepEnded, num_tokens)

@@ -106,5 +106,5 @@ class CpuRMSNorm(RMSNorm):
         total = x if residual is None else x + residual
         length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)  # sqrt(sum(x²))
         mean = torch.addcmul(self.eps32, length, length, value=1 / total.shape[-1])
-        normed = total * mean.rsqrt() * self.weight
+        normed = (total * mean.rsqrt_()).mul_(self.weight)
         return normed if residual is None else (normed, total)
