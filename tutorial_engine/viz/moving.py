@@ -53,7 +53,8 @@ def moving(
     )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" '
-        f'viewBox="{x} {y} {width} {height}" width="{width}" height="{height}" font-family="{FONT}, sans-serif" role="img">'
+        f'viewBox="{x} {y} {width} {height}" width="{width}" '
+        f'height="{height}" font-family="{FONT}, sans-serif" role="img">'
         f"<title>{escape(words)}</title><style>{css}</style>{DEFS}"
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{PAPER}"/>'
         f"{''.join(parts)}</svg>\n"
