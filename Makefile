@@ -36,7 +36,7 @@ SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
+.PHONY: owner setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
 
 setup: $(READY)
 
@@ -54,10 +54,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 lab: $(READY)
+	@$(BIN)/python -m tools.mine $(LAB_DIR)
 	$(BIN)/python -m jupyterlab --notebook-dir=$(LAB_DIR) $(ROOT_ARG) \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly $(LAB_ARGS) \
-	  --LabApp.default_url=/lab/tree/01_attention_rope.ipynb
+	  --LabApp.default_url=/lab/tree/my_01.ipynb
 
 # Two files at a time, the longest first (tests/conftest.py), with one thread each: models this small
 # gain nothing from a second one. nbval runs the solutions; tests/test_notebooks.py says in what the
@@ -85,6 +86,10 @@ test-wheel: $(READY)
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl
 	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
+
+# The account that hosts the repository, put where OWNER or an earlier name stands. Runs no notebook.
+owner:
+	$(PYTHON) -m tools.publish.owner $(NAME)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -130,6 +130,7 @@ def test_what_is_imported_is_asked_for() -> None:
                 assert not (in_package and (node.module or "").split(".")[0] == "tools"), file
     outside -= {*sys.stdlib_module_names, "tutorial_engine", "tools", "tests"}
     outside -= {"vllm"}  # the peer of tools/vllm, in an environment of its own
+    outside -= {"hatchling"}  # which builds the package, in an environment of its own
     asked = {canonicalize_name(r.name) for r in direct()}
     asked |= {"ipython", "nbformat"} & pins().keys()  # come with Jupyter
     other_name = {"PIL": "pillow", "IPython": "ipython", "yaml": "pyyaml"}
@@ -144,11 +145,12 @@ def test_environment_is_one_python_from_conda_forge_and_the_rest_by_pip() -> Non
     assert version and pip == "pip", "Python's packages are left to pip"
     assert SpecifierSet(PROJECT["requires-python"]).contains(Version(version[1]))
     assert version[1] in named_pythons()
-    constraints, editable = section["pip"]
+    index, constraints, editable = section["pip"]
+    assert index.startswith("--extra-index-url") and index.endswith("/whl/cpu"), "no GPU libraries"
     extras = re.fullmatch(r"-e \.\[([\w,-]+)\]", editable)
     assert constraints == "-c constraints.txt" and extras
-    assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys()
-    assert f"install --quiet {constraints} -e '.[{extras[1]}]'" in MAKEFILE
+    assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys() - {"test"}
+    assert f"install --quiet {constraints} -e '.[{extras[1]},test]'" in MAKEFILE
 
 
 def named_pythons() -> set[str]:
@@ -235,6 +237,8 @@ def test_no_committed_file_is_large() -> None:
 def test_commands_and_links_of_the_readme_are_there() -> None:
     commands = set(re.findall(r"`make ([a-z-]+)", README))
     assert {"lab", "test"} <= commands <= targets()
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`make ([a-z-]+)", page)) == targets() - {"clean", "test-site"}
     links = [t for t in re.findall(r"\]\(([^)#]+)", README) if not t.startswith("http")]
     assert not [target for target in links if not (ROOT / target).exists()]
 

@@ -1,4 +1,4 @@
-"""Runs the Python of the README and of the architecture page, each block in an empty namespace.
+"""Runs the Python of the README and of two pages of docs, each block in an empty namespace.
 
     python tools/run_readme.py
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
+PAGES = [ROOT / name for name in ("README.md", "docs/python.md", "docs/architecture.md")]
 HUB = "Qwen/"
 
 

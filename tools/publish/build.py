@@ -37,7 +37,7 @@ from importlib.util import find_spec
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 if "google.colab" in sys.modules and find_spec("tutorial_engine") is None:
-    package = "tutorial-engine[notebooks] @ git+{REPOSITORY}"
+    package = "tutorial-engine[colab] @ git+{REPOSITORY}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)"""
 QUESTION = re.compile(r"predictions\.(ask|reveal)\(\s*\"([\w-]+)\"")
 

@@ -8,7 +8,7 @@ import ast
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from tools.publish.players import show_of
 from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.moving import moving
+from tutorial_engine.viz.moving import at_night, moving
 from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.player import Frame
 
 FIGURES = NOTEBOOKS.parent / "figures"
 TAG = "figure-"
-MOVES, MOVING = "pages", "moving.svg"  # the player that the readme shows, and its file
+MOVES, MOVING = "pages", "moving"  # the player that the readme shows, and how its files are called
+BEGINS = 9  # there the block tables cross; the last step is left out, for its pool is empty
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:
@@ -53,12 +55,27 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
                 yield tag.removeprefix(TAG), picture
 
 
+def moving_pictures(frames: Sequence[Frame]) -> dict[str, str]:
+    """The readme's moving picture of these frames: the whole, a phone's cut, each by day and night.
+
+    The loop begins in the middle of the run, and its end leads to its beginning.
+    """
+    show = show_of(MOVES)
+    assert show.card is not None
+    loop = [*frames[BEGINS:-1], *frames[:BEGINS]]
+    found = {}
+    for name, box in ((MOVING, None), (f"{MOVING}-phone", show.card.phone)):
+        found[f"{name}.svg"] = svg = moving(loop, show.words, box=box)
+        found[f"{name}-dark.svg"] = at_night(svg)
+    return found
+
+
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell, and the readme's moving picture."""
-    show = show_of(MOVES)
-    film = moving(show.make(load_model(), load_tokenizer()).frames, show.words)
-    (FIGURES / MOVING).write_text(film, encoding="utf-8")
-    print(f"figures/{MOVING}: {show.words}")
+    frames = show_of(MOVES).make(load_model(), load_tokenizer()).frames
+    for file, svg in moving_pictures(frames).items():
+        (FIGURES / file).write_text(svg, encoding="utf-8")
+        print(f"figures/{file}: {show_of(MOVES).words}")
     os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for lesson in LESSONS:
         name, source = lesson.notebook, sources()[lesson.notebook]

@@ -4,6 +4,8 @@ For places that show a picture but run no program, as GitHub's page of a reposit
 the film of a player; knows no engine, no view.
 """
 
+import colorsys
+import re
 from collections.abc import Iterator, Sequence
 
 from tutorial_engine.viz.player import Frame, film_of, look_at
@@ -14,16 +16,22 @@ from tutorial_engine.viz.tokens import escape
 REST = 3  # the last step stands for so many more
 
 
-def moving(frames: Sequence[Frame], words: str, speed: float = 0.8) -> str:
+def moving(
+    frames: Sequence[Frame],
+    words: str,
+    speed: float = 0.8,
+    box: tuple[float, float, float, float] | None = None,
+) -> str:
     """The steps one after the other, `speed` a second, for ever. ValueError for no frames.
 
-    `words` are for who cannot see it. Who wants less motion sees the step in the middle.
+    `words` are for who cannot see it. Who wants less motion sees the first step. `box`: the part
+    (x, y, width, height) that is shown; None: the whole.
     """
     if not frames:
         raise ValueError("a moving picture needs a step")
-    last, still = len(frames) - 1, len(frames) // 2
-    width = plain(max(frame.scene.width for frame in frames))
-    height = plain(max(frame.scene.height for frame in frames))
+    last = len(frames) - 1
+    whole = max(frame.scene.width for frame in frames), max(frame.scene.height for frame in frames)
+    x, y, width, height = map(plain, box or (0, 0, *whole))
     runs, parts = set[tuple[int, int]](), list[str]()
     for item in film_of(frames)["items"]:
         looks = [look_at(item, step) for step in range(len(frames))]
@@ -32,7 +40,7 @@ def moving(frames: Sequence[Frame], words: str, speed: float = 0.8) -> str:
             inside, kind = escape(look.pop("words", "")), ""
             if (first, end) != (0, last):
                 runs.add((first, end))
-                kind = f"{'' if first <= still <= end else 'te-off '}s{first}-{end}"
+                kind = f"{'te-off ' if first else ''}s{first}-{end}"
             look["class"] = f"{look.get('class', '')} {kind}".strip()
             own = "".join(f' {name}="{escape(value)}"' for name, value in look.items() if value)
             parts.append(f"<{item['tag']}{own}>{inside}</{item['tag']}>")
@@ -44,11 +52,25 @@ def moving(frames: Sequence[Frame], words: str, speed: float = 0.8) -> str:
         + "".join(_keyframes(first, end, last) for first, end in sorted(runs))
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="{FONT}, sans-serif" role="img">'
+        '<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" '
+        f'viewBox="{x} {y} {width} {height}" width="{width}" '
+        f'height="{height}" font-family="{FONT}, sans-serif" role="img">'
         f"<title>{escape(words)}</title><style>{css}</style>{DEFS}"
-        f'<rect width="{width}" height="{height}" fill="{PAPER}"/>{"".join(parts)}</svg>\n'
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{PAPER}"/>'
+        f"{''.join(parts)}</svg>\n"
     )
+
+
+def at_night(svg: str) -> str:
+    """The same picture for a dark page: each colour keeps its hue, and light becomes dark."""
+
+    def turn(match: re.Match[str]) -> str:
+        red, green, blue = (int(match[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
+        hue, light, strength = colorsys.rgb_to_hls(red, green, blue)
+        parts = colorsys.hls_to_rgb(hue, 0.97 - 0.9 * light, strength)
+        return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+    return re.sub(r"#[0-9a-fA-F]{6}\b", turn, svg)
 
 
 def _runs(looks: Sequence[dict[str, str] | None]) -> Iterator[tuple[int, int]]:
