@@ -201,6 +201,28 @@ def layer_in_double(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function
     return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
 
 
+def whole_layer(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """All heads at once; a group is an axis of its own, and nothing is repeated."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.unflatten(1, (k.shape[1], -1))
+        scores = torch.einsum("qghd,kgd->ghqk", q, k) / q.shape[-1] ** 0.5
+        scores += torch.full_like(scores, -INF).triu(1)
+        return torch.einsum("ghqk,kgd->qghd", scores.softmax(-1), v).flatten(1, 2)
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
+def whole_layer_by_sdpa(x: Tensor, w: LayerWeights, angles: Tensor, size: int = 0) -> Tensor:
+    q, k, v = RIGHT["project"](rms_norm(x, w.input_norm), w.q, w.k, w.v, size or len(w.q_norm))
+    q, k = (RIGHT["rope"](rms_norm(*one), angles) for one in ((q, w.q_norm), (k, w.k_norm)))
+    heads_first = [one.transpose(0, 1) for one in (q, k, v)]
+    out = sdpa(*heads_first, is_causal=True, enable_gqa=True).transpose(0, 1)
+    x = x + out.flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
 LAYER = """
 def layer(x, w, angles, attend):
     q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, head_dim or len(w.q_norm))
@@ -414,7 +436,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles, attend: 2 * x, "layer 0; other numbers; compare with steps"),
             (
                 layer_of(head_dim=32),
-                f"(8 query and 2 K/V heads of 16 numbers, hidden size 40); is a size typed in?{CODE}"
+                f"K/V heads of 16 numbers, hidden size 40); is a size typed in?{CODE}"
                 "The head dimension is len(w.q_norm); .flatten(1) joins any number of heads",
             ),
             (layer_of(joined=192), "hidden size 40); is a size typed in?"),
@@ -438,6 +460,16 @@ EXERCISES: dict[str, Exercise] = {
                 f"Join the heads first{CODE}.flatten(1)",
             ),
             (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
+        ],
+    ),
+    "whole_layer": Exercise(
+        c1.check_whole_layer,
+        [whole_layer, whole_layer_by_sdpa],
+        c1.WHOLE_SLIPS,
+        [
+            (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
+            (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
+            (lambda x, w, angles: x, "layer 0; other numbers"),
         ],
     ),
     "induction_score": Exercise(

@@ -362,7 +362,7 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
             if alike(mine, slip(right, want[0])):
                 return f"{name} {why}"
         if not isinstance(mine, Tensor):
-            return str(wrong_shape(name, mine, right).message)
+            return str(getattr(wrong_shape(name, mine, right), "message", ""))
         if mine.shape != right.shape:
             return (
                 f"{name} has shape {list(mine.shape)}, expected {list(right.shape)}; the number of "
@@ -572,49 +572,105 @@ def _wrong_below(function: object) -> str:
     return ""
 
 
-@torch.no_grad()
 def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tensor]) -> Verdict:
     """Check a learner's function(x [T, hidden], w, angles [T, D / 2], attend) → [T, hidden].
 
     With the weights of two layers of the model that ships, against these layers themselves, and
     with random weights of other sizes.
     """
+    return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
+
+
+@torch.no_grad()
+def _judge_layer(
+    name: str, function: Callable[..., Any], right: Callable[..., Any], slips: Slips, call: Any
+) -> Verdict:
     first, *_, last, other = _layers()
-    weights, asked = first.weights, [first.name]
+    weights, asked = first.weights._asdict(), [first.name]
     typed = (
         f"Right for the model's layers, wrong for {other.name}; is a size typed in?{CODE}The head "
         "dimension is len(w.q_norm); .flatten(1) joins any number of heads"
     )
 
-    def call(function: Callable[..., Any], name: str, *case: Any) -> Any:
-        asked[0] = name
-        return _with_attend(function, name, *case)
+    def asks(function: Callable[..., Any], case: str, *args: Any) -> Any:
+        asked[0] = case
+        return call(function, case, *args)
 
-    def otherwise(got: Tensor, _: Tensor, name: str, *__: object) -> str:
-        if name == other.name:
+    def otherwise(got: Tensor, _: Tensor, case: str, *__: object) -> str:
+        if case == other.name:
             return typed
         if bool(got.isnan().any()):
-            return f"{name}; NaN; is something divided by zero?"
-        return f"{name}; other numbers; compare with steps 1 to 4"
+            return f"{case}; NaN; is something divided by zero?"
+        return f"{case}; other numbers; compare with steps 1 to 4"
 
     def explain(error: Exception) -> str:
         if asked[0] == other.name:
             return typed
         sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", str(error))
-        if str(len(weights.q_norm)) in (one for pair in sizes for one in pair):
+        if str(len(weights["q_norm"])) in (one for pair in sizes for one in pair):
             return f"Join the heads first{CODE}.flatten(1)"
-        return _not_transposed(error, {f"w.{name}": w for name, w in weights._asdict().items()})
+        return _not_transposed(error, {f"w.{name}": w for name, w in weights.items()})
 
     verdict = judge(
-        *("layer", function, own.layer, (first, last, other), LAYER_SLIPS),
-        f"layer: equal to the model's layers 0 and {last.name[-1]}, and right for other sizes",
-        call=call,
+        *(name, function, right, (first, last, other), slips),
+        f"{name}: equal to the model's layers 0 and {last.name[-1]}, and right for other sizes",
+        call=asks,
         otherwise=otherwise,
         explain=explain,
     )
     if verdict.ok is False and (why := _wrong_below(function)):
-        return Verdict(False, f"layer: {why}")
+        return Verdict(False, f"{name}: {why}")
     return verdict
+
+
+# -- the bonus: a layer that is all there ---------------------------------------------------------
+
+
+def _whole_layer(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    size = len(w.q_norm)
+    q, k, v = own.project(rms_norm(x, w.input_norm), w.q, w.k, w.v, size)
+    q, k = own.rope(rms_norm(q, w.q_norm), angles), own.rope(rms_norm(k, w.k_norm), angles)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / size**0.5
+    scores = scores.masked_fill(~causal_mask(len(x), len(x)), -INF)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
+    x = x + out.flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+WHOLE_SLIPS: Slips = slips_of(
+    _whole_layer,
+    """
+    .masked_fill(~causal_mask(len(x), len(x)), -INF) →
+        queries see later tokens: nobody brings the causal mask here, you have to make it
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
+    / size**0.5 →
+        the scores are not divided by √D
+    dim=-1 → dim=-2
+        the softmax runs over the queries; it must run over the keys
+    dim=-1 → dim=0
+        the softmax runs over the heads; it must run over the keys
+    out.flatten(1) → out.mT.flatten(1)
+        the heads are joined number by number; put head after head
+    out.flatten(1) → out.transpose(0, 1).reshape(len(x), -1)
+        tokens are mixed when the heads are joined; the tokens must be the first axis again
+    """,
+)
+
+
+def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, hidden], w, angles [T, D / 2]) → [T, hidden], no `attend`.
+
+    On the layers that `check_layer` takes.
+    """
+    return _judge_layer(
+        *("whole_layer", function, _whole_layer, WHOLE_SLIPS),
+        lambda function, _, *case: function(*case),
+    )
 
 
 # -- induction ------------------------------------------------------------------------------------
@@ -719,7 +775,7 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
 
     With the config, with each number in it changed alone, and with all of them.
     """
-    changes = {
+    changes: dict[str, Any] = {
         "num_hidden_layers": config.num_hidden_layers + 5,
         "num_key_value_heads": 1,
         "head_dim": config.head_dim + 16,
