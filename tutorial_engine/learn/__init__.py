@@ -37,6 +37,7 @@ __getattr__, __all__ = hands_out(
         "elsewhere": "box, names_elsewhere",
         "find_check": "check_find",
         "give_way_check": "check_slots_for",
+        "jukebox": "jukebox_table, play",
         "own": "LayerWeights, OwnAttention",
         "own_engine": "OwnEngine",
         "own_server": "OwnServer",
