@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from learners import (
     with_a_gap,
 )
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from tutorial_engine import learn
 from tutorial_engine.cache.cell_table import CellTable
@@ -47,7 +49,7 @@ from tutorial_engine.learn.checks_a3 import (
 )
 from tutorial_engine.learn.find_check import FIND_SLIPS
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for, slots_for
-from tutorial_engine.learn.judge import slips_of
+from tutorial_engine.learn.judge import CODE, slips_of, wrong_answers
 from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache
 from tutorial_engine.learn.own_memory import PARTS_04
@@ -107,9 +109,23 @@ def inverted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.T / k.shape[-1] ** 0.5).masked_fill(mask, -1e9).softmax(-1) @ v
 
 
+def nanogpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    own = torch.ones(len(q), len(k)).bool().tril(len(k) - len(q))
+    return (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~own, -INF).softmax(-1) @ v
+
+
+def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return sdpa(q[None], k[None], v[None], is_causal=True)[0]
+
+
 def window(q_len: int, kv_len: int, size: int) -> Tensor:
     first = kv_len - q_len
     return torch.tensor([[0 <= first + q - k < size for k in range(kv_len)] for q in range(q_len)])
+
+
+def window_by_triangles(q_len: int, kv_len: int, size: int) -> Tensor:
+    ones, first = torch.ones(q_len, kv_len, dtype=torch.bool), kv_len - q_len
+    return ones.tril(first) & ones.triu(first - size + 1)
 
 
 def joined_by_and(q_len: int, kv_len: int, size: int) -> Tensor:
@@ -131,6 +147,32 @@ def rope_by_loop(x: Tensor, angles: Tensor) -> Tensor:
                 out[t, h, i] = a * math.cos(turn) - b * math.sin(turn)
                 out[t, h, i + half] = b * math.cos(turn) + a * math.sin(turn)
     return out
+
+
+def rope_complex(x: Tensor, angles: Tensor) -> Tensor:
+    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def rotate_half(x: Tensor, angles: Tensor) -> Tensor:
+    twice = torch.cat((angles, angles), -1)[:, None]
+    a, b = x.chunk(2, -1)
+    return x * twice.cos() + torch.cat((-b, a), -1) * twice.sin()
+
+
+def rope_in_place(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = (half.clone() for half in x.chunk(2, -1))
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    x[..., : x.shape[-1] // 2] = a * cos - b * sin
+    x[..., x.shape[-1] // 2 :] = b * cos + a * sin
+    return x
+
+
+def own_positions(x: Tensor) -> Tensor:
+    """The angles are made up, not taken."""
+    size = x.shape[-1]
+    omega = 10000.0 ** (-2 * torch.arange(size // 2) / size)
+    return rope_complex(x, torch.arange(len(x))[:, None] * omega)
 
 
 def a_overwritten(x: Tensor, angles: Tensor) -> Tensor:
@@ -159,6 +201,47 @@ def layer_in_double(x: Tensor, w: LayerWeights, angles: Tensor, attend: Function
     return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
 
 
+def whole_layer(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """All heads at once; a group is an axis of its own, and nothing is repeated."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.unflatten(1, (k.shape[1], -1))
+        scores = torch.einsum("qghd,kgd->ghqk", q, k) / q.shape[-1] ** 0.5
+        scores += torch.full_like(scores, -INF).triu(1)
+        return torch.einsum("ghqk,kgd->qghd", scores.softmax(-1), v).flatten(1, 2)
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
+def whole_layer_by_sdpa(x: Tensor, w: LayerWeights, angles: Tensor, size: int = 0) -> Tensor:
+    q, k, v = RIGHT["project"](rms_norm(x, w.input_norm), w.q, w.k, w.v, size or len(w.q_norm))
+    q, k = (RIGHT["rope"](rms_norm(*one), angles) for one in ((q, w.q_norm), (k, w.k_norm)))
+    heads_first = [one.transpose(0, 1) for one in (q, k, v)]
+    out = sdpa(*heads_first, is_causal=True, enable_gqa=True).transpose(0, 1)
+    x = x + out.flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+LAYER = """
+def layer(x, w, angles, attend):
+    q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, head_dim or len(w.q_norm))
+    q = rope(rms_norm(q, w.q_norm, eps), angles)
+    k = rope(rms_norm(k, w.k_norm, eps), angles)
+    x = x + attend(q, k, v).reshape(len(x), joined or -1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm, eps)
+    return x + (silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+"""
+
+
+def layer_of(**names: Any) -> Function:
+    """A layer as a notebook has it: what it reads are names of its cells."""
+    scope = {"rms_norm": rms_norm, "silu": torch.nn.functional.silu, "head_dim": 0, "joined": 0}
+    scope |= {"eps": 1e-6, "project": RIGHT["project"], "rope": RIGHT["rope"], **names}
+    exec(LAYER, scope)
+    return scope["layer"]
+
+
 def score(shares: Tensor, period: int) -> Tensor:
     return shares.diagonal(offset=1 - period)[1:].mean()
 
@@ -184,11 +267,16 @@ def kv_bytes(c: ModelConfig, size: int) -> int:
 
 
 def bytes_exercise(config: ModelConfig) -> Exercise:
+    def typed(name: str) -> Function:
+        return lambda c, size: kv_bytes(replace(c, **{name: getattr(config, name)}), size)
+
     return Exercise(
         lambda answer: c1.check_kv_bytes(answer, config),
         [
             kv_bytes,
             lambda *case: torch.tensor(kv_bytes(*case)),
+            lambda *case: np.int64(kv_bytes(*case)),
+            lambda *case: float(kv_bytes(*case)),
         ],
         c1.BYTES_SLIPS,
         [
@@ -199,6 +287,10 @@ def bytes_exercise(config: ModelConfig) -> Exercise:
                 "it reads QWEN3_06B, use",
             ),
             (lambda c, size: [17], "got [17]; return one number"),
+            *(
+                (typed(name), f"is its number typed in?{CODE}config.{name}")
+                for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")
+            ),
         ],
     )
 
@@ -210,6 +302,8 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["attention"],
             attention_by_loop,
             attention_in_place,
+            lambda q, k, v, m: RIGHT["attention"](q.double(), k.double(), v.double(), m),
+            lambda q, k, v, m: sdpa(q[None], k[None], v[None], attn_mask=m[None])[0],
         ],
         c1.ATTENTION_SLIPS,
         [
@@ -217,16 +311,39 @@ EXERCISES: dict[str, Exercise] = {
             (masked_after, "−inf BEFORE the softmax"),
             (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
             (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "other numbers"),
+            (nanogpt, "your mask is your own, the causal one; use the argument `mask`"),
+            (sdpa_causal, "a triangle at the upper left, as `is_causal=True` has it"),
+            (but("attention", lambda out: out.bfloat16()), "right, but in torch.bfloat16, which"),
+            (
+                but("attention", lambda out: out.half()),
+                "right, but in torch.float16, which keeps 4",
+            ),
+            (but("attention", lambda out: out.numpy()), "got ndarray; the model goes on with tens"),
+            (but("attention", lambda out: out.tolist()), "tensors, and torch.tensor makes one"),
+            (lambda q, k, v, m: q @ k.T / torch.sqrt(q.shape[1]), f"no tensor{CODE}D ** 0.5"),
+            (lambda q, k, v, m: q @ k, f"a column for each key{CODE}q @ k.T"),
         ],
     ),
     "window_mask": Exercise(
         c1.check_window_mask,
-        [RIGHT["window_mask"], window],
+        [RIGHT["window_mask"], window, window_by_triangles],
         c1.MASK_SLIPS,
         [
             (lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "sees a key after it"),
             (lambda q, k, w: window(q, k, k), "sees up to 4 keys; 2 expected"),
             (window_moved, "does not see itself"),
+            (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected, itself included"),
+            (lambda q, k, w: window(q, k, 8), "sees up to 4 keys; 2 expected"),
+            (
+                lambda q, k, w: window(q, k, w).int(),
+                "it must be bool, True = may attend; got torch",
+            ),
+            (lambda q, k, w: window(q, k, w).tolist(), "tensors, and torch.tensor makes one"),
+            (lambda q, k, w: window(q, k, w).numpy(), "tensors, and torch.from_numpy makes one"),
+            (
+                lambda q, k, w: (~window(q, k, w)).float() * -1e9,
+                "it must be bool, True = may attend",
+            ),
             (joined_by_and, "Join two conditions with &, each in its own brackets"),
             (lambda q, k, w: torch.ones(q) + torch.ones(k + 1), "of queries and a row of keys"),
         ],
@@ -237,21 +354,31 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["kv_head"],
             lambda h, heads, kv: [at for at in range(kv) for _ in range(heads // kv)][h],
             lambda h, heads, kv: torch.tensor(h) * kv // heads,
+            lambda h, heads, kv: np.repeat(np.arange(kv), heads // kv)[h],
+            lambda h, heads, kv: int(h / (heads / kv)),
         ],
         c1.HEAD_SLIPS,
         [
             (lambda h, heads, kv_heads: h / (heads // kv_heads), "divide with //"),
             (lambda h, heads, kv_heads: 0, "expected [0, 0, 0, 1, 1, 1]"),
+            (
+                lambda h, heads, kv_heads: h // (heads / kv_heads),
+                f"is the size of a group a float?{CODE}num_heads // num_kv_heads",
+            ),
         ],
     ),
     "rope": Exercise(
         c1.check_rope,
-        [RIGHT["rope"], rope_by_loop],
+        [RIGHT["rope"], rope_by_loop, rope_complex, rotate_half, rope_in_place],
         c1.ROPE_SLIPS,
         [
             (a_overwritten, "a was overwritten"),
             (lambda x, angles: rope_by_loop(x, 2 * angles), "position 0 is right, others not"),
-            (lambda x, angles: x[..., :4] * angles.cos(), "angles[:, None, :]"),
+            (lambda x, a: x[..., :4] * a.cos(), f"no axis for the heads{CODE}angles[:, None, :]"),
+            (lambda x, angles: x * angles.cos()[:, None], "in two halves"),
+            (lambda x, angles: own_positions(x), "wrong for one token at position 7"),
+            (but("rope", lambda x: x.bfloat16()), "right, but in torch.bfloat16"),
+            (but("rope", lambda x: x.numpy()), "tensors, and torch.from_numpy makes one"),
         ],
     ),
     "project": Exercise(
@@ -259,6 +386,11 @@ EXERCISES: dict[str, Exercise] = {
         [
             *(RIGHT["project"], head_by_head),
             but("project", lambda qkv: [one.double() for one in qkv]),
+            but("project", lambda qkv: (one for one in qkv)),
+            lambda x, *w: [(x @ one.T).view(len(x), -1, w[3]) for one in w[:3]],
+            lambda x, *w: [
+                torch.einsum("ti,ndi->tnd", x, m.unflatten(0, (-1, w[3]))) for m in w[:3]
+            ],
         ],
         {
             f"{name} {words}": but(
@@ -276,27 +408,91 @@ EXERCISES: dict[str, Exercise] = {
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
-            (lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32), "Take the number of heads from"),
+            (
+                lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32),
+                f"Take the number of heads from the matrix, and head_dim from the argument{CODE}"
+                "len(w_q) // head_dim",
+            ),
+            (lambda *case: RIGHT["project"](*case[:4], 32), "and head_dim from the argument"),
+            (
+                but("project", lambda qkv: [one.bfloat16() for one in qkv]),
+                "right, but in torch.bfl",
+            ),
+            (
+                but("project", lambda qkv: [one.numpy() for one in qkv]),
+                "torch.from_numpy makes one",
+            ),
+            (
+                but("project", lambda qkv: dict(zip("qkv", qkv, strict=True))),
+                "tensors (q, k, v), got a dict",
+            ),
         ],
     ),
     "layer": Exercise(
         c1.check_layer,
-        [RIGHT["layer"], layer_in_double],
+        [RIGHT["layer"], layer_in_double, layer_of()],
         c1.LAYER_SLIPS,
         [
-            (lambda x, w, angles, attend: 2 * x, "other numbers; are project and rope ✔"),
+            (lambda x, w, angles, attend: 2 * x, "layer 0; other numbers; compare with steps"),
+            (
+                layer_of(head_dim=32),
+                f"K/V heads of 16 numbers, hidden size 40); is a size typed in?{CODE}"
+                "The head dimension is len(w.q_norm); .flatten(1) joins any number of heads",
+            ),
+            (layer_of(joined=192), "hidden size 40); is a size typed in?"),
+            (layer_of(eps=0.0), "layer 0; other numbers"),
+            (
+                layer_of(rope=lambda x, angles: RIGHT["rope"](x, -angles)),
+                "it calls your rope, which is not ✔ yet (rope: turned the wrong way round",
+            ),
+            (
+                layer_of(rope=lambda x, angles: x @ x),
+                "it calls your rope, which is not ✔ yet (rope raised RuntimeError",
+            ),
+            (
+                layer_of(project=lambda x, q, k, v, d: (x @ q.T, x @ k.T, x @ v.T)),
+                "it calls your project, which is not ✔ yet (project: 4 and 2 heads of 8; q is not "
+                "split into heads",
+            ),
             (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
-            (lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)), "Join the heads first"),
+            (
+                lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)),
+                f"Join the heads first{CODE}.flatten(1)",
+            ),
             (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
+        ],
+    ),
+    "whole_layer": Exercise(
+        c1.check_whole_layer,
+        [whole_layer, whole_layer_by_sdpa],
+        c1.WHOLE_SLIPS,
+        [
+            (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
+            (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
+            (lambda x, w, angles: x, "layer 0; other numbers"),
         ],
     ),
     "induction_score": Exercise(
         c1.check_induction_score,
-        [score, score_by_loop],
+        [
+            *(score, score_by_loop),
+            lambda shares, p: shares[p:, 1 : p + 1].diagonal().mean(),
+            lambda shares, p: np.mean([shares[i, i - p + 1] for i in range(p, 2 * p)]),
+        ],
         c1.SCORE_SLIPS,
         [
             (lambda shares, p: shares[p:, 1 : p + 1].diagonal(), "one number, got shape [5]"),
-            (lambda shares, p: score(shares, p) + 1, "only the queries of the second"),
+            (
+                lambda shares, p: score(shares, p) + 1,
+                "only the queries of the second round count, each with one right place: the token "
+                f"after the earlier one of its kind{CODE}that is period − 1 places before the "
+                "query",
+            ),
+            (lambda shares, p: shares[p:, 1 : p + 1].diagonal().tolist(), "one number, got ["),
+            (
+                lambda shares, p: shares[range(16, 32), range(1, 17)].mean(),
+                "is an argument: 5 here",
+            ),
         ],
     ),
     "kv_bytes, 6/2 heads": bytes_exercise(SIX_TWO),
@@ -1037,9 +1233,21 @@ def test_right_answer_is_accepted_however_it_is_written(name: str, answer: Any, 
 
 @pytest.mark.parametrize(("name", "answer", "words"), pairs("wrong"))
 def test_mistake_is_named(name: str, answer: Any, words: str) -> None:
+    what, _, code = words.partition(CODE)
     verdict = EXERCISES[name].check(answer)
     assert verdict.ok is False and repr(verdict).startswith("✘ ")
-    assert words in verdict.message, verdict
+    assert what in verdict.message, verdict
+    if code:
+        assert code not in verdict.message and EXERCISES[name].check(answer) == verdict
+        assert EXERCISES[name].check(lambda *_: "another answer").ok is False
+        verdict = EXERCISES[name].check(answer)
+        assert what in verdict.message and verdict.message.endswith(code)
+    assert CODE not in verdict.message
+
+
+@pytest.fixture(autouse=True)
+def _first_try() -> None:
+    wrong_answers.cache_clear()
 
 
 def answer_of(name: str, function: Function) -> Any:

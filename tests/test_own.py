@@ -1,6 +1,7 @@
 """The learner's functions run in the real model; a wrong one is told, and the package's runs."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -462,7 +463,7 @@ def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str, of: str 
 
 def test_right_answers_come_along(cached: OwnEngine, tmp_path: Path) -> None:
     found = bring(cached, saved(tmp_path, solved=True))
-    assert repr(found) == f"✔ yours from notebook 01: {', '.join(IN_01)}"
+    assert repr(found) == f"✔ yours from my_01.ipynb: {', '.join(IN_01)}"
     assert set(cached.parts.own) == set(IN_01)
     theirs = cached.parts.own["attention"]
     assert theirs.__code__.co_filename == "my_01.ipynb"
@@ -474,13 +475,49 @@ def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     cached: OwnEngine, tmp_path: Path
 ) -> None:
     missing = str(tmp_path / "01_none.ipynb")
-    for notebook, why in (
-        (saved(tmp_path, solved=False), ""),
-        (missing, f" (there is no file {missing})"),
-    ):
-        found = bring(cached, notebook)
-        assert repr(found) == f"☐ the package's run for: {', '.join(IN_01)}{why}"
-        assert not cached.parts.own
+    open_ones = f"☐ the package's run for: {', '.join(IN_01)}"
+    why = f"there is no file {missing}, and no my_01.ipynb beside it"
+    assert repr(bring(cached, missing)) == f"{open_ones} ({why})"
+    why = "no exercise is done in my_01.ipynb; was it saved?"
+    assert repr(bring(cached, saved(tmp_path, solved=False))) == f"{open_ones} ({why})"
+    assert not cached.parts.own
+    (tmp_path / "my_01.ipynb").rename(tmp_path / "01_attention_rope.ipynb")
+    said = repr(bring(cached, str(tmp_path / "01_attention_rope.ipynb")))
+    asked = "no exercise is done in 01_attention_rope.ipynb; is yours called my_01.ipynb, in the"
+    assert asked in said
+
+
+def test_the_learners_copy_is_read_in_place_of_the_notebook_beside_it(
+    cached: OwnEngine, tmp_path: Path
+) -> None:
+    Path(saved(tmp_path, solved=False)).rename(tmp_path / "01_attention_rope.ipynb")
+    Path(saved(tmp_path, solved=True)).rename(tmp_path / "my_01_again.ipynb")
+    found = bring(cached, str(tmp_path / "01_attention_rope.ipynb"))
+    assert repr(found) == f"✔ yours from my_01_again.ipynb: {', '.join(IN_01)}"
+    saved(tmp_path, solved=False)  # a newer one, where nothing is done
+    os.utime(tmp_path / "my_01_again.ipynb", (0, 0))
+    assert "is done in my_01.ipynb" in repr(
+        bring(cached, str(tmp_path / "01_attention_rope.ipynb"))
+    )
+
+
+def test_what_the_exercises_read_of_other_cells_comes_along(
+    cached: OwnEngine, tmp_path: Path
+) -> None:
+    """A number, a helper of a helper; what is only an argument's name does not."""
+
+    def edit(source: str) -> str:
+        if source.startswith("def rms_norm"):
+            return (
+                "SMALL = c.rms_norm_eps\n"
+                "def root(x): return (x.square().mean(-1, keepdim=True) + SMALL).sqrt()\n"
+                "def rms_norm(x, weight): return x / root(x) * weight\n"
+                "q = undefined"
+            )
+        return source
+
+    found = bring(cached, saved(tmp_path, True, edit))
+    assert repr(found) == f"✔ yours from my_01.ipynb: {', '.join(IN_01)}"
 
 
 def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
@@ -510,9 +547,12 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
         "03": ("num_tokens_to_run", "plan_step", "ttft_and_tpot"),
     }
     for number, names in parts.items():
-        for solved, mark in ((False, "☐ the package's run for"), (True, "✔ yours from notebook")):
+        for solved, mark in (
+            (False, "☐ the package's run for"),
+            (True, f"✔ yours from my_{number}"),
+        ):
             found = bring(server, saved(tmp_path, solved, of=number))
-            assert repr(found).startswith(mark) and repr(found).endswith(f": {', '.join(names)}")
+            assert repr(found).startswith(mark) and f": {', '.join(names)}" in repr(found)
     drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=1)
     server.serve(["Once upon a time", "Ben had a blue ball."], drawn)
     said = capsys.readouterr().out
@@ -520,7 +560,7 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     for name in (name for names in parts.values() for name in names):
         assert f"{name} (" in said
     only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
-    assert repr(only) == "✔ yours from notebook 03: plan_step"
+    assert repr(only) == "✔ yours from my_03.ipynb: plan_step"
 
 
 def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.learn.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
@@ -102,6 +103,15 @@ SHOWS = (
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
         Card((284, 34, 306, 318), 4),
+    ),
+    Show(
+        "jukebox",
+        "Which part of the model is broken?",
+        "Six stories from the same prompt; in each of them one part of the model is broken. Guess "
+        "which part it is. One story sounds right, although its logits are not.",
+        "01_attention_rope",
+        "The same logits as transformers",
+        lambda m, t: Run(jukebox_film(m, t, PROMPTS[0])),
     ),
     Show(
         "cache",

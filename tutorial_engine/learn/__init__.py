@@ -19,7 +19,7 @@ __getattr__, __all__ = hands_out(
         "cause_check": "check_causes",
         "checks_01": (
             "check_attention, check_induction_score, check_kv_bytes, check_kv_head, "
-            "check_layer, check_project, check_rope, check_window_mask"
+            "check_layer, check_project, check_rope, check_whole_layer, check_window_mask"
         ),
         "checks_02": (
             "check_cache, check_floor, check_run_new, check_slots_to_write, "
@@ -37,6 +37,7 @@ __getattr__, __all__ = hands_out(
         "elsewhere": "box, names_elsewhere",
         "find_check": "check_find",
         "give_way_check": "check_slots_for",
+        "jukebox": "jukebox_table, play",
         "own": "LayerWeights, OwnAttention",
         "own_engine": "OwnEngine",
         "own_server": "OwnServer",

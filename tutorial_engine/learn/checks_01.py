@@ -5,17 +5,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tutorial_engine.learn import own
-from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
+from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole_numbers
-from tutorial_engine.learn.verdict import CannotBe, Verdict, of_shapes
+from tutorial_engine.learn.verdict import CannotBe, Verdict, of_shapes, wrong_shape
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
@@ -54,11 +54,16 @@ ATTENTION_SLIPS: Slips = slips_of(
     _attention,
     """
     @ v →
-        it returned the shares [q, kv]; multiply them by the values: shares @ v
+        it returned the shares [q, kv]; multiply them by the values ▸ shares @ v
     ~mask → mask
         the mask is inverted; True means that a query MAY attend to the key
     ~mask → ~causal_mask(len(q), len(k))
-        this is the causal mask, whatever `mask` says; use the argument
+        your mask is your own, the causal one; use the argument `mask`
+    ~mask → ~(mask & causal_mask(len(q), len(k)))
+        a causal mask is applied besides `mask`; use the argument alone
+    ~mask → ~torch.ones(len(q), len(k)).bool().tril()
+        your mask is your own (a triangle at the upper left, as `is_causal=True` has it); use the
+        argument `mask`
     .masked_fill(~mask, -INF) →
         the mask has no effect; queries see the future
     .softmax(dim=-1) → .exp()
@@ -70,11 +75,15 @@ ATTENTION_SLIPS: Slips = slips_of(
     T / k → T * k
         the scores are multiplied by √D; divide by it
     k.shape[-1] → len(k)
-        the scores are divided by the root of the number of keys; D is k.shape[-1]
+        the scores are divided by the root of the number of keys; D is the size of the last axis
+        ▸ k.shape[-1]
     k.shape[-1] → len(q)
-        the scores are divided by the root of the number of queries; D is k.shape[-1]
+        the scores are divided by the root of the number of queries; D is the size of the last axis
+        ▸ k.shape[-1]
     k.shape[-1] → 8
         right for D = 8, wrong for D = 4; take D from the shape of k
+    k.shape[-1] → 32
+        the scores are divided by √32, whatever D is; take D from the shape of k
     masked_fill(~mask, -INF).softmax(dim=-1) → softmax(dim=-1) * mask
         masked after the softmax; shares no longer add up to 1
     -INF → 0.0
@@ -88,19 +97,30 @@ ATTENTION_SLIPS: Slips = slips_of(
 )
 
 
+def _some_allowed(q_len: int, kv_len: int) -> Tensor:
+    """A random mask: each query has a key before or after its own place, and never its own.
+
+    So every row has a key, and no triangle is like it.
+    """
+    mask, own_place = _random(q_len, kv_len) > 0, torch.arange(q_len)
+    mask[own_place, own_place - 1] = True
+    mask[own_place, own_place] = False
+    return mask
+
+
 def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
     cases = [
-        (_random(n, size), _random(kv, size), _random(kv, size) + 1, causal_mask(n, kv))
-        for n, kv, size in ((3, 5, 8), (2, 2, 4), (1, 3, 8))
+        (_random(n, size), _random(kv, size), _random(kv, size) + 1, mask)
+        for n, kv, size in ((3, 5, 8), (2, 2, 4), (1, 3, 8), (6, 6, 4))
+        for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
-    cases.append((*cases[0][:3], _random(3, 5) > 0))  # not causal; each query may attend to a key
 
     def otherwise(got: Tensor, *_: object) -> str:
         if bool(got.isnan().all()):
             return (
-                "NaN everywhere; 0 times −inf is NaN, so set the forbidden scores with "
-                "masked_fill(~mask, ...)"
+                "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
+                f"{CODE}scores.masked_fill(~mask, ...)"
             )
         if bool(got.isnan().any()):
             return "NaN; are forbidden scores −inf BEFORE the softmax?"
@@ -111,12 +131,13 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def explain(error: Exception) -> str:
         if "sqrt" in str(error):
-            return "D is a plain number: write D ** 0.5"
-        return "Scores are q @ k.T, one row for each query" * isinstance(error, RuntimeError)
+            return f"D is a plain number, no tensor{CODE}D ** 0.5"
+        where = f"Scores have a row for each query and a column for each key{CODE}q @ k.T"
+        return where * isinstance(error, RuntimeError)
 
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
-        "attention: equal to the package's, 3, 2 and 1 queries, D=8 and 4",
+        "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         otherwise=otherwise,
         explain=explain,
     )
@@ -129,8 +150,11 @@ MASK_SLIPS: Slips = {
         ~causal_mask(q, k, w)
     ),
     "rows and columns are swapped; row = query": lambda q, k, w: causal_mask(q, k, w).T,
-    "lined up at the upper left; the queries are the LAST of the keys, the first stands at "
-    "kv_len - q_len": lambda q, k, w: causal_mask(k, k, w)[:q],
+    f"lined up at the upper left; the queries are the LAST of the positions{CODE}the first one "
+    "stands at kv_len - q_len": lambda q, k, w: causal_mask(k, k, w)[:q],
+    "it has a row for each key; the rows are the queries, the LAST q_len of the positions": (
+        lambda q, k, w: causal_mask(k, k, w)
+    ),
 }
 
 
@@ -172,9 +196,8 @@ HEAD_SLIPS: Slips = {
     "h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the group": (
         lambda h, heads, kv_heads: h % kv_heads
     ),
-    "divide by the size of a group, num_heads // num_kv_heads, not by the number of K/V heads": (
-        lambda h, heads, kv_heads: h // kv_heads
-    ),
+    f"divide by the size of a group, not by the number of K/V heads{CODE}num_heads // "
+    "num_kv_heads": lambda h, heads, kv_heads: h // kv_heads,
     "this is the size of a group; in which group is head h?": lambda h, heads, kv_heads: (
         heads // kv_heads
     ),
@@ -198,7 +221,10 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
 
     def read(answers: Sequence[Any]) -> list[int]:
         if (heads := whole_numbers(answers)) is None:
-            raise CannotBe(f"got {answers}; a head has a whole number: divide with //")
+            why = "round down: divide with //"
+            if all((one := number(answer)) is not None and one.is_integer() for answer in answers):
+                why = f"is the size of a group a float?{CODE}num_heads // num_kv_heads"
+            raise CannotBe(f"got {answers}; the number of a head is an int; {why}")
         return heads
 
     return judge(
@@ -229,7 +255,8 @@ ROPE_SLIPS: Slips = slips_of(
     cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
         neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
-        0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2: x.chunk(2, dim=-1)
+        0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2
+        ▸ x.chunk(2, dim=-1)
     a * cos - b * sin, b * cos + a * sin → a * sin - b * cos, b * sin + a * cos
         cos and sin are swapped: it is a cos φ − b sin φ
     return torch.cat((a, b), dim=-1) → return x
@@ -237,7 +264,7 @@ ROPE_SLIPS: Slips = slips_of(
     a, b = x → angles = angles.deg2rad(); a, b = x
         the angles are radians already
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
-        a was overwritten before b was turned; keep the old a (a.clone())
+        a was overwritten before b was turned; keep the old a ▸ a.clone()
     (a, b) → (b, a)
         the two halves are joined in the other order
     - b * sin → + b * sin
@@ -270,10 +297,12 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     def explain(error: Exception) -> str:
         if not of_shapes(error):
             return ""
-        why = "The angles [T, D / 2] need an axis for the heads: angles[:, None, :]"
         if "dimension 2" in str(error):  # the numbers of a head do not fit the angles
-            why += ". Cut the last axis in halves, [T, heads, D / 2]: x.chunk(2, dim=-1)"
-        return why
+            return (
+                "Cut the last axis in two halves, [T, heads, D / 2]; the angles need an axis for "
+                f"the heads{CODE}x.chunk(2, dim=-1) and angles[:, None, :]"
+            )
+        return f"The angles [T, D / 2] have no axis for the heads{CODE}angles[:, None, :]"
 
     return judge(
         *("rope", function, own.rope, cases, ROPE_SLIPS),
@@ -295,7 +324,7 @@ PROJECT_SLIPS: Slips = {
     "takes every n-th number for a head; a head is head_dim numbers that lie side by side": (
         lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
     ),
-    "has the right shape, and its numbers at wrong places; cut the last axis only: "
+    f"has the right shape, and its numbers at wrong places; cut the last axis only{CODE}"
     ".unflatten(-1, (-1, head_dim))": lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1]).transpose(
         0, 1
     ),
@@ -316,7 +345,7 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         got = tuple(got) if isinstance(got, Iterator) else got
         if isinstance(got, tuple | list) and len(got) == 3:
             return got
-        kind = type(got).__name__
+        kind = f"a {type(got).__name__}"
         if isinstance(got, Tensor):
             kind = f"one tensor {list(got.shape)}"
         elif isinstance(got, tuple | list):
@@ -333,11 +362,11 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
             if alike(mine, slip(right, want[0])):
                 return f"{name} {why}"
         if not isinstance(mine, Tensor):
-            return f"{name} must be a tensor, got {type(mine).__name__}"
+            return str(getattr(wrong_shape(name, mine, right), "message", ""))
         if mine.shape != right.shape:
             return (
-                f"{name} has shape {list(mine.shape)}, expected {list(right.shape)}; take the "
-                "number of heads from the matrix: len(w_q) // head_dim"
+                f"{name} has shape {list(mine.shape)}, expected {list(right.shape)}; the number of "
+                f"heads follows from the matrix{CODE}len(w_q) // head_dim"
             )
         others = [f"w_{n}" for n, one in zip("qkv", want, strict=True) if alike(mine, one)]
         return f"{name} was made with {others[0]}" if others else f"{name} is not x @ w_{name}.T"
@@ -345,8 +374,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
     def explain(error: Exception) -> str:
         if "invalid for input of size" in str(error) or "multiply up to" in str(error):
             return (
-                "Take the number of heads from the matrix, len(w_q) // head_dim, and head_dim from "
-                "the argument"
+                "Take the number of heads from the matrix, and head_dim from the argument"
+                f"{CODE}len(w_q) // head_dim"
             )
         return _not_transposed(error, dict(zip(("w_q", "w_k", "w_v"), cases[0][1:4], strict=True)))
 
@@ -410,7 +439,7 @@ LAYER_SLIPS: Slips = slips_of(
     y + out → rms_norm(y + out, w.mlp_norm)
         the norms come after each sum (as in 2017); Qwen3 norms before
     h = rms_norm(x, w.input_norm) → h = x
-        attention reads x itself; it must read rms_norm(x, w.input_norm)
+        attention reads x itself; it must read the normed x ▸ rms_norm(x, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
         the MLP reads the stream itself; it must read its norm, w.mlp_norm
     h = rms_norm(y, w.mlp_norm) →
@@ -450,21 +479,21 @@ LAYER_SLIPS: Slips = slips_of(
     @ w.o.T →
         the output of the heads is added without w.o
     w.o.T → w.o
-        attention is multiplied by w.o; the weights are [out, in]: multiply by w.o.T
+        attention is multiplied by w.o, as if it were [in, out]; it is [out, in] ▸ w.o.T
     .flatten(1) → .mT.flatten(1)
-        the heads are joined number by number; .flatten(1) puts head after head
+        the heads are joined number by number; put head after head ▸ .flatten(1)
     .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
-        tokens are mixed when the heads are joined; use .flatten(1)
+        tokens are mixed when the heads are joined; join the last two axes ▸ .flatten(1)
     x + mixed → x
         attention is missing: only the MLP is there
     y + out → y
         the MLP is missing: only attention is there
     gate, up = → up, gate =
-        gate and up are swapped: silu goes around x @ w.gate.T
+        gate and up are swapped: silu goes around the gate ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
-        silu goes around x @ w.gate.T alone, before it is multiplied by up
+        silu goes around the gate alone, before it is multiplied by up ▸ silu(h @ w.gate.T)
     F.silu(gate) → gate
-        silu is missing around x @ w.gate.T
+        silu is missing around the gate ▸ silu(h @ w.gate.T)
     F.silu → F.sigmoid
         sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs
     """,
@@ -477,59 +506,170 @@ def tiny_model() -> Qwen3ForCausalLM:
     return load_model()
 
 
+class LayerCase(NamedTuple):
+    """What a layer is given, but for `attend`."""
+
+    name: str
+    x: Tensor
+    weights: LayerWeights
+    angles: Tensor
+
+
 @cache
-def _layers() -> list[tuple[int, Tensor, LayerWeights, Tensor]]:
-    """(number, x, weights, angles) of each layer of the model that ships, for ten tokens."""
+def _layers() -> list[LayerCase]:
+    """Of each layer of the model that ships, for ten tokens; and of a random one of other sizes."""
     model, batch, found = tiny_model(), Batch.from_sequences([TEXT_IDS]), []
     x = model.model.embed_tokens(batch.input_ids)
     angles = batch.positions[:, None] * model.model.rotary_emb.inv_freq
     for i, layer in enumerate(model.model.layers):
-        found.append((i, x, LayerWeights.of(layer), angles))  # type: ignore[arg-type]
+        found.append(LayerCase(f"layer {i}", x, LayerWeights.of(layer), angles))  # type: ignore[arg-type]
         x = _with_attend(own.layer, *found[-1])
-    return found
+    return [*found, _other_sizes()]
+
+
+def _other_sizes() -> LayerCase:
+    """Seven tokens from position 3 on, in a layer where nothing has the size that the model has."""
+    hidden, heads, kv_heads, size, wide, tokens = 40, 8, 2, 16, 56, 7
+    shapes = {"input_norm": [hidden], "mlp_norm": [hidden], "q_norm": [size], "k_norm": [size]}
+    shapes |= {"q": [heads * size, hidden], "o": [hidden, heads * size]}
+    shapes |= {"k": [kv_heads * size, hidden], "v": [kv_heads * size, hidden]}
+    shapes |= {"gate": [wide, hidden], "up": [wide, hidden], "down": [hidden, wide]}
+    draw = torch.Generator().manual_seed(1)
+    made = {
+        name: torch.randn(shape, generator=draw) / shape[-1] ** 0.5
+        if shape[1:]
+        else torch.rand(shape, generator=draw) + 0.5
+        for name, shape in shapes.items()
+    }
+    x = torch.randn(tokens, hidden, generator=draw)
+    angles = torch.arange(3, 3 + tokens)[:, None] * inverse_frequencies(size, 10000.0)
+    sizes = f"a layer of other sizes ({heads} query and {kv_heads} K/V heads of {size} numbers, "
+    return LayerCase(f"{sizes}hidden size {hidden})", x, LayerWeights(**made), angles)
 
 
 def _with_attend(
-    function: Callable[..., Any], number: int, x: Tensor, w: LayerWeights, angles: Tensor
+    function: Callable[..., Any], name: str, x: Tensor, w: LayerWeights, angles: Tensor
 ) -> Any:
-    batch, backend = Batch.from_sequences([TEXT_IDS]), NaiveAttention()
+    batch, backend = Batch.from_sequences([range(len(x))]), NaiveAttention()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *more: object, **named: object) -> Tensor:
         if more or named:
             raise TypeError("call attend(q, k, v) without a mask; it has the mask already")
-        return backend.attend(number, q, k, v, batch)
+        return backend.attend(0, q, k, v, batch)
 
     return function(x, w, angles, attend)
 
 
-@torch.no_grad()
+def _wrong_below(function: object) -> str:
+    """The exercise that a layer calls and that is not right, with what is wrong; "" if none."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = getattr(function, "__globals__", {})
+    for name, check in (("project", check_project), ("rope", check_rope)):
+        if name in names and callable(known.get(name)):
+            verdict = check(known[name])
+            if verdict.ok is False:
+                return f"it calls your {name}, which is not ✔ yet ({verdict.message})"
+    return ""
+
+
 def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tensor]) -> Verdict:
     """Check a learner's function(x [T, hidden], w, angles [T, D / 2], attend) → [T, hidden].
 
-    With the weights of two layers of the model that ships, against these layers themselves.
+    With the weights of two layers of the model that ships, against these layers themselves, and
+    with random weights of other sizes.
     """
-    first, *_, last = _layers()
-    weights, hidden = first[2], first[1].shape[1]
+    return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
 
-    def otherwise(got: Tensor, *_: object) -> str:
+
+@torch.no_grad()
+def _judge_layer(
+    name: str, function: Callable[..., Any], right: Callable[..., Any], slips: Slips, call: Any
+) -> Verdict:
+    first, *_, last, other = _layers()
+    weights, asked = first.weights._asdict(), [first.name]
+    typed = (
+        f"Right for the model's layers, wrong for {other.name}; is a size typed in?{CODE}The head "
+        "dimension is len(w.q_norm); .flatten(1) joins any number of heads"
+    )
+
+    def asks(function: Callable[..., Any], case: str, *args: Any) -> Any:
+        asked[0] = case
+        return call(function, case, *args)
+
+    def otherwise(got: Tensor, _: Tensor, case: str, *__: object) -> str:
+        if case == other.name:
+            return typed
         if bool(got.isnan().any()):
-            return "NaN; is something divided by zero?"
-        return "other numbers; are project and rope ✔? If so, compare with steps 1 to 4"
+            return f"{case}; NaN; is something divided by zero?"
+        return f"{case}; other numbers; compare with steps 1 to 4"
 
     def explain(error: Exception) -> str:
+        if asked[0] == other.name:
+            return typed
         sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", str(error))
-        if str(len(weights.q_norm)) in (one for pair in sizes for one in pair):
-            return "Join the heads first with .flatten(1)"
-        return _not_transposed(error, {f"w.{name}": w for name, w in weights._asdict().items()})
+        if str(len(weights["q_norm"])) in (one for pair in sizes for one in pair):
+            return f"Join the heads first{CODE}.flatten(1)"
+        return _not_transposed(error, {f"w.{name}": w for name, w in weights.items()})
 
-    return judge(
-        *("layer", function, own.layer, (first, last), LAYER_SLIPS),
-        f"layer: equal to the model's layers 0 and {last[0]}, {len(TEXT_IDS)} tokens of {hidden} "
-        "numbers",
-        call=_with_attend,
-        where=lambda got, number, *_: f"layer {number}",
+    verdict = judge(
+        *(name, function, right, (first, last, other), slips),
+        f"{name}: equal to the model's layers 0 and {last.name[-1]}, and right for other sizes",
+        call=asks,
         otherwise=otherwise,
         explain=explain,
+    )
+    if verdict.ok is False and (why := _wrong_below(function)):
+        return Verdict(False, f"{name}: {why}")
+    return verdict
+
+
+# -- the bonus: a layer that is all there ---------------------------------------------------------
+
+
+def _whole_layer(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    size = len(w.q_norm)
+    q, k, v = own.project(rms_norm(x, w.input_norm), w.q, w.k, w.v, size)
+    q, k = own.rope(rms_norm(q, w.q_norm), angles), own.rope(rms_norm(k, w.k_norm), angles)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / size**0.5
+    scores = scores.masked_fill(~causal_mask(len(x), len(x)), -INF)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
+    x = x + out.flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+
+
+WHOLE_SLIPS: Slips = slips_of(
+    _whole_layer,
+    """
+    .masked_fill(~causal_mask(len(x), len(x)), -INF) →
+        queries see later tokens: nobody brings the causal mask here, you have to make it
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
+    / size**0.5 →
+        the scores are not divided by √D
+    dim=-1 → dim=-2
+        the softmax runs over the queries; it must run over the keys
+    dim=-1 → dim=0
+        the softmax runs over the heads; it must run over the keys
+    out.flatten(1) → out.mT.flatten(1)
+        the heads are joined number by number; put head after head
+    out.flatten(1) → out.transpose(0, 1).reshape(len(x), -1)
+        tokens are mixed when the heads are joined; the tokens must be the first axis again
+    """,
+)
+
+
+def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, hidden], w, angles [T, D / 2]) → [T, hidden], no `attend`.
+
+    On the layers that `check_layer` takes.
+    """
+    return _judge_layer(
+        *("whole_layer", function, _whole_layer, WHOLE_SLIPS),
+        lambda function, _, *case: function(*case),
     )
 
 
@@ -559,6 +699,11 @@ SCORE_SLIPS: Slips = {
     "row and column are swapped; row = query": lambda shares, period: _score(0, 1)(
         shares.T, period
     ),
+    "it counts one query too many, the last of the first round; the second round begins at "
+    "position `period`": lambda shares, period: shares.diagonal(1 - period).mean(),
+    "the largest share of each row; the right place is known, wherever the head looks": (
+        lambda shares, period: shares[period:].amax(-1).mean()
+    ),
 }
 
 
@@ -567,12 +712,13 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
     scores = [_random(n, n).masked_fill(~causal_mask(n, n), -INF) for n in (10, 6)]
 
     def read(got: Any) -> float:
-        if isinstance(got, Tensor) and got.numel() != 1:
+        if (value := number(got)) is None:
+            kind = f"shape {list(got.shape)}" if isinstance(got, Tensor) else f"{got!r:.40}"
             raise CannotBe(
-                f"it must return one number, got shape {list(got.shape)}; pick one share for each "
-                "query, shares[queries, keys], and take their mean"
+                f"it must return one number, got {kind}; pick one share for each query, and take "
+                f"their mean{CODE}shares[queries, keys].mean()"
             )
-        return float(got)
+        return value
 
     return judge(
         *("induction_score", function, _score(0, 1)),
@@ -580,8 +726,12 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
         "induction_score: right for 5 and for 3 tokens that are said twice",
         read=read,
         otherwise=lambda got, want, *_: (
-            f"{got:.3f} instead of {want:.3f}; only the queries of the second round count, and "
-            "their keys are period − 1 places earlier"
+            f"{got:.3f} instead of {want:.3f}; only the queries of the second round count, each "
+            f"with one right place: the token after the earlier one of its kind{CODE}that is "
+            "period − 1 places before the query"
+        ),
+        explain=lambda error: (
+            "The number of tokens is an argument: 5 here" * isinstance(error, IndexError)
         ),
     )
 
@@ -593,25 +743,47 @@ def _kv_bytes(c: ModelConfig, itemsize: int) -> int:
     return 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize
 
 
+HIDDEN = "a K/V head has config.head_dim numbers, which need not be hidden_size / heads"
+NO_QUERIES = "queries are not kept, so their number does not matter"
+
 BYTES_SLIPS: Slips = {
     "K and V are two tensors: twice as much": lambda c, size: _kv_bytes(c, size) // 2,
     "every layer has its own K and V: times the layers": lambda c, size: (
         _kv_bytes(c, size) // c.num_hidden_layers
     ),
     "count K/V heads, not query heads": lambda c, size: _kv_bytes(c, size) * c.group_size,
+    "it counts query heads, not K/V heads, and K and V are two tensors; where two query heads "
+    "share a K/V head, the two mistakes cancel": lambda c, size: (
+        _kv_bytes(c, size) * c.group_size // 2
+    ),
+    "the size of a group is the number of query heads that share a K/V head; count the K/V heads": (
+        lambda c, size: _kv_bytes(c, size) // c.num_key_value_heads * c.group_size
+    ),
     "bytes, not bits": lambda c, size: 8 * _kv_bytes(c, size),
     "bytes, not KiB": lambda c, size: _kv_bytes(c, size) / 2**10,
-    "changes with hidden_size; a K/V head has config.head_dim numbers, which need not be "
-    "hidden_size / heads": lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
+    f"{HIDDEN}: the hidden size instead of the K/V heads": lambda c, size: (
+        2 * c.num_hidden_layers * c.hidden_size * size
+    ),
+    HIDDEN: lambda c, size: (
+        _kv_bytes(c, size) // c.head_dim * (c.hidden_size // c.num_attention_heads)
+    ),
 }
 
 
 def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelConfig) -> Verdict:
-    """Check a learner's function(config, itemsize) → bytes of K and V that one token leaves."""
-    deeper = replace(config, num_hidden_layers=2 * config.num_hidden_layers)
-    wider = replace(config, hidden_size=2 * config.hidden_size)
-    other = replace(config, num_attention_heads=4 * config.num_key_value_heads, head_dim=48)
-    cases = [(config, 2), (config, 4), (wider, 2), (deeper, 2), (other, 2)]
+    """Check a learner's function(config, itemsize) → bytes of K and V that one token leaves.
+
+    With the config, with each number in it changed alone, and with all of them.
+    """
+    changes: dict[str, Any] = {
+        "num_hidden_layers": config.num_hidden_layers + 5,
+        "num_key_value_heads": 1,
+        "head_dim": config.head_dim + 16,
+        "hidden_size": 3 * config.hidden_size,
+        "num_attention_heads": 4 * config.num_key_value_heads,
+    }
+    changed = {replace(config, **{name: value}): name for name, value in changes.items()}
+    cases = [(config, 2), (config, 4), *((c, 2) for c in changed), (replace(config, **changes), 2)]
 
     def read(got: Any) -> float:
         if (value := number(got)) is None:
@@ -619,18 +791,24 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
         return value
 
     def otherwise(got: float, want: float, c: ModelConfig, _: int) -> str:
-        if c is wider:
-            return next(words for words in BYTES_SLIPS if "hidden_size" in words)
         if function(config, 2) == function(config, 4):
             return "the same for 2 and for 4 bytes per number; use the argument"
-        others = _configs_read_by(function)
-        if others:
+        if others := _configs_read_by(function):
             return f"it reads {others[0]}, use the argument config instead"
+        name = changed.get(c)
+        if name in ("hidden_size", "num_attention_heads"):
+            return f"changes with {name}; {HIDDEN if name == 'hidden_size' else NO_QUERIES}"
+        if name:
+            return (
+                f"right for this model, and {want:,.0f} with {name}={changes[name]}; is its number "
+                f"typed in?{CODE}config.{name}"
+            )
         return "count K and V, layers, K/V heads"
 
     return judge(
         *("kv_bytes", function, _kv_bytes, cases, BYTES_SLIPS),
-        f"kv_bytes: {_kv_bytes(config, 2):,} bytes per token",
+        f"kv_bytes: {_kv_bytes(config, 2):,} bytes per token; right for {len(cases) - 2} other "
+        "configs as well",
         read=read,
         where=lambda got, *_: f"{got:,.16g}",
         otherwise=otherwise,

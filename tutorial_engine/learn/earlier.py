@@ -1,10 +1,11 @@
 """What a learner wrote in one notebook, running in a later one.
 
-Reads the learner's own notebook file: the cells of its exercises are run, and what they define is
-checked as it was there.
+Reads the learner's own notebook file: the cells of its exercises are run, after the helpers and
+numbers of the notebook that they read, and what they define is checked as it was there.
 """
 
 import ast
+import symtable
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,35 +53,53 @@ class Brought(dict[str, Verdict]):
     """Part → what its check says of the function that came from a notebook file.
 
     `wanted` are the parts that the notebook has, and this engine too; of two caches the one in use.
-    `missing` is the notebook's path where no such file is there, else "".
+    `file` is the path that was read, or looked for: `found` says which.
     """
 
-    def __init__(self, number: str, wanted: Sequence[str], missing: str = "") -> None:
+    def __init__(self, wanted: Sequence[str], file: Path, number: str) -> None:
         super().__init__()
-        self.number, self.wanted, self.missing = number, wanted, missing
+        self.wanted, self.file, self.number, self.found = wanted, file, number, file.is_file()
 
     def __repr__(self) -> str:
         right = [name for name in self.wanted if name in self and self[name].ok]
-        lines = [f"✔ yours from notebook {self.number}: {', '.join(right)}"] if right else []
+        lines = [f"✔ yours from {self.file.name}: {', '.join(right)}"] if right else []
         lines += [repr(verdict) for verdict in self.values() if verdict.ok is False]
         left = [name for name in self.wanted if name not in right]
         if left:
-            why = f" (there is no file {self.missing})" if self.missing else ""
-            lines.append(f"☐ the package's run for: {', '.join(left)}{why}")
+            lines.append(f"☐ the package's run for: {', '.join(left)}{self._why()}")
         return "\n".join(lines)
+
+    def _why(self) -> str:
+        """Why no part is the learner's, where none was even tried; else ""."""
+        own = f"my_{self.number}.ipynb"
+        if not self.found:
+            return f" (there is no file {self.file}, and no {own} beside it)"
+        if any(verdict.ok is not None for verdict in self.values()):
+            return ""
+        is_own = self.file.name.startswith("my_")
+        ask = "was it saved?" if is_own else f"is yours called {own}, in the same folder?"
+        return f" (no exercise is done in {self.file.name}; {ask})"
+
+
+def own_file(path: Path, number: str) -> Path:
+    """The learner's file of a notebook: the newest my_NN*.ipynb beside it, else the path itself."""
+    mine = path.parent.glob(f"my_{number}*.ipynb")
+    return max(mine, key=lambda file: file.stat().st_mtime, default=path)
 
 
 def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     """Put the right functions of the exercises of a notebook (a file that was saved) into `mine`.
 
-    The number in the file's name (01, 02 or 03) says which one it is, `names` which parts (none
-    given: all that both have, but no policy). An exercise that is not done or not right, or a file
-    that is not there, leaves the package's part where it is. ValueError for a name without one.
+    The number in the file's name (01, 02 or 03) says which one it is; a file my_01.ipynb beside it
+    is read in its place. `names` says which parts (none given: all that both have, but no policy).
+    An exercise that is not done or not right, or a file that is not there, leaves the package's
+    part where it is. ValueError for a name without a number.
     """
     path = Path(notebook)
     number = next((code for code in CHECKS if code in path.name), None)
     if number is None:
         raise ValueError(f"{path.name!r} must have one of {sorted(CHECKS)} in its name")
+    path = own_file(path, number)
     checks = {
         name: check
         for name, check in CHECKS[number].items()
@@ -98,8 +117,9 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         "tokenizer": mine.tokenizer,
         "__name__": path.stem,  # classes are defined in a module
     }
-    found = Brought(number, tuple(checks), "" if path.is_file() else str(path))
-    for source in [*_helpers([cell.source for cell in code_cells], exercises), *exercises]:
+    found = Brought(tuple(checks), path, number)
+    others = [cell.source for cell in code_cells if cell.source not in exercises]
+    for source in [*_helpers(others, exercises, {*scope}), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)
         except Exception as error:  # the learner's code may raise anything at all
@@ -115,22 +135,56 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     return found
 
 
-def _helpers(sources: Sequence[str], exercises: Sequence[str]) -> list[str]:
-    """The imports and functions of a notebook that bind a name which its exercises read."""
-    trees = [tree for source in exercises if (tree := _parsed(source)) is not None]
-    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    found = []
-    for tree in map(_parsed, sources):
-        for node in [] if tree is None else tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                bound = {(name.asname or name.name).split(".")[0] for name in node.names}
-            elif isinstance(node, ast.FunctionDef):
-                bound = {node.name}
-            else:
-                continue
-            if bound & used:
-                found.append(ast.unparse(node))
-    return found
+def _helpers(others: Sequence[str], exercises: Sequence[str], given: set[str]) -> list[str]:
+    """What the exercises read of the other cells, in their order: imports, functions and numbers.
+
+    And what these read in turn. Names that are given, and that an exercise defines, are left out.
+    """
+    statements = [
+        (ast.unparse(node), bound)
+        for tree in map(_parsed, others)
+        for node in (tree.body if tree else ())
+        if (bound := _bound(node))
+    ]
+    wanted = set().union(*map(_read, exercises)) - given
+    taken: set[int] = set()
+    while True:
+        new = [i for i, (_, bound) in enumerate(statements) if bound & wanted and i not in taken]
+        if not new:
+            return [statements[i][0] for i in sorted(taken)]
+        taken.update(new)
+        wanted |= set().union(*(_read(statements[i][0]) for i in new)) - given
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that an import, a function, a class or an assignment binds; none for all others."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(name.asname or name.name).split(".")[0] for name in node.names}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = (name for target in targets for name in ast.walk(target))
+        return {name.id for name in names if isinstance(name, ast.Name)}
+    return set()
+
+
+def _read(source: str) -> set[str]:
+    """The global names that a piece of code reads, also in its functions; none if it is no Python.
+
+    A name that is only an argument, or only bound in a function, is not global.
+    """
+    if _parsed(source) is None:
+        return set()
+    names, tables = set(), [symtable.symtable(source, "cell", "exec")]
+    while tables:
+        table = tables.pop()
+        is_top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (is_top or symbol.is_global()):
+                names.add(symbol.get_name())
+        tables += table.get_children()
+    return names
 
 
 def _parsed(source: str) -> ast.Module | None:

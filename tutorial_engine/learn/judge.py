@@ -2,6 +2,8 @@
 
 A slip is a usual mistake: the words that name it, and the wrong function itself. A wrong answer is
 compared with what each slip gives in all cases. The tests hand in the slips as answers.
+
+Words may end with code, after `CODE`. It is shown from the second wrong answer on.
 """
 
 import inspect
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import cache
 from textwrap import dedent
 from typing import Any
 
@@ -29,6 +32,8 @@ from tutorial_engine.learn.verdict import (
 Function = Callable[..., Any]
 Slips = Mapping[str, Function]  # what to say → the function that makes this mistake
 Change = tuple[str, str]  # a text of the right source, and what stands there instead
+CODE = " ▸ "  # before it: what is wrong; after it: the code that mends it
+SHORT = {torch.bfloat16: (2e-2, 3), torch.float16: (4e-3, 4)}  # dtype → its tolerance and digits
 
 
 def rewritten(function: Any, *changes: Change) -> Any:
@@ -120,6 +125,7 @@ def judge(
         got, want, case = answers[first], wants[first], cases[first]
         place = f"{where(got, *case)}; " if where else ""
         why = next((words for words, slip in slips.items() if is_it(slip, answers)), "")
+        why = why or _too_short(got, want)
         if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
             return bad
         why = why or (otherwise(got, want, *case) if otherwise else "")
@@ -131,7 +137,35 @@ def judge(
             return all(alike(mine, answered(slip, case), tolerance) for mine, case in pairs)
         return False
 
-    return guarded(name, run, body or function, explain)
+    return _at_this_try(name, body or function, guarded(name, run, body or function, explain))
+
+
+@cache
+def wrong_answers(name: str) -> list[Any]:
+    """The code of the wrong answers to an exercise so far, each once."""
+    return []
+
+
+def _at_this_try(name: str, function: Any, verdict: Verdict) -> Verdict:
+    """The verdict, without the code that mends it as long as only one answer was wrong."""
+    if verdict.ok is not False:
+        return verdict
+    answer, known = getattr(function, "__code__", function), wrong_answers(name)
+    if answer not in known:
+        known.append(answer)
+    what, _, code = verdict.message.partition(CODE)
+    if not code or len(known) == 1:
+        return Verdict(False, what)
+    return Verdict(False, f"{what}{':' * (what[-1] != '?')} {code}")
+
+
+def _too_short(got: Any, want: Any) -> str:
+    """What to say of tensors that are right, but in a dtype of 16 bits; "" of all others."""
+    each = got if isinstance(got, list | tuple) else [got]
+    found = next((one.dtype for one in each if getattr(one, "dtype", None) in SHORT), None)
+    if found is None or not alike(got, want, SHORT[found][0]):
+        return ""
+    return f"right, but in {found}, which keeps {SHORT[found][1]} digits; compute in float32"
 
 
 def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:

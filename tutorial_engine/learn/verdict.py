@@ -146,7 +146,10 @@ def not_done(name: str, value: object, function: object = None) -> Verdict | Non
 def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
     """A verdict when the value is no tensor of the expected shape."""
     if not isinstance(value, Tensor):
-        return Verdict(False, f"{name} must return a tensor, got {type(value).__name__}")
+        kind = type(value).__name__
+        how = {"ndarray": "torch.from_numpy", "list": "torch.tensor", "tuple": "torch.tensor"}
+        why = f"; the model goes on with tensors, and {how[kind]} makes one" if kind in how else ""
+        return Verdict(False, f"{name} must return a tensor, got {kind}{why}")
     if value.shape != expected.shape:
         return Verdict(
             False, f"{name} returned shape {list(value.shape)}, expected {list(expected.shape)}"

@@ -1,0 +1,90 @@
+"""The jukebox: the model with one part broken, each in turn, and the story that it tells then."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.learn import own
+from tutorial_engine.learn.own_engine import OwnEngine
+from tutorial_engine.model.attention import causal_mask
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
+from tutorial_engine.viz.player import Frame
+
+
+def no_turn(x: Tensor, angles: Tensor) -> Tensor:
+    """RoPE that turns nothing."""
+    return x
+
+
+def exchanged(*case: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """A projection that hands out the values as keys and the keys as values."""
+    q, k, v = own.project(*case)
+    return q, v, k
+
+
+def only_itself(q_len: int, kv_len: int, window: int) -> Tensor:
+    """A mask that leaves each token itself."""
+    return causal_mask(q_len, kv_len, window=1)
+
+
+def no_mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    """A mask that forbids nothing."""
+    return torch.ones(q_len, kv_len, dtype=torch.bool)
+
+
+def uniform(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention that gives all allowed keys the same share."""
+    return mask.float() @ v / mask.sum(-1, keepdim=True)
+
+
+def not_scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention without √D."""
+    return (q @ k.T).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+
+# what is broken → the part of the engine, and what runs in its place
+BROKEN: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "a token sees only itself": ("window_mask", only_itself),
+    "scores not divided by √D": ("attention", not_scaled),
+    "no mask": ("window_mask", no_mask),
+    "no RoPE": ("rope", no_turn),
+    "K and V exchanged": ("project", exchanged),
+    "all shares equal": ("attention", uniform),
+}
+
+
+@torch.inference_mode()
+def play(engine: OwnEngine, prompt: str) -> list[Take]:
+    """Break each part in turn: the story after the prompt, and how far its logits are off.
+
+    The other parts are the engine's as they are. PartFailed when one of the learner's raises.
+    """
+    batch = Batch.from_sequences([engine.tokenizer.encode(prompt).ids])
+    right = engine.package.compute_logits(engine.package(batch))
+    takes = []
+    for what, (name, function) in BROKEN.items():
+        with engine.trying({name: function}):
+            off = (engine.model.compute_logits(engine.model(batch)) - right).abs().amax(-1)
+            takes.append(Take(what, engine.story(prompt), float(off.max()), float(off[-1])))
+    return takes
+
+
+def jukebox_table(takes: list[Take]) -> str:
+    """What was broken, and how far the prompt's logits are off: anywhere, and at its last token."""
+    wide = max(len(take.part) for take in takes)
+    lines = [f"story {'broken':{wide}}  max |Δ|, any token   last token"]
+    for letter, take in zip("ABCDEF", takes, strict=True):
+        lines.append(f"{letter}     {take.part:{wide}} {take.anywhere:19.1f} {take.last:12.1f}")
+    return "\n".join(lines)
+
+
+def jukebox_film(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> list[Frame]:
+    """The frames of the player: the package's parts, and each of them broken."""
+    engine = OwnEngine(model, tokenizer)
+    return jukebox_frames(prompt, engine.story(prompt), play(engine, prompt))
