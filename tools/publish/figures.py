@@ -7,7 +7,6 @@ figures/ is the notebook's own picture and cannot disagree with it.
 import ast
 import contextlib
 import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from tools.publish.build import LESSONS, NOTEBOOKS, make_notebook, sources, target
 from tools.publish.players import show_of
-from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import moving
@@ -59,7 +57,6 @@ def main() -> None:
     film = moving(show.make(load_model(), load_tokenizer()).frames, show.words)
     (FIGURES / MOVING).write_text(film, encoding="utf-8")
     print(f"figures/{MOVING}: {show.words}")
-    os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for lesson in LESSONS:
         name, source = lesson.notebook, sources()[lesson.notebook]
         here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are
