@@ -8,7 +8,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may need the network
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["TE_REVEAL"] = "1"  # nbval runs the solved notebooks as they were built: with answers
+os.environ["TE_REVEAL"] = "0"  # a question waits for a choice, and none is kept in a file
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,14 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path.suffix != ".ipynb" and is_long is None
 
     items.sort(key=is_quick)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nobody_knows_the_answers() -> Iterator[None]:
-    """In tests of ours a question waits for a choice; what they start inherits that as well."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TE_REVEAL")
-        yield
 
 
 @pytest.fixture(autouse=True)

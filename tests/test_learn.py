@@ -4,6 +4,7 @@ import inspect
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,51 @@ def test_where_nobody_can_choose_the_answer_shows_as_if_it_had_been_chosen(
     monkeypatch.setenv("TE_REVEAL", "0")
     predictions.ask("b", "?", ["1", "2"])
     assert predictions.reveal("b", "2") is False
+
+
+def test_choices_are_there_after_a_restart_until_their_file_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TE_REVEAL")
+    monkeypatch.chdir(tmp_path)
+    before, file = Predictions("03"), tmp_path / "my_predictions_03.json"
+    for name, choice in (("a", "1"), ("b", "2"), ("c", "1"), ("d", "2")):
+        before.ask(name, "?", ["1", "2"]).buttons.value = choice
+    before.questions["b"].buttons.value = UNDECIDED
+    before.reveal("a", "2")
+    after = Predictions("03")
+    asked = [after.ask(name, "?", ["1", "2"]) for name in "abc"]
+    assert [question.choice for question in asked] == ["1", None, "1"]
+    assert after.reveal("a", "2") is True and after.reveal("b", "1") is False
+    assert after.ask("d", "?", ["3", "4"]).choice is None, "the question has other options now"
+    asked[2].buttons.value = "2"
+    assert Predictions("03").ask("c", "?", ["1", "2"]).choice == "2"
+    assert Predictions("04").ask("c", "?", ["1", "2"]).choice is None, "another notebook"
+    for text in ("[1, 2]", "{", "\x00", '{"c": [1]}'):
+        file.write_text(text, encoding="utf-8")
+        assert Predictions("03").ask("c", "?", ["1", "2"]).choice is None, "no file of ours"
+    file.unlink()
+    file.mkdir()  # nobody can write there
+    deaf = Predictions("03").ask("c", "?", ["1", "2"])
+    deaf.buttons.value = "1"
+    assert deaf.choice == "1"
+
+
+@pytest.mark.parametrize("reveal", ["0", "1", None])
+def test_choices_are_kept_for_a_learner_in_a_notebook_only(
+    reveal: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build and a copy with solutions read and write no file, nor does who names no notebook."""
+    monkeypatch.delenv("TE_REVEAL")
+    monkeypatch.chdir(tmp_path)
+    if reveal is not None:
+        (tmp_path / "my_predictions_03.json").write_text('{"a": "1"}', encoding="utf-8")
+        monkeypatch.setenv("TE_REVEAL", reveal)
+    mine = Predictions("03" if reveal else None)
+    assert mine.ask("a", "?", ["1", "2"]).choice is None
+    mine.questions["a"].buttons.value = "2"
+    kept = [file.read_text(encoding="utf-8") for file in tmp_path.iterdir()]
+    assert kept == ['{"a": "1"}'] * (reveal is not None)
 
 
 def test_question_is_shown_live_and_as_text(predictions: Predictions) -> None:

@@ -27,6 +27,7 @@ from tools.publish.build import (
     LESSONS,
     QUESTION,
     SOLUTION,
+    SOLVED,
     answers,
     fold_answers,
     make_notebook,
@@ -256,7 +257,8 @@ def test_copies_differ_in_the_exercises_and_what_follows_from_them_only(name: st
     """Verdicts, whose parts told a story, answers. So what nbval finds of one is true of both."""
     pairs = list(zip(built(name, False).cells, built(name, True).cells, strict=True))
     places = exercises(name)
-    assert [i for i, (a, b) in enumerate(pairs) if a.source != b.source] == places
+    assert [i for i, (a, b) in enumerate(pairs) if a.source != b.source] == [1, *places]
+    assert pairs[1][1].source == f"{pairs[1][0].source}\n{SOLVED}", "it shows the answers"
     assert [tags(a) for a, _ in pairs] == [tags(b) for _, b in pairs]
     differ = {i for i, (a, b) in enumerate(pairs) if IGNORE not in tags(a) and shown(a) != shown(b)}
     verdicts = {i + 1 for i in places}
@@ -599,6 +601,8 @@ def test_every_prediction_of_a_source_is_asked_once_revealed_later_and_scored(na
         assert [kind for kind, _ in found] == ["ask", "reveal"] and before < after, question
         assert "reveal" not in codes[before], "the answer is in another cell"
     assert any("predictions.score()" in code for code in codes)
+    (kept,) = [code for code in codes if "= Predictions(" in code]
+    assert f'predictions = Predictions("{CODES[name]}")' in kept, "its file has the right name"
 
 
 @every_lesson

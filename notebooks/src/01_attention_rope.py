@@ -26,7 +26,7 @@ from tutorial_engine.model import Batch, NaiveAttention, causal_mask, load_model
 from tutorial_engine.model import naive_attention
 
 torch.set_grad_enabled(False)  # we only run the model; we do not train it
-predictions = Predictions()
+predictions = Predictions("01")
 model, tokenizer = load_model(), load_tokenizer()
 c = model.config  # the numbers that fix every shape
 print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")

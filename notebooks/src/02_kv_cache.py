@@ -21,7 +21,7 @@ from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.viz import token_labels
 
 torch.set_grad_enabled(False)
-predictions = Predictions()
+predictions = Predictions("02")
 model, tokenizer = load_model(), load_tokenizer()
 c = model.config
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]

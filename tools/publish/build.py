@@ -39,6 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 if "google.colab" in sys.modules and find_spec("tutorial_engine") is None:
     package = "tutorial-engine[colab] @ git+{REPOSITORY}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)"""
+# the last line of that cell in a copy with solutions: nobody has to choose there
+SOLVED = f'os.environ["{REVEAL}"] = "1"  # this copy shows the answers to its questions'
 QUESTION = re.compile(r"predictions\.(ask|reveal)\(\s*\"([\w-]+)\"")
 
 
@@ -77,6 +79,7 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
     """The notebook of a source, not yet run. Unsolved, a marked solution becomes one `...`.
 
     Its first code cell, folded in JupyterLab, sets the threads, and installs the package on Colab.
+    The solved one lets it show the answers, too.
     """
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
@@ -85,7 +88,8 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
             cell.source = MARKS.sub("", cell.source + "\n").rstrip("\n")
         else:
             cell.source = SOLUTION.sub(r"\1...\n", cell.source + "\n").rstrip("\n")
-    install = nbformat.v4.new_code_cell(INSTALL, id="install")
+    first = f"{INSTALL}\n{SOLVED}" if solved else INSTALL
+    install = nbformat.v4.new_code_cell(first, id="install")
     install.metadata.jupyter = {"source_hidden": True}
     notebook.cells.insert(1, install)
     notebook.metadata = nbformat.from_dict(
@@ -97,12 +101,12 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode, solved: bool = False, folder: Path = NOTEBOOKS) -> None:
+def execute(notebook: NotebookNode, folder: Path = NOTEBOOKS) -> None:
     """Run it top to bottom in a fresh kernel, in place; a cell that raises stops the build.
 
     It runs in the folder where it will lie: notebook 02 reads its neighbour 01.
 
-    The solved one shows the answers to its questions. In the learner's nobody has chosen any.
+    In the learner's copy nobody has chosen an answer, and no choice is read from a file.
     """
     NotebookClient(
         notebook,
@@ -111,7 +115,7 @@ def execute(notebook: NotebookNode, solved: bool = False, folder: Path = NOTEBOO
         store_widget_state=False,
         coalesce_streams=True,  # prints that came in two pieces are one output
         resources={"metadata": {"path": str(folder)}},
-    ).execute(env=os.environ | {REVEAL: "1" if solved else "0"})
+    ).execute(env=os.environ | {REVEAL: "0"})
 
 
 def answers(solved: NotebookNode, shown: NotebookNode) -> dict[str, NotebookNode]:
@@ -190,7 +194,7 @@ def build(name: str, source: Path, solved: bool) -> Path:
     """Make, run, tidy and write one notebook; returns its path. Build the solved one first."""
     notebook, path = make_notebook(source, solved), target(name, solved)
     path.parent.mkdir(parents=True, exist_ok=True)
-    execute(notebook, solved, path.parent)
+    execute(notebook, path.parent)
     tidy(notebook)
     if not solved:
         fold_answers(notebook, nbformat.read(target(name, solved=True), as_version=4))

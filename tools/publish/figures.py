@@ -7,7 +7,6 @@ figures/ is the notebook's own picture and cannot disagree with it.
 import ast
 import contextlib
 import io
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from tools.publish.build import LESSONS, NOTEBOOKS, make_notebook, sources, target
 from tools.publish.players import show_of
-from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import at_night, moving
@@ -76,7 +74,6 @@ def main() -> None:
     for file, svg in moving_pictures(frames).items():
         (FIGURES / file).write_text(svg, encoding="utf-8")
         print(f"figures/{file}: {show_of(MOVES).words}")
-    os.environ[REVEAL] = "1"  # some pictures stand behind a question
     for lesson in LESSONS:
         name, source = lesson.notebook, sources()[lesson.notebook]
         here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are

@@ -4,8 +4,11 @@ Knows questions and the learner's choices; knows no engine. The truth is handed 
 computed it.
 """
 
+import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -14,7 +17,7 @@ from tutorial_engine.viz.explorer import live_view
 from tutorial_engine.viz.tokens import escape
 
 UNDECIDED = "(not decided)"
-REVEAL = "TE_REVEAL"  # set to 1 where nobody can choose: for the solved copies of the notebooks
+REVEAL = "TE_REVEAL"  # set where nobody chooses: to 1 in the solved notebooks, to 0 in a build
 
 
 class Question:
@@ -41,10 +44,18 @@ class Question:
 
 
 class Predictions:
-    """The learner's predictions in one notebook, kept and scored."""
+    """The learner's predictions in one notebook, kept and scored.
 
-    def __init__(self) -> None:
+    With the notebook's number ("03") each choice is also kept in a file beside the notebook,
+    my_predictions_03.json, and is there again after a restart. Who deletes it begins afresh.
+    """
+
+    def __init__(self, notebook: str | None = None) -> None:
         self.questions: dict[str, Question] = {}
+        self.file: Path | None = None
+        if notebook is not None and REVEAL not in os.environ:
+            self.file = Path.cwd() / f"my_predictions_{notebook}.json"
+        self.kept = {} if self.file is None else _read(self.file)
 
     def ask(self, name: str, text: str, options: Sequence[str]) -> Question:
         """Show a question. Asking again (its cell is run again) keeps the choice and the answer."""
@@ -53,8 +64,18 @@ class Predictions:
         if earlier is not None and earlier.choice in question.options:
             question.buttons.value = earlier.choice
             question.truth, question.buttons.disabled = earlier.truth, earlier.buttons.disabled
+        elif self.kept.get(name) in question.options:
+            question.buttons.value = self.kept[name]
+        question.buttons.observe(lambda _: self._keep(name, question.choice), "value")
         self.questions[name] = question
         return question
+
+    def _keep(self, name: str, choice: str | None) -> None:
+        """Write the choices to the file; where that is not possible they last as long as this."""
+        self.kept[name] = choice
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.write_text(json.dumps(self.kept, indent=1), encoding="utf-8")
 
     def reveal(self, name: str, truth: Any) -> bool:
         """Print the right answer beside the learner's choice, which can no longer be changed.
@@ -89,6 +110,14 @@ class Predictions:
         made = [q for q in asked if q.choice is not None]
         right = sum(q.choice == q.truth for q in made)
         return f"{right} of {len(made)} predictions were right; {len(asked) - len(made)} not made."
+
+
+def _read(file: Path) -> dict[str, str | None]:
+    """Question → choice; nothing where there is no such file, or something else in it."""
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _option(options: Sequence[str], truth: Any) -> str:

@@ -13,7 +13,7 @@ from tutorial_engine.model import TINY, load_model, load_tokenizer
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)
-predictions = Predictions()
+predictions = Predictions("A1")
 model, tokenizer = load_model(), load_tokenizer()
 c = model.config
 print(c.num_hidden_layers, "layers,", c.num_attention_heads, "query heads,", end=" ")

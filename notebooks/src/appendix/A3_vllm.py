@@ -15,7 +15,7 @@ from tutorial_engine.model import TINY, load_model, load_tokenizer
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)
-predictions = Predictions()
+predictions = Predictions("A3")
 model, tokenizer = load_model(), load_tokenizer()
 
 # %% [markdown]
