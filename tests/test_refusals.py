@@ -209,7 +209,7 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype 'int8' is not supported"),
     "no length": (lambda: EngineArgs(max_model_len=0), "max_model_len .* got 0"),
-    "no switch": (lambda: EngineArgs(enable_prefix_caching="no"), "enable_prefix_.* got 'no'"),  # type: ignore[arg-type]
+    "no switch": (lambda: EngineArgs(enable_prefix_caching="no"), "prefix_caching .* got 'no'"),  # type: ignore[arg-type]
     "args that are none": (lambda: LLMEngine.from_engine_args(5), r"EngineArgs\(model=.* got 5"),  # type: ignore[arg-type]
     "half a seed": (lambda: EngineArgs(seed=0.5), "seed must be a whole number .* got 0.5"),  # type: ignore[arg-type]
     "args without a model": (lambda: EngineArgs(None), "a checkpoint is a folder or a hub id"),  # type: ignore[arg-type]

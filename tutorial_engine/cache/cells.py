@@ -57,11 +57,10 @@ class CellKVCache:
         *,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        tp_size: int = 1,
         trace: Recorder | None = None,
     ) -> "CellKVCache":
         """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
-        spec = KVCacheSpec.from_model(model, dtype, tp_size)
+        spec = KVCacheSpec.from_model(model, dtype)
         storage = KVStorage(spec, num_cells, device)
         return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
 

@@ -15,8 +15,8 @@ from tutorial_engine.model.config import ModelConfig
 class KVCacheSpec:
     """What one token leaves behind in a model: the numbers that every cache layout shares.
 
-    `num_kv_heads` are those of one rank. v_head_dim may differ from k_head_dim. Frozen: use
-    `dataclasses.replace` for a changed copy. ValueError for sizes below 1 and a dtype of integers.
+    v_head_dim may differ from k_head_dim. Frozen: use `dataclasses.replace` for a changed copy.
+    ValueError for sizes below 1 and a dtype of integers.
     """
 
     num_layers: int
@@ -35,18 +35,12 @@ class KVCacheSpec:
 
     @classmethod
     def from_model(
-        cls, config: ModelConfig, dtype: torch.dtype | str = torch.float32, tp_size: int = 1
+        cls, config: ModelConfig, dtype: torch.dtype | str = torch.float32
     ) -> "KVCacheSpec":
-        """The spec of a model, or of one of `tp_size` ranks that share its K/V heads."""
-        at_least_one("tp_size", tp_size)
-        if config.num_key_value_heads % tp_size:
-            raise ValueError(
-                f"{config.num_key_value_heads} K/V heads cannot be shared among tp_size={tp_size} "
-                "ranks: it must divide them"
-            )
+        """The spec of a model. Of one rank of several: of the rank's own config."""
         return cls(
             num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads // tp_size,
+            num_kv_heads=config.num_key_value_heads,
             k_head_dim=config.head_dim,
             v_head_dim=config.head_dim,
             dtype=vars(torch).get(dtype, dtype) if isinstance(dtype, str) else dtype,

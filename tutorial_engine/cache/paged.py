@@ -83,7 +83,6 @@ class PagedKVCache:
         memory_bytes: int | None = None,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        tp_size: int = 1,
         prefix_caching: bool = True,
         salt: str = "",
         trace: Recorder | None = None,
@@ -92,7 +91,7 @@ class PagedKVCache:
 
         ValueError, with the numbers, for a budget below one block or beyond this machine's memory.
         """
-        spec = KVCacheSpec.from_model(model, dtype, tp_size)
+        spec = KVCacheSpec.from_model(model, dtype)
         if num_blocks is None and memory_bytes is not None:
             num_blocks = num_blocks_in(memory_bytes, spec, block_size)
         elif num_blocks is None or memory_bytes is not None:

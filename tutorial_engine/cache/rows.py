@@ -49,7 +49,6 @@ class StaticKVCache:
         max_len: int | None = None,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        tp_size: int = 1,
         trace: Recorder | None = None,
     ) -> "StaticKVCache":
         """Rows that fit the model: max_seqs of max_len, never longer than it has positions.
@@ -57,7 +56,7 @@ class StaticKVCache:
         max_len None or 0 is as long as it has. ValueError, with the bytes, when there is no memory.
         """
         at_least_one("max_seqs", max_seqs)
-        spec, row_len = KVCacheSpec.from_model(model, dtype, tp_size), length_for(model, max_len)
+        spec, row_len = KVCacheSpec.from_model(model, dtype), length_for(model, max_len)
         # heads first: a row is a view, and attention over one in bf16 is up to a third faster
         storage = KVStorage(spec, max_seqs * row_len, device, slots_first=False)
         return cls(storage, max_seqs, row_len, trace)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.config import KVCacheSpec, length_for
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.checks import at_least_one, check_not_here
@@ -85,14 +85,15 @@ class EngineArgs:
         **options: Any,
     ) -> None:
         _check_options(options)
-        at_least_one("block_size", block_size)
-        if enable_prefix_caching not in (True, False, None):  # None: vLLM's default
-            raise ValueError(
-                f"enable_prefix_caching is True or False, got {enable_prefix_caching!r}"
-            )
-        if max_model_len is not None:
-            at_least_one("max_model_len", max_model_len)
         SamplingParams(seed=seed)  # refuses what is no seed
+        self.config = EngineConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=2048 if max_model_len is None else max_model_len,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            enable_chunked_prefill=enable_chunked_prefill,
+            cuda_graphs=not enforce_eager,
+        )
         if isinstance(model, Qwen3ForCausalLM):
             self.model = model
         else:
@@ -101,20 +102,12 @@ class EngineArgs:
         self.tokenizer = (
             load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
         )
-        config = self.model.config
-        self.config = EngineConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=min(max_model_len or 2048, config.max_position_embeddings),
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            enable_chunked_prefill=enable_chunked_prefill,
-            cuda_graphs=not enforce_eager,
-        )
         self.seed, self.memory = seed, memory
         if memory is None:
+            at_least_one("block_size", block_size)
+            config = self.model.config
             spec = KVCacheSpec.from_model(config, self.model.dtype)
-            assert self.config.max_model_len is not None, "stated above"
-            for_one = -(-self.config.max_model_len // block_size)
+            for_one = -(-length_for(config, self.config.max_model_len) // block_size)
             in_bytes = CACHE_BYTES // (spec.bytes_per_token * block_size)
             self.memory = PagedKVCache.from_config(
                 config,
@@ -124,7 +117,8 @@ class EngineArgs:
                 else max(for_one, min(for_one * max_num_seqs, in_bytes)),
                 dtype=self.model.dtype,
                 device=self.model.device,
-                prefix_caching=enable_prefix_caching is not False,
+                # None is vLLM's default
+                prefix_caching=True if enable_prefix_caching is None else enable_prefix_caching,
             )
 
 

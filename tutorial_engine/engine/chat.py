@@ -150,7 +150,8 @@ class ChatTemplate:
         `variables` go to the template, e.g. enable_thinking=False for Qwen3. ValueError for no
         message, for what is none, or for messages that the template refuses.
         """
-        if not messages or not all(isinstance(message, Mapping) for message in messages):
+        is_list = isinstance(messages, list | tuple) and len(messages) > 0
+        if not is_list or not all(isinstance(message, Mapping) for message in messages):
             raise ValueError(
                 f"messages must be a list like [{{'role': 'user', 'content': 'Hello'}}], got "
                 f"{messages!r}"

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.checks import check_not_here, check_text
 from tutorial_engine.engine.request import Request, SampleGroup
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import WHAT_HAS_ROOM, SamplingParams
+from tutorial_engine.sampling.params import WHAT_HAS_ROOM, SamplingParams, check_params
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
 
@@ -143,13 +143,10 @@ def params_for_each(
     each: Sequence[Any] = params if isinstance(params, list | tuple) else [params] * num_prompts
     if len(each) != num_prompts:
         raise ValueError(f"{num_prompts} prompts but {len(each)} SamplingParams")
+    each = [SamplingParams() if one is None else one for one in each]
     for one_params in each:
-        if not isinstance(one_params, SamplingParams | None):
-            raise ValueError(
-                f"params must be SamplingParams(max_tokens=..., ...), or a list of them, got "
-                f"{one_params!r}"
-            )
-    return [one_params or SamplingParams() for one_params in each]
+        check_params(one_params)
+    return each
 
 
 def check_model(model: object) -> None:

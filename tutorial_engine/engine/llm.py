@@ -18,7 +18,7 @@ from tutorial_engine.engine.inputs import Prompt
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import DEFAULT_TEMPERATURE, SamplingParams
+from tutorial_engine.sampling.params import SamplingParams
 
 Conversation = Sequence[Message]
 
@@ -68,7 +68,8 @@ class LLM:
             template = ChatTemplate(chat_template, template.special_tokens if template else None)
         if not template:
             raise ValueError("this checkpoint has no chat template: hand one in, or use generate")
-        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        is_list = isinstance(messages, list | tuple) and len(messages) > 0
+        is_one = not is_list or isinstance(messages[0], Mapping)
         each: Any = [messages] if is_one else messages
         prompts = [
             template.render(conversation, add_generation_prompt, **(chat_template_kwargs or {}))
@@ -92,9 +93,7 @@ class LLM:
 
     def _warn_of_greedy(self, params: SamplingParams | Sequence[SamplingParams] | None) -> None:
         each = params if isinstance(params, list | tuple) else [params]
-        if not self._has_warned and any(
-            p is None or getattr(p, "temperature", None) is DEFAULT_TEMPERATURE for p in each
-        ):
+        if not self._has_warned and not all(getattr(p, "says_temperature", False) for p in each):
             self._has_warned = True
             warnings.warn(
                 "no temperature was given: this engine is greedy then, vLLM takes 1.0; state it "

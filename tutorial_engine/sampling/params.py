@@ -25,9 +25,6 @@ def _number(default: float | None, *range_: Any) -> Any:
     return field(default=default, metadata={"range": Range(*range_)})
 
 
-DEFAULT_TEMPERATURE = 0.0  # this very object: so it can be told from a 0.0 that somebody wrote
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends; ValueError names what does not fit.
@@ -42,7 +39,7 @@ class SamplingParams:
     """
 
     n: int = _number(1, 1, 1024, "one continuation at least", True)
-    temperature: float = _number(DEFAULT_TEMPERATURE, 0, 1e6, "0 is greedy")
+    temperature: float = _number(0.0, 0, 1e6, "0 is greedy")
     top_k: int = _number(0, -math.inf, math.inf, "0 is off", True)
     top_p: float = _number(1.0, 0, 1, "1 is off; for greedy use temperature=0")
     min_p: float = _number(0.0, 0, 1, "0 is off")
@@ -54,6 +51,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = _number(None, 0, math.inf, "None is off", True)
+    says_temperature: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -118,6 +116,7 @@ def _as_vllm(init: Callable[..., None]) -> Callable[..., None]:
         if asked.get("seed") == -1:
             asked["seed"] = None
         init(self, **asked)
+        object.__setattr__(self, "says_temperature", "temperature" in asked)
 
     return accept
 
@@ -129,7 +128,8 @@ def check_params(params: object) -> None:
     """ValueError for anything but SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise ValueError(
-            f"params must be SamplingParams(temperature=..., max_tokens=..., ...), got {params!r}"
+            "params must be SamplingParams(temperature=..., max_tokens=..., ...), or a list of "
+            f"them, one for each prompt, got {params!r}"
         )
 
 
