@@ -142,7 +142,7 @@ def _both(log: Callable[..., object], *case: int) -> object:
     both = listed(answer)
     if both is None or len(both) != 2:
         return answer
-    tokens, requests = whole(answer[0]), number(answer[1])
+    tokens, requests = whole(both[0]), number(both[1])
     return [both[0] if tokens is None else tokens, both[1] if requests is None else requests]
 
 
