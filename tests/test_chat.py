@@ -188,6 +188,46 @@ def test_rendering_changes_no_message() -> None:
     assert messages == [{"role": "user", "content": "Hello", "more": ["x"]}]
 
 
+LINES = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+BY_PARTS = (
+    "{% for m in messages %}{% for c in m['content'] %}[{{ c['text'] }}]{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "parts"),  # as vLLM 0.32 writes them
+    [
+        ([{"type": "text", "text": "One day"}], "user: One day\n", "[One day]"),
+        ([{"type": "text", "text": "One"}, "day"], "user: One\nday\n", "[One][day]"),
+        ([{"type": "input_text", "text": "One day"}], "user: One day\n", "[One day]"),
+        (["One day"], "user: One day\n", "[One day]"),
+        ([], "user: \n", ""),
+        (None, "user: \n", ""),
+    ],
+)
+def test_parts_of_text_are_text(content: Any, lines: str, parts: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert ChatTemplate(LINES).render(messages) == lines
+    assert ChatTemplate(BY_PARTS).render(messages) == parts
+    assert messages[0]["content"] is content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        7,
+        {"type": "text", "text": "One day"},
+        [7],
+        [{"text": "One day"}],
+        [{"type": "text", "text": None}],
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+    ],
+)
+def test_what_is_no_text_is_refused(content: Any) -> None:
+    with pytest.raises(ValueError, match=r"content of a message|reads text only"):
+        ChatTemplate(LINES).render([{"role": "user", "content": content}])
+
+
 # -- what is absent or damaged ------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -1068,6 +1069,12 @@ def log_by_tokens(size: int, one: int, block: int, longest: int) -> tuple[int, f
     return int(longest * requests), requests
 
 
+def log_in_fractions(size: int, one: int, block: int, longest: int) -> tuple[int, Fraction]:
+    """Exact: a fraction is a number, too."""
+    requests = Fraction(size // (one * block), -(-longest // block))
+    return int(requests * longest), requests
+
+
 def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
     """As the package finds them: by the beginnings of earlier prompts, block by block."""
     known: set[tuple[int, ...]] = set()
@@ -1076,6 +1083,15 @@ def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int
         ends = range(block_size, len(prompt), block_size)
         found.append(max((end for end in ends if tuple(prompt[:end]) in known), default=0))
         known |= {tuple(prompt[:end]) for end in range(block_size, len(prompt) + 1, block_size)}
+    return found
+
+
+def hits_of_what_is_left(prompts: list[list[int]], block_size: int) -> list[int]:
+    """Empties what it was given: checks hand in copies."""
+    found = []
+    while prompts:
+        found.insert(0, right_hits(prompts, block_size)[-1])
+        prompts.pop().clear()
     return found
 
 
@@ -1189,13 +1205,21 @@ EXERCISES |= {
     ),
     "hits": Exercise(
         check_hits,
-        [right_hits, hits_by_names],
+        [
+            right_hits,
+            hits_by_names,
+            hits_of_what_is_left,
+            lambda *case: torch.tensor(right_hits(*case)),
+        ],
         HITS_SLIPS,
-        [(lambda prompts, size: [0 for _ in prompts[1:]], "expected [0, 64, 64, 64]")],
+        [
+            (lambda prompts, size: [0 for _ in prompts[1:]], "expected [0, 64, 32, 64]"),
+            (lambda *case: iter(right_hits(*case)), "a list is wanted"),
+        ],
     ),
     "log": Exercise(
         check_log,
-        [log_by_tokens],
+        [log_by_tokens, log_in_fractions],
         LOG_SLIPS,
         [
             (lambda size, one, block, longest: (one, longest), "expected 491,520 and 1638.40"),

@@ -423,6 +423,16 @@ def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(ll
     LLM(llm.llm_engine.model, trust_remote_code=True, revision=None, hf_overrides={})
 
 
+def test_blocks_are_counted_as_in_vllm_with_its_null_block(model: Qwen3ForCausalLM) -> None:
+    """vLLM 0.32 gives 10 blocks of 11 to requests, and refuses 10 where one request needs 10."""
+    sizes = {"max_model_len": 320, "block_size": 32}
+    memory = LLM(model, num_gpu_blocks_override=11, **sizes).llm_engine.memory
+    assert memory.blocks.num_blocks == 10
+    for number, words in ((10, "leaves 9 blocks .* needs 10: raise it to 11"), (0, "at least 1")):
+        with pytest.raises(ValueError, match=words):
+            LLM(model, num_gpu_blocks_override=number, **sizes)
+
+
 def test_a_template_can_be_handed_in(llm: LLM) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ end }}"
     (said,) = llm.chat(

@@ -36,7 +36,8 @@ SIZES = {"block_size": 32, "max_model_len": 128}
 
 PARK = "One day Anna and Ben went to the park."
 BEGINNING = f"{STORY} {DOG_TEXT} {PARK}"  # more than two blocks of 32
-BURST = [f"{BEGINNING} {end}" for end in ("Anna", "Ben had", "They")]
+SHORTER = BEGINNING.replace("The little dog was very happy. ", "", 1)  # another block 1
+BURST = [f"{BEGINNING} Anna", f"{BEGINNING} Ben had", f"{SHORTER} Anna", f"{BEGINNING} They"]
 SMALL_POOL = [
     f"{STORY} One day Anna said",
     "Ben had a blue ball. The little dog was very happy. One day Ben",
@@ -60,7 +61,7 @@ def burst() -> Trace:
     """Requests with one beginning come together, and one more than may run at once."""
     llm = make(num_gpu_blocks_override=17, max_num_seqs=3, max_num_batched_tokens=128)
     with record(llm) as run:
-        llm.generate([*BURST, BURST[0]], greedy(12), use_tqdm=False)
+        llm.generate(BURST, greedy(12), use_tqdm=False)
     return run.trace()
 
 

@@ -58,9 +58,10 @@ class EngineArgs:
     `model` is a folder, a hub id, or a model that is loaded already (then `tokenizer` is one, too).
     Without a tokenizer (`skip_tokenizer_init`) prompts are token ids, and there is no text.
     `dtype` "auto" is that of its files. K and V lie in pages of `block_size`, with a prefix cache:
-    in `num_gpu_blocks_override` of them, else in as many as max_num_seqs requests need, up to
-    4 GiB. `memory` is another KVMemory for this model. ValueError for what vLLM has and this engine
-    has not, and for an option that nobody knows.
+    as many as max_num_seqs requests need, up to 4 GiB. `num_gpu_blocks_override` states how many
+    blocks there are, with vLLM's null block, which no request gets: n are n − 1 for requests, and
+    one of max_model_len tokens must fit. `memory` is another KVMemory for this model. ValueError
+    for what vLLM has and this engine has not, and for an option that nobody knows.
     """
 
     def __init__(
@@ -112,14 +113,26 @@ class EngineArgs:
             self.memory = PagedKVCache.from_config(
                 config,
                 block_size=block_size,
-                num_blocks=num_gpu_blocks_override
-                if num_gpu_blocks_override is not None
-                else max(for_one, min(for_one * max_num_seqs, in_bytes)),
+                num_blocks=max(for_one, min(for_one * max_num_seqs, in_bytes))
+                if num_gpu_blocks_override is None
+                else _usable(num_gpu_blocks_override, for_one, self.config.max_model_len),
                 dtype=self.model.dtype,
                 device=self.model.device,
                 # None is vLLM's default
                 prefix_caching=True if enable_prefix_caching is None else enable_prefix_caching,
             )
+
+
+def _usable(num_gpu_blocks: int, for_one: int, max_model_len: int) -> int:
+    """Blocks without vLLM's null block. ValueError if they do not hold the longest request."""
+    at_least_one("num_gpu_blocks_override", num_gpu_blocks)
+    if num_gpu_blocks - 1 < for_one:
+        raise ValueError(
+            f"num_gpu_blocks_override={num_gpu_blocks} leaves {num_gpu_blocks - 1} blocks for "
+            f"requests (one is vLLM's null block), but a request of max_model_len={max_model_len} "
+            f"tokens needs {for_one}: raise it to {for_one + 1}, or lower max_model_len"
+        )
+    return num_gpu_blocks - 1
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 MOST_SECONDS = 5.0  # for a template; one of a real model takes milliseconds
 MOST_CHARACTERS = 10_000_000  # of the prompt
 MOST_AT_ONCE, MOST_BITS = 100_000_000, 100_000  # characters, and bits of a number, of an operation
+PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(\.|\[['\"])content\b")  # it takes content by parts
 WIDE = re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*(\d{6}|\*)|\{[^}]*(\d{6}|\{)")
 
 
@@ -133,6 +134,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.special_tokens = dict(special_tokens or {})
+        self._takes_parts = PARTS.search(source) is not None
         env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         env.globals["raise_exception"] = _refuse
         env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -147,8 +149,9 @@ class ChatTemplate:
     ) -> str:
         """The conversation as one text, ending where the assistant is to speak.
 
-        `variables` go to the template, e.g. enable_thinking=False for Qwen3. ValueError for no
-        message, for what is none, or for messages that the template refuses.
+        `variables` go to the template, e.g. enable_thinking=False for Qwen3. Content in parts of
+        text becomes lines, unless the template takes parts. ValueError for no message, for what is
+        none, for pictures and sound, or for messages that the template refuses.
         """
         is_list = isinstance(messages, list | tuple) and len(messages) > 0
         if not is_list or not all(isinstance(message, Mapping) for message in messages):
@@ -156,6 +159,7 @@ class ChatTemplate:
                 f"messages must be a list like [{{'role': 'user', 'content': 'Hello'}}], got "
                 f"{messages!r}"
             )
+        messages = [self._with_text(message) for message in messages]
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         pieces, size = [], 0
@@ -169,6 +173,31 @@ class ChatTemplate:
                 return "".join(pieces)
         except Exception as error:  # a template is a program: it can fail in any way
             raise ValueError(f"the chat template refuses these messages: {_told(error)}") from error
+
+    def _with_text(self, message: Message) -> Message:
+        """A message whose content is text, as vLLM makes it of parts; None is no text."""
+        content = message.get("content", "")
+        if isinstance(content, str):
+            return message
+        if content is not None and not isinstance(content, list | tuple):
+            raise ValueError(f"the content of a message is a text or a list, got {content!r}")
+        texts = [_text_of(part) for part in content or ()]
+        if content and self._takes_parts:
+            return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+        return {**message, "content": "\n".join(texts)}
+
+
+def _text_of(part: Any) -> str:
+    """The text of a part of a message. ValueError for a part of another kind."""
+    kind, text = ("text", part) if isinstance(part, str) else (None, None)
+    if isinstance(part, Mapping):
+        kind, text = part.get("type"), part.get("text")
+    if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        raise ValueError(
+            f"this engine reads text only: a part of a message is {{'type': 'text', 'text': "
+            f"'Hello'}}, got {part!r:.200}"
+        )
+    return text
 
 
 def load_chat_template(path_or_id: str | Path) -> ChatTemplate | None:

@@ -1,7 +1,7 @@
 """Where each thing of this engine is in vLLM, and what vLLM does more there.
 
 Each name of ours is checked to be there. Theirs were opened in the source of the version that is
-named; `make vllm` looks again whether they are there.
+named.
 """
 
 import textwrap
@@ -28,9 +28,10 @@ PLACES = (
         "the loop",
         "engine.engine.LLMEngine.step",
         "v1/engine/core.py",
-        "EngineCore.step",
-        "Plan, forward, update, as here. It runs in a process of its own; requests come and tokens "
-        "go through sockets.",
+        "EngineCore.step, EngineCore.step_with_batch_queue",
+        "step does plan, forward, update, as here. With asynchronous scheduling "
+        "step_with_batch_queue runs in its place: it plans a step while the last one still runs. "
+        "The loop has a process of its own; requests come and tokens go through sockets.",
     ),
     Place(
         "plan a step",
@@ -55,8 +56,10 @@ PLACES = (
         "engine.scheduler.Scheduler.preempt",
         "v1/core/sched/scheduler.py",
         "Scheduler._preempt_request",
-        "With --scheduling-policy priority another one than the last gives way. With asynchronous "
-        "scheduling a token of it may still be on its way.",
+        "Scheduler.schedule chooses who gives way (look for preempted_req): the last one, or "
+        "another one with --scheduling-policy priority. _preempt_request then takes its blocks and "
+        "puts it back into the queue. With asynchronous scheduling a token of it may still be on "
+        "its way.",
     ),
     Place(
         "let in, give blocks",
@@ -72,17 +75,19 @@ PLACES = (
         "cache.blocks.BlockManager.free",
         "v1/core/block_pool.py",
         "BlockPool.free_blocks",
-        "The queue is a linked list that the blocks themselves make up (FreeKVCacheBlockQueue): a "
-        "block that is found leaves it from the middle in one move, and no Python object is made.",
+        "The queue is a linked list that the blocks themselves make up (FreeKVCacheBlockQueue in "
+        "v1/core/kv_cache_utils.py): a block that is found leaves it from the middle in one move, "
+        "and no Python object is made.",
     ),
     Place(
         "name a block",
         "cache.blocks.BlockManager.hash_of",
         "v1/core/kv_cache_utils.py",
         "hash_block_tokens",
-        "Other things go into the name as well (extra_keys): which LoRA, which picture, a salt. "
-        "A name is made as soon as the tokens of a block are known: for a prompt when the request "
-        "comes, for the output when a token fills the block.",
+        "Other things go into the name as well (extra_keys): which LoRA, which picture. A salt "
+        "belongs to the whole cache here, and to each request there. A name is made as soon as "
+        "the tokens of a block are known: for a prompt when the request comes, for the output "
+        "when a token fills the block.",
     ),
     Place(
         "find a beginning",
@@ -98,8 +103,9 @@ PLACES = (
         "v1/worker/gpu/block_table.py",
         "BlockTables",
         "A tensor on the GPU, a row for each request, changed in place: nothing is sent twice. The "
-        "scheduler has a second copy, as lists, because it is another process. (This is the new "
-        "runner. On a CPU the old one runs, in v1/worker/block_table.py.)",
+        "scheduler keeps its own, as lists of block objects on the CPU; with several GPUs the "
+        "workers are other processes. (This is the new runner. On a CPU the old one runs, in "
+        "v1/worker/block_table.py.)",
     ),
     Place(
         "slots of tokens",
@@ -114,8 +120,9 @@ PLACES = (
         "sampling.sampler.Sampler",
         "v1/worker/gpu/sample/sampler.py",
         "Sampler.__call__",
-        "All requests at once, as tensors, where ours goes from row to row. The docstring of the "
-        "old runner's Sampler (v1/sample/sampler.py) has the nine steps in order.",
+        "All requests at once, as tensors. Ours does so for those that are plainly greedy, and "
+        "goes from row to row for the others (Sampler.takes_best). The docstring of the old "
+        "runner's Sampler (v1/sample/sampler.py) has the nine steps in order.",
     ),
     Place(
         "count what was run",
