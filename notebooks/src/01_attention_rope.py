@@ -6,16 +6,18 @@
 # right, it runs inside a real model. At the end your six parts tell a story together, token for token the
 # same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
-# Plan 2½ to 3 hours, without the optional parts. Good places for a pause are after sections 6, 9 and 12.
+# Plan about 3 hours, and 40 minutes more for the optional parts and the bonus. Good places for a pause are after
+# sections 6, 9 and 12.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
-# the next cell. An exercise says ☐ until you fill it in, then ✘ with a reason, or ✔. Read the code of the
-# exercises and what `show_source` prints. The other cells only measure or draw: read their output.
+# the next cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong
+# answer the reason shows code, too. Read the code of the exercises and what `show_source` prints. The other cells only
+# measure or draw: read their output.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
-# Qwen3, a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
+# [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
 # course, and its *engine* is the part that runs models to write text.
 
 # %%
@@ -62,12 +64,11 @@ if predictions.reveal("emoji", len(emoji)):
 
 # %% [markdown]
 # Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and text survives the
-# way to ids and back. One thing does not: who spells out a *special token*, such as `<|endoftext|>`, gets that
-# token, and `decode` leaves it out. A word that was rare when the vocabulary was made is cut into several
+# way to ids and back. A word that was rare when the vocabulary was made is cut into several
 # tokens, as the name Rado here. We shall need this name often.
 
 # %%
-for text in (PROMPT, "naïve 😀", "Once Rado had a red kite.", "The end.<|endoftext|>"):
+for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
     pieces = tokenizer.encode(text).ids
     print(tokenizer.decode(pieces) == text, token_labels(tokenizer, pieces))
 
@@ -375,21 +376,9 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # A name is due after `·day`. There, of both names only the last `o` of Mimo is inside the window, and soon not
 # even that. (Raba is no echo of Rado: other names give the same story.)
 #
-# The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
-# back themselves, in the layer before. So something from farther back can still arrive. How far does it come?
-# We replace one token of the story, and look whether the last logits change. (You may skip this code.)
-
-# %%
-long = tokenizer.encode(TWO + story).ids
-reach = c.num_hidden_layers * 7
-for back in (7, 8, reach, reach + 1):
-    changed = [*long[: -1 - back], ids[0], *long[len(long) - back :]]
-    same = torch.equal(mine.last_logits(changed, window=8), mine.last_logits(long, window=8))
-    print(f"another token {back:2} places back: the last logits", "stay" if same else "change")
-
-# %% [markdown]
-# Each layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was
-# trained without a window, so it cannot fetch the names in this way.
+# The window limits *one layer*. The tokens in it have looked 7 places back themselves, in the layer before, so each
+# layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was trained
+# without one, so it cannot fetch the names in this way.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -643,6 +632,25 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
+# This is a head of the trained model, from section 5, with the tokens of our story at three sets of positions. In the
+# third all tokens stand at position 0, where RoPE turns nothing: it is off.
+
+# %% tags=["figure-rope-maps"]
+from tutorial_engine.viz import attention_weights, rope_maps_picture
+
+story_ids = tokenizer.encode(STORY).ids
+story_labels = token_labels(tokenizer, story_ids)
+n = len(story_ids)
+places = {"positions 0, 1, 2 …": range(n), "positions 400, 401 …": range(400, 400 + n)}
+places["RoPE off"] = [0] * n
+maps = {title: attention_weights(model, story_ids, at)[1, 3] for title, at in places.items()}
+rope_maps_picture(maps, story_labels, "What layer 1, head 3")
+
+# %% [markdown]
+# The head looks at the token before. It knows this token by its distance alone: 400 places farther on the map is
+# the same, and without RoPE the head is lost.
+
+# %% [markdown]
 # ### A trap for long contexts
 #
 # Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a
@@ -650,22 +658,22 @@ check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 # angle `position · ω` computed in each format.
 
 # %%
-places = (0, 100, 1000, 4000)
-print("score with the key at n = ", *(f"{n:7}" for n in places))
+starts = (0, 100, 1000, 4000)
+print("score with the key at n = ", *(f"{n:7}" for n in starts))
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     row = []
-    for n in places:
+    for n in starts:
         angle = (torch.tensor([n + 5, n]).to(dtype)[:, None] * omega.to(dtype)).float()
         turned = apply_rope(qk[:, None, :], angle.cos()[:, None], angle.sin()[:, None])
         row.append(float((turned[0] * turned[1]).sum()))
     print(f"{dtype!s:25}", *(f"{one:7.2f}" for one in row))
-rounded = torch.tensor([4005.0, 4000.0]).to(torch.bfloat16).tolist()
-print("4005 and 4000 in bfloat16:", rounded, f"  score at distance 0: {score(0, 0):.2f}")
+    print("   4005 and 4000 are", torch.tensor([4005.0, 4000.0]).to(dtype).tolist())
+print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
 # In 16 bits the same query and key get another score at another place: the distance alone does not count any
-# more. In bfloat16 even the position is rounded (last line): at the end query and key stand at the same place,
-# and their score is that of distance 0. So the package computes angles in float32.
+# more. Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. There query and key
+# stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -690,7 +698,7 @@ normed = rms_norm(vectors, w.input_norm)
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
-# ### The attention block in full
+# ### Norm first, then RoPE
 #
 # Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the
 # weights of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a
@@ -704,17 +712,6 @@ norm_last = rms_norm(apply_rope(random_heads, *cos_sin), w.q_norm)
 for position in (0, 3):
     equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
     print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
-
-# %% [markdown]
-# Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
-# turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. `o_proj` mixes the results of the heads. `angles` is the pair of cosines and sines here. `attention`
-# is passed in as an object, because the next notebook replaces it: the cache lives there.
-
-# %%
-from tutorial_engine.model import Qwen3Attention
-
-show_source(Qwen3Attention.forward)
 
 # %% [markdown]
 # ### The MLP
@@ -731,7 +728,7 @@ print(list(normed.shape), "->", [len(normed), len(w.gate)], "->", list(swiglu.sh
 check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package")
 
 # %% [markdown]
-# ### Exercise 6: one decoder layer (15 minutes)
+# ### Exercise 6: one decoder layer (20 minutes)
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
@@ -768,32 +765,16 @@ mine.use(layer, check_layer)
 mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 
 # %% [markdown]
-# ### How the package writes it (optional)
-#
-# The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
-# tensors, it adds them first, and returns the normed copy and the sum. So the last addition of a layer is
-# left to the next norm: the layer returns the MLP's result and the sum so far. The stream after a layer is
-# therefore `residual + hidden`.
-#
-# The formula of the norm is yours, computed in fp32 also where the weights are not.
-
-# %%
-from tutorial_engine.model import RMSNorm
-from tutorial_engine.model import Qwen3DecoderLayer
-
-show_source(RMSNorm.forward)
-show_source(Qwen3DecoderLayer.forward)
-
-# %% [markdown]
 # ### The stream after each layer
 #
 # The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
-# into logits as if the model ended there. (This is called a *logit lens*.) The logits come from the embedding
-# table once more: a logit is the dot product of the vector with the row of that token. Layers are counted
-# from 0. (You may skip this code.)
+# into logits as if the model ended there. (This is called a
+# [*logit lens*](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens).) The logits
+# come from the embedding table once more: a logit is the dot product of the vector with the row of that token. Layers
+# are counted from 0. (You may skip this code: a layer of the package returns the MLP's result and the sum so far, and
+# their sum is the stream.)
 
 # %%
-story_ids = tokenizer.encode(STORY).ids
 story_batch = Batch.from_sequences([story_ids])
 
 
@@ -804,7 +785,7 @@ def read_out(when, stream):
     print(f"{when:14}", "   ".join(f"“{piece}” {float(p):.2f}" for piece, p in pieces))
 
 
-print("What comes after", token_labels(tokenizer, story_ids)[-3:], "?")
+print("What comes after", story_labels[-3:], "?")
 hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
 cos_sin = model.model.rotary_emb(story_batch.positions)
 read_out("embedding", hidden)
@@ -821,18 +802,9 @@ for number, block in enumerate(model.model.layers):
 # %% [markdown]
 # ## 10 · The whole forward pass, shape by shape
 #
-# **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
-# is no axis for the batch, here and in all later notebooks. The indented lines are the first layer; the other
-# layers have the same shapes. `lm_head`, the matrix that gives the logits, is the embedding table.
-
-# %%
-from tutorial_engine.viz import shape_walk, walk_table
-
-print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
-
-# %% [markdown]
-# Now the same for the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's *meta* device
-# computes shapes without numbers and without memory, so nothing is downloaded.
+# **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
+# PyTorch's *meta* device computes shapes without numbers and without memory, so nothing is downloaded. The tokens
+# lie one after the other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
 
 # %%
 from tutorial_engine.model import ModelConfig
@@ -860,7 +832,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.viz import meta_shape_walk
+from tutorial_engine.viz import meta_shape_walk, walk_table
 
 walk = meta_shape_walk(qwen3_06b, num_tokens=10)
 held = {step.name: step.num_parameters for step in walk}
@@ -869,6 +841,10 @@ ratio = held["embed_tokens"] / one_layer
 if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(walk_table(walk))
     print(f"The table has as many weights as {ratio:.1f} layers.")
+
+# %% [markdown]
+# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the
+# logits, is the embedding table.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -904,9 +880,44 @@ naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
 check_close(naive, reference, 1e-4, "naive attention = transformers")
 
 # %% [markdown]
+# ### The jukebox
+#
+# Why compare logits, and not stories? Let us break one part at a time, by one line of code: no RoPE (it returns `x`),
+# K and V exchanged, a token that sees only itself, equal shares for all allowed keys, scores that are not divided
+# by √D, no mask. These are the stories, in another order. Which part is broken in which?
+
+# %%
+from tutorial_engine.learn import jukebox_table, play
+
+takes = play(mine, PROMPT)
+for letter, take in zip("ABCDEF", takes, strict=True):
+    print(f"{letter}  {PROMPT}{take.story}")
+
+# %%
+parts = ["no RoPE", "K and V exchanged", "a token sees only itself", "all shares equal"]
+parts += ["scores not divided by √D", "no mask"]
+predictions.ask("jukebox-D", "Which part is broken in story D?", parts)
+
+# %%
+predictions.reveal("jukebox-D", takes[3].part)
+
+# %%
+predictions.ask("jukebox-C", "And in story C, which reads well?", parts)
+
+# %%
+if predictions.reveal("jukebox-C", takes[2].part):
+    print(jukebox_table(takes))
+
+# %% [markdown]
+# Five stories show that something is wrong: without RoPE the model knows which letters the names have, but not their
+# order. Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all
+# tokens anyway. The logits of the tokens before it are far off, as the table says. So a good story proves
+# nothing. Break a part yourself: `mine.hear(PROMPT, rope=...)`.
+
+# %% [markdown]
 # ### The bug zoo
 #
-# Would this comparison notice a bug? We plant four well-known ones into the package, one at a time. Each
+# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each
 # runs without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the
 # logits are then from those of `transformers`, and which tokens (rows) are wrong.
 
@@ -935,9 +946,6 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # `·R` the last layer adds the answer, `a`. Where do its heads look from this last token?
 
 # %%
-from tutorial_engine.viz import attention_weights
-
-story_labels = token_labels(tokenizer, story_ids)
 story_shares = attention_weights(model, story_ids)  # [layer, head, query, key]
 for head, row in enumerate(story_shares[3, :, -1]):
     at, shared = int(row.argmax()), head // c.group_size
@@ -950,9 +958,6 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # called an *induction head*: it finds the same token earlier in the text, and suggests the one after it. The
 # three share one K/V head (section 6), so they search the same keys. (`a` is a piece of a name, and `·a` is the
 # word "a". They are two tokens.) Here is the whole map of one of them.
-#
-# What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
-# somewhere. Most rows here rest on `·time` or `·a`.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -1057,8 +1062,8 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
 # The model was trained for it: some *rows* (the texts of a training step) were random tokens that repeat, and
-# in these rows only the repeats counted. (Induction heads were also found in
-# models that were trained on ordinary text only: Olsson et al., 2022.)
+# in these rows only the repeats counted. (Induction heads were also found in models that were trained on ordinary text
+# only: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1128,9 +1133,8 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # %% [markdown]
 # ### The controls (optional)
 #
-# An ablation means something only beside others. So we silence other heads as well, and measure two things:
-# the hits in random text, and the copying of the name, as the mean over the six names. A *control* is a group
-# that ought not to matter. (You may skip this code.)
+# An ablation means something only beside others. A *control* is a group of heads that ought not to matter. We measure
+# the hits in random text, and the copying of the name, as the mean over the six names.
 
 # %%
 predictions.ask(
@@ -1140,73 +1144,37 @@ predictions.ask(
     ["nearly all", "about half", "hardly any"],
 )
 
-# %%
-ablations = {
-    "nothing silenced": {},
-    "L3 H3, H4, H5 (induction)": COPIERS,
-    "L3 H3 alone": {3: (3,)},
-    "L1 H3, H5 (one back)": {1: (3, 5)},
-    "L1 H3 (one back) alone": {1: (3,)},
-    "L1 H5 (one back) alone": {1: (5,)},
-    "L1 H4 (two back) alone": {1: (4,)},
-    "control: L3 H0, H1, H2": {3: (0, 1, 2)},
-    "control: L2 H0, H1, H2": {2: (0, 1, 2)},
-    "control: L1 H0, H1, H2": {1: (0, 1, 2)},
-    "control: L0 H0, H1, H2": {0: (0, 1, 2)},
-    "control: L0 H3, H4, H5": {0: (3, 4, 5)},
-}
-
-
-def copied(heads):
-    """The probability of the right piece after the last ·R, for each name."""
-    return [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
-
 
 # %% tags=["figure-controls"]
+def copied(heads):
+    """The probability of the right piece after the last ·R, as the mean over the names."""
+    each = [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
+    return sum(each) / len(each)
+
+
+ablations = {"nothing silenced": {}, "L3 H3, H4, H5 (induction)": COPIERS}
+ablations |= {"L1 H3, H5 (one back)": {1: (3, 5)}, "control: L3 H0, H1, H2": {3: (0, 1, 2)}}
+ablations |= {"control: L1 H0, H1, H2": {1: (0, 1, 2)}, "control: L0 H3, H4, H5": {0: (3, 4, 5)}}
 measures = {
     "hits in random text": [(name, hits(heads), total) for name, heads in ablations.items()],
     f"probability of the right piece, mean of {len(follows)} names": [
-        (name, sum(copied(heads)) / len(follows), 1.0) for name, heads in ablations.items()
+        (name, copied(heads), 1.0) for name, heads in ablations.items()
     ],
 }
-left = hits(ablations["control: L0 H3, H4, H5"]) / right
+left = measures["hits in random text"][-1][1] / right
 answered = predictions.reveal("control", 0 if left > 0.9 else 1 if left > 0.2 else 2)
-if answered:
-    each = zip(follows, copied({3: (3,)}), strict=True)
-    print("without L3 H3:", "; ".join(f"{name} {part:.2f}" for name, part in each))
-    hit, named = ({name: value for name, value, _ in rows} for rows in measures.values())
-    h3, h5, h012 = "L3 H3 alone", "L1 H5 (one back) alone", "control: L1 H0, H1, H2"
-    fallen = f"the names fall to {percent(named[h3])}"
-    print(f"without L3 H3, {right - hit[h3]} of {right} hits are lost, but {fallen}")
-    print(f"names without L1 H0–H2: {percent(named[h012])}; without L1 H5: {percent(named[h5])}")
 ablation_picture(measures) if answered else None
 
-# %% [markdown]
-# Both measures agree on two groups: without the induction heads, or the two that look one back, hardly anything
-# is copied. On single heads they disagree.
-#
-# - L3 H3 alone costs few hits, but much of the names (second line); how much depends on the name (first line).
-# - L1 H4 costs many hits and nothing of the names. So its job stays open.
-# - By the names, the control L1 H0–H2 is nearly as bad as L1 H5 alone (third line). So a loss of this size
-#   proves nothing.
-# - The last control fails by both measures. To see why, we silence each head alone.
-
 # %%
-heads = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
-alone = {(i, j): hits({i: (j,)}) for i, j in heads}
-for i in range(c.num_hidden_layers):
-    one_layer = [alone[i, j] for j in range(c.num_attention_heads)]
-    print(f"hits without one head of layer {i}, H0 to H5:", one_layer)
-worst = min(heads, key=alone.get)
-itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # share of a token for itself
-print(
-    f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
-)
+itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[0, 4]  # share of a token for itself
+print(f"without L0 H4 alone, {hits({0: (4,)})} of {right} hits are left")
+print(f"it gives {float(itself):.2f} of its attention to the token itself")
 
 # %% [markdown]
-# One head does nearly all of it: L0 H4, the head that looks at the token itself. It can only pass on which
-# token stands there, and the later layers seem to need exactly this to compare tokens. So an ablation shows
-# that a part is *needed*. It does not show that the part does the copying.
+# Both measures agree: without the induction heads, or the two that look one back, hardly anything is copied. But the
+# last control fails. One head does nearly all of it: L0 H4, which looks at the token itself. It can only pass on which
+# token stands there, and the later layers seem to need exactly this to compare tokens. So an ablation shows that a
+# part is *needed*. It does not show that the part does the copying.
 
 # %% [markdown]
 # ### How they came about (optional)
@@ -1361,18 +1329,35 @@ paths = {
 print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 
 # %% [markdown]
-# ## On a GPU
+# ### Exercise 9, a bonus: the whole layer, all heads at once (20 minutes)
 #
-# The package's code runs there as it is: device and dtype are parameters.
+# `attend` helped you. Now one function is the whole layer, without `attend` and without a loop over heads, and no list
+# says its steps. `x`, `w` and `angles` are those of exercise 6.
+#
+# <details><summary>Hint</summary>The package's <code>naive_attention</code> in section 4 shows how all heads are
+# computed at once. Nobody gives you a mask: <code>causal_mask(len(x), len(x))</code> makes one.</details>
 
-# %% tags=["nbval-ignore-output"]
-if torch.cuda.is_available():
-    on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
-    gpu_logits = on_gpu.compute_logits(on_gpu(Batch.from_sequences([ids], device="cuda")))
-    chosen = token_labels(tokenizer, [int(gpu_logits[-1].argmax())])[0]
-    print(f"next token on {torch.cuda.get_device_name()}: “{chosen}”")
-else:
-    print("There is no GPU here. With one, this cell runs the model there in bfloat16.")
+
+# %% tags=["exercise"]
+def whole_layer(x, w, angles):
+    """x [T, hidden], w LayerWeights, angles [T, D / 2] -> [T, hidden]."""
+    ### BEGIN SOLUTION
+    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
+    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / len(w.q_norm) ** 0.5
+    shares = scores.masked_fill(~causal_mask(len(x), len(x)), float("-inf")).softmax(dim=-1)
+    x = x + torch.einsum("hqk,khd->qhd", shares, v).flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_whole_layer
+
+check_whole_layer(whole_layer)
 
 # %% [markdown]
 # ## What you can do now
@@ -1383,8 +1368,11 @@ else:
 # token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
 # once.
 #
-# To read on: attention (Vaswani et al., 2017), GQA (Ainslie et al., 2023), RoPE (Su et al., 2021), RMSNorm
-# (Zhang and Sennrich, 2019), SwiGLU (Shazeer, 2020), and induction heads (Olsson et al., 2022).
+# To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
+# [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,
+# 2021), [RMSNorm](https://arxiv.org/abs/1910.07467) (Zhang and Sennrich, 2019),
+# [SwiGLU](https://arxiv.org/abs/2002.05202) (Shazeer, 2020), and
+# [induction heads](https://arxiv.org/abs/2209.11895) (Olsson et al., 2022).
 
 # %%
 print(predictions.score())
