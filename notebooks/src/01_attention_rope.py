@@ -1,10 +1,9 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write six parts of a language model: the projection to queries, keys and values,
-# attention, its mask, the choice of a key head, RoPE, and one whole decoder layer. As soon as a part is
-# right, it runs inside a real model. At the end your six parts tell a story together, token for token the
-# same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
+# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a real model. At
+# the end your six parts tell a story together, token for token the same as Hugging Face's `transformers`. Everything
+# runs offline, on a small Qwen3 model that we trained for this course.
 #
 # Plan about 3 hours, and 40 minutes more for the optional parts and the bonus. Good places for a pause are after
 # sections 6, 9 and 12.
@@ -86,12 +85,11 @@ print("table", list(table.shape), "-> vectors", list(vectors.shape))
 print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
-# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
-# at the embedding table. T is the number of tokens. Each token keeps one vector, all the way down (the
-# *residual stream*). Every *decoder layer* adds to it twice: first what
-# attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
-# becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
-# token comes next. You need not understand the boxes yet: each has its section.
+# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left. T is the
+# number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in earlier tokens, then
+# what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
+# vocabulary. The larger the number, the likelier that token comes next. You need not understand the boxes yet: each
+# has its section.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz import block_picture
@@ -99,9 +97,9 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we take the token with the largest logit, append it to the text, and run the model
-# again. `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the
-# package's own. Exercises 1 to 6 each replace one of them by yours.
+# A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
+# `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the package's own.
+# Exercises 1 to 6 each replace one of them by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -193,9 +191,9 @@ print("scores of the last query:", scores[2].int().tolist())
 # shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
 # positive and add up to one. The output is the sum of the values, each times its share.
 #
-# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of
-# the model are something else: the learned numbers in its matrices. At the end of the model a softmax turns the
-# logits into *probabilities* too.
+# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of the
+# model are the learned numbers in its matrices. At the end of the model a softmax turns the logits into
+# *probabilities* too.
 
 # %%
 predictions.ask(
@@ -215,9 +213,8 @@ answered = predictions.reveal("share", f"about {100 * shares[0]:.0f} %")
 three_token_picture(q, k, v) if answered else None
 
 # %% [markdown]
-# Now the whole sum, and the same from the package. `check_close` compares them number by number. max |Δ| is
-# the largest difference, and it must stay within the *tolerance*: computers round, so sums in another order
-# may differ in their last digits.
+# Now the whole sum, and the same from the package. max |Δ| is the largest difference. It must stay within the
+# *tolerance*: computers round, so sums in another order may differ in their last digits.
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
@@ -256,10 +253,9 @@ mine.use(attention, check_attention)
 mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# Your function runs once for each head, layer and new token. The package's version below does all heads in
-# one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add", so it is `q @ k.T` for each head. (`repeat_interleave` gives each query head a key
-# head of its own: section 6.)
+# Your function runs once for each head, layer and new token. The package's version does all heads in one call.
+# `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along d and add".
+# (`repeat_interleave` gives each query head a key head of its own: section 6.)
 
 # %%
 show_source(naive_attention)
@@ -267,11 +263,10 @@ show_source(naive_attention)
 # %% [markdown]
 # ## 5 · The causal mask
 #
-# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
-# a row is a query and a column is a key; bright means a large share. On the right are the shares of one
-# query, and the tokens that the model predicts to come next. Where does this head look? Step through the
-# queries, and choose other heads. The text stops inside a name: `·R` is the first piece of Rado, and the
-# model has to go on.
+# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left, a row is
+# a query and a column is a key; bright means a large share. On the right are the shares of one query, and the tokens
+# that the model predicts to come next. Step through the queries, and choose other heads: where do they look? The text
+# stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz import AttentionExplorer
@@ -368,13 +363,10 @@ story = mine.story(TWO, window=8)
 if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     print(TWO + story)
     print("·day sees", token_labels(tokenizer, tokenizer.encode(TWO + " One day").ids[-8:]))
-    others = "Once upon a time Anna had an old coat. Ben had a new drum."
-    print("after other names:", mine.story(others, window=8))
 
 # %% [markdown]
-# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost.
-# A name is due after `·day`. There, of both names only the last `o` of Mimo is inside the window, and soon not
-# even that. (Raba is no echo of Rado: other names give the same story.)
+# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost. A name is
+# due after `·day`. There, of both names only the last `o` of Mimo is inside the window.
 #
 # The window limits *one layer*. The tokens in it have looked 7 places back themselves, in the layer before, so each
 # layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was trained
@@ -384,10 +376,10 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares
-# one *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for
-# later tokens (section 13). This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V
-# head 0, and the others read K/V head 1.
+# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares one
+# *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for later
+# tokens. This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read
+# K/V head 1.
 #
 # ### Exercise 4: which K/V head? (3 minutes)
 #
@@ -429,10 +421,10 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no
-# shape check will ever find it. In the package's `naive_attention` one word makes the difference:
-# `repeat_interleave` repeats each K/V head for its group, and `repeat` repeats the whole row of heads. Here is
-# the slip in the model. `hear` lets a function run past all checks, for one story:
+# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no shape
+# check will ever find it. (In the package one word makes the difference: `repeat_interleave` repeats each K/V head
+# for its group, and `repeat` repeats the whole row of heads.) `hear` lets a function run past all checks, for one
+# story:
 
 
 # %%
@@ -443,9 +435,8 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
 mine.hear(PROMPT, kv_head=kv_head_by_remainder)
 
 # %% [markdown]
-# *This is a good place for a pause.* If you restart the
-# notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
-# needs their answers.
+# *This is a good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises
+# stay.
 #
 # ## 7 · Why divide by √D?
 #
@@ -473,13 +464,13 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0 and
-# variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so its
-# variance is D, and its standard deviation √D. Dividing by √D brings it back to 1.
+# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has variance 1 · 1 =
+# 1. A score is the sum of D such products. The variances of independent numbers add up, so its variance is D, and its
+# standard deviation √D. Dividing by √D brings it back to 1.
 #
-# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So
-# each query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient
-# comes through. Here are 1,000 queries with 8 keys each:
+# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So each
+# query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient comes
+# through. Here are 1,000 queries with 8 keys each:
 
 # %%
 for d in head_dims:
@@ -522,10 +513,10 @@ print([round(float(one), 5) for one in omega[::4]])
 check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
-# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the
-# same vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between
-# its two hands, (m − n) · ω_i, to the score. Move the positions and choose a pair. Then press Play: query
-# and key move on together. What changes, and what stays the same?
+# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the same
+# vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between its two
+# hands, (m − n) · ω_i, to the score. Move the positions, then press Play: query and key move on together. What
+# changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
 from tutorial_engine.viz import RopeExplorer
@@ -533,9 +524,8 @@ from tutorial_engine.viz import RopeExplorer
 RopeExplorer(D, theta)
 
 # %% [markdown]
-# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A
-# slow pair hardly moves between neighbours, but it still tells far positions apart. Together they are like
-# the hands of a clock: one for seconds, one for minutes, one for hours.
+# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A slow pair
+# hardly moves between neighbours, but it still tells far positions apart. Think of the hands of a clock.
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.viz import clocks_picture
@@ -543,9 +533,9 @@ from tutorial_engine.viz import clocks_picture
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
-# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2*
-# (*half-split*). Other checkpoints join neighbours (*interleaved*). The idea is the same, but the weights
-# were trained for one of them: mixing them up ruins the model. For a head with D = 8:
+# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*). Other
+# checkpoints join neighbours (*interleaved*). The weights were trained for one of them: mixing them up ruins the
+# model. For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -593,13 +583,13 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle
-# of position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same
-# angle, and two turns add up to one:
+# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle of
+# position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same angle,
+# and two turns add up to one:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
 #
-# On the right only the distance is left. Here are a random query and key, put at three places.
+# Only the distance is left. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz import distance_picture
@@ -653,9 +643,8 @@ rope_maps_picture(maps, story_labels, "What layer 1, head 3")
 # %% [markdown]
 # ### A trap for long contexts
 #
-# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a
-# large angle needs more of them. Here are the query and the key once more, always 5 positions apart, with the
-# angle `position · ω` computed in each format.
+# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a large
+# angle needs more. Here are the query and the key once more, always 5 positions apart.
 
 # %%
 starts = (0, 100, 1000, 4000)
@@ -678,10 +667,9 @@ print(f"score at distance 0: {score(0, 0):.2f}")
 # %% [markdown]
 # ## 9 · One whole layer by hand
 #
-# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
-# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
-# and *adds* the result to the vector. This running sum is called the *residual stream*. In the map of
-# section 2 it is the green line, and each layer has two places where something is added.
+# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the embedding
+# to the logits. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds* the
+# result to the vector. This running sum is called the *residual stream*: the green line in the map of section 2.
 
 # %% [markdown]
 # **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
@@ -768,11 +756,10 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # ### The stream after each layer
 #
 # The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
-# into logits as if the model ended there. (This is called a
-# [*logit lens*](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens).) The logits
-# come from the embedding table once more: a logit is the dot product of the vector with the row of that token. Layers
-# are counted from 0. (You may skip this code: a layer of the package returns the MLP's result and the sum so far, and
-# their sum is the stream.)
+# into logits as if the model ended there. (This is called a [*logit
+# lens*](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens).) A logit is the dot
+# product of the vector with the row of that token in the embedding table. Layers are counted from 0. (You may skip
+# this code.)
 
 # %%
 story_batch = Batch.from_sequences([story_ids])
@@ -794,8 +781,8 @@ for number, block in enumerate(model.model.layers):
     read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
-# At the start the vector says only which token it is. In the middle the model has vague guesses. The last
-# layer adds the answer.
+# At the start the vector says only which token it is. Then the model has vague guesses. The last layer adds the
+# answer.
 #
 # *This is the second good place for a pause.*
 
@@ -954,10 +941,9 @@ for head, row in enumerate(story_shares[3, :, -1]):
     )
 
 # %% [markdown]
-# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: it finds the same token earlier in the text, and suggests the one after it. The
-# three share one K/V head (section 6), so they search the same keys. (`a` is a piece of a name, and `·a` is the
-# word "a". They are two tokens.) Here is the whole map of one of them.
+# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is called an *induction head*: it
+# finds the same token earlier in the text, and suggests the one after it. The three share one K/V head, so they
+# search the same keys. (`a` is a piece of a name, and `·a` is the word "a".) Here is the whole map of one of them.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -965,10 +951,9 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
-# A map shows where a head looks. It does not show that this decides anything. For that we take the head
-# away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`? To compare, we also need the same story without an earlier name that begins with
-# R: there Mimo has the coat.
+# A map shows where a head looks. It does not show that this decides anything. For that we take the head away: an
+# *ablation* sets its output to zero, so that it adds nothing to the residual stream. To compare, we also need the
+# same story without an earlier name that begins with R: there Mimo has the coat.
 
 
 # %%
@@ -1019,9 +1004,8 @@ three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
 ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# (L3 H3 stands for layer 3, head 3.) Without these heads the model still guesses `a`, but hardly more often
-# than when no earlier name begins with `·R`. It falls back to what is usual after `·R`. So the heads carry what
-# the text says. If that is true, the prediction must follow the name when we change only the name:
+# (L3 H3 stands for layer 3, head 3.) Without these heads the model falls back to what is usual after `·R`. So the
+# heads carry what the text says. If that is true, the prediction must follow the name when we change only the name:
 
 # %%
 follows = {}  # name -> the piece that stands after its ·R
@@ -1102,11 +1086,10 @@ noise_shares = attention_weights(model, noise[0])
 heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. It must find a place where the token before is the same as the
-# current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
-# vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is
-# your score of L3 H3, in the text of the maps.)
+# An induction head cannot work alone. After `R a d o … R` it must find the `a`, because an `R` stands before it. But
+# at first the vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
+# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is your
+# score of L3 H3, in the text of the maps.)
 
 # %%
 from tutorial_engine.tiny import score_of_heads
@@ -1179,10 +1162,10 @@ print(f"it gives {float(itself):.2f} of its attention to the token itself")
 # %% [markdown]
 # ### How they came about (optional)
 #
-# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
-# model gave to the token that came; lower is better. On stories it falls from the first steps on. On
-# repeated random tokens it stays near the loss of pure guessing for hundreds of steps. Then it falls
-# steeply, and in the same steps the induction score of the best head rises.
+# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave
+# to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
+# stays near that of pure guessing for hundreds of steps. Then it falls steeply, and in the same steps the best
+# induction score rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1196,9 +1179,8 @@ training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_siz
 #
 # ## 13 · Text, the slow way
 #
-# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last
-# token choose the next token, it is appended, and *everything* runs again. Always taking the largest logit
-# is called *greedy*.
+# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last token choose
+# the next token, it is appended, and *everything* runs again. Always taking the largest logit is called *greedy*.
 
 # %%
 tokens_run = []
@@ -1237,9 +1219,8 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens up to and including it. If we
-# kept these keys and values in memory, each token would have to run only once. That memory is called a
-# *KV cache*.
+# For a new token we need its own query, and the keys and values of all tokens up to it. If we kept these in memory,
+# each token would have to run only once. That memory is called a *KV cache*.
 #
 # ### Exercise 8: what would it cost? (5 minutes)
 #
@@ -1282,9 +1263,8 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %% [markdown]
 # ## 14 · Your model
 #
-# **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
-# projection, attention, the mask, the choice of a key head, RoPE, and the layer that holds them together. The
-# model ends it by itself, with a token that means "end of text".
+# **Objective:** let all your parts speak. This story goes through the functions that you wrote. The model ends it by
+# itself, with a token that means "end of text".
 
 # %%
 from tutorial_engine.sampling import SamplingParams
@@ -1303,13 +1283,10 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
-# and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
-# a row of its own. The ledger comes back in every notebook.
-#
-# The last line says the tolerance: a ten-thousandth of the largest logit. It also tells of the closest race
-# between the best and the second-best token: `top1 − top2` is the difference of their logits. Where this is
-# small, even rounding could change the token.
+# The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens, and the
+# largest difference of any logit counts. Here `transformers` is the reference, and your engine has a row of its own.
+# The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the difference of the best two logits where
+# it is smallest: there even rounding could change the token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1362,11 +1339,9 @@ check_whole_layer(whole_layer)
 # %% [markdown]
 # ## What you can do now
 #
-# You can say what a query, a key, a value and a mask are, and compute attention from them. You know where
-# position enters, and why only distances count. You have written a decoder layer that equals Hugging
-# Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
-# token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
-# once.
+# You can compute attention from queries, keys, values and a mask. You know where position enters, and why only
+# distances count. You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name,
+# and you know what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,
