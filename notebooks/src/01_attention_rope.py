@@ -35,9 +35,9 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # %% [markdown]
 # ## 1 · Text becomes ids
 #
-# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens
-# that it knows are its *vocabulary*, and the number of a token in the vocabulary is its *id*. A space
-# belongs to the token after it. We draw that space as `·`.
+# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens that it
+# knows are its *vocabulary*; the number of a token in it is its *id*. A space belongs to the token after it. We draw
+# that space as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -62,9 +62,9 @@ if predictions.reveal("emoji", len(emoji)):
     print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and text survives the
-# way to ids and back. A word that was rare when the vocabulary was made is cut into several
-# tokens, as the name Rado here. We shall need this name often.
+# Each of the 256 possible bytes is a token. So no text is outside the vocabulary, and text survives the way to ids
+# and back. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado here. We
+# shall need this name often.
 
 # %%
 for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
@@ -126,9 +126,8 @@ print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.h
 print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
 
 # %% [markdown]
-# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The
-# picture shows this for one token of our prompt in the first layer. There are fewer key and value heads than
-# query heads. Section 6 says why.
+# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The picture shows
+# this for one token in the first layer. There are fewer key and value heads than query heads; section 6 says why.
 
 # %% tags=["figure-qkv"]
 from tutorial_engine.viz import qkv_picture
@@ -138,13 +137,11 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # %% [markdown]
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
-# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
-# shape of the matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, H_kv of key
-# and value heads, and hidden is the hidden size.
+# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
+# matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, and H_kv of key and value heads.
 #
-# The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
-# the package's own function stays there. You can always hear what a wrong answer makes of the story: write
-# `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. You
+# can always hear what a wrong answer makes of the story: `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -187,9 +184,9 @@ scores = q @ k.T  # row = query, column = key
 print("scores of the last query:", scores[2].int().tolist())
 
 # %% [markdown]
-# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
-# shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
-# positive and add up to one. The output is the sum of the values, each times its share.
+# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into shares: the
+# share of a key is exp(score), divided by the sum of this over all keys. So the shares add up to one. The output is
+# the sum of the values, each times its share.
 #
 # Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of the
 # model are the learned numbers in its matrices. At the end of the model a softmax turns the logits into
@@ -275,13 +272,12 @@ STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
-# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is
-# the training: at every token at once, the model learns to predict the next one. Without the mask it could
-# simply look it up. This is the *causal* rule: `key_pos <= query_pos`.
+# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
+# training: at every token the model learns to predict the next one. Without the mask it could simply look it up. This
+# is the *causal* rule: `key_pos <= query_pos`.
 #
-# If only the newest tokens run, as in
-# the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
-# *last* of the positions.
+# If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
+# *last* of the positions, and the rule stays the same.
 
 # %%
 predictions.ask(
@@ -299,9 +295,9 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the
-# upper left corner. With as many queries as keys that is right. With fewer queries it is another mask: the
-# new tokens do not even see themselves.
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the upper
+# left corner. With as many queries as keys that is right. With fewer queries the new tokens do not even see
+# themselves.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -348,8 +344,8 @@ TWO = "Once upon a time Rado had an old coat. Mimo had a new drum."
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text, so the story is the usual one. Now make the
-# window small: each token sees itself and 7 tokens before it.
+# The engine uses your mask with a window as large as the text. Now make the window small: each token sees itself and
+# 7 tokens before it.
 
 # %%
 predictions.ask(
@@ -369,8 +365,7 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # due after `·day`. There, of both names only the last `o` of Mimo is inside the window.
 #
 # The window limits *one layer*. The tokens in it have looked 7 places back themselves, in the layer before, so each
-# layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was trained
-# without one, so it cannot fetch the names in this way.
+# layer adds 7 places. Models that are trained with a window can learn to use this detour; ours was not.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -422,9 +417,7 @@ show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
 # A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no shape
-# check will ever find it. (In the package one word makes the difference: `repeat_interleave` repeats each K/V head
-# for its group, and `repeat` repeats the whole row of heads.) `hear` lets a function run past all checks, for one
-# story:
+# check will ever find it. `hear` lets a function run past all checks, for one story:
 
 
 # %%
@@ -483,8 +476,7 @@ for d in head_dims:
 # ## 8 · RoPE: position as rotation
 #
 # **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their
-# order: shuffle the keys together with their values, and it gets the same output. (In a deep model the causal
-# mask leaks a little order, because each token sees a different number of keys.)
+# order: shuffle the keys together with their values, and it gets the same output.
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -495,8 +487,8 @@ shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
 check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
 # %% [markdown]
-# *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point
-# in the plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
+# *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point in the
+# plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
 #
 # **ω_i = θ^(−2i/D)**, in radians per position (a full turn is 2π radians).
 #
@@ -608,8 +600,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# It holds for the whole model. A `Batch` holds the tokens that go through the model together: their ids,
-# their positions, and where each text begins. So we can add 100 to every position of the prompt.
+# It holds for the whole model. A `Batch` holds the tokens that go through the model together: ids, positions, and
+# where each text begins. So we can add 100 to every position of the prompt.
 
 
 # %%
@@ -637,8 +629,8 @@ maps = {title: attention_weights(model, story_ids, at)[1, 3] for title, at in pl
 rope_maps_picture(maps, story_labels, "What layer 1, head 3")
 
 # %% [markdown]
-# The head looks at the token before. It knows this token by its distance alone: 400 places farther on the map is
-# the same, and without RoPE the head is lost.
+# The head looks at the token before, and knows it by its distance alone: 400 places farther on the map is the same.
+# Without RoPE the head is lost.
 
 # %% [markdown]
 # ### A trap for long contexts
@@ -688,9 +680,8 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the
-# weights of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a
-# different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length.
+# But `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -704,9 +695,9 @@ for position in (0, 3):
 # %% [markdown]
 # ### The MLP
 #
-# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
-# the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
-# by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
+# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen the vector. One
+# result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number by number with the
+# other, *up*. A third matrix, *down*, brings it back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -755,11 +746,7 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # %% [markdown]
 # ### The stream after each layer
 #
-# The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
-# into logits as if the model ended there. (This is called a [*logit
-# lens*](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens).) A logit is the dot
-# product of the vector with the row of that token in the embedding table. Layers are counted from 0. (You may skip
-# this code.)
+# The residual stream can be read after any layer: take the last token's vector, and turn it
 
 # %%
 story_batch = Batch.from_sequences([story_ids])
@@ -869,9 +856,9 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? Let us break one part at a time, by one line of code: no RoPE (it returns `x`),
-# K and V exchanged, a token that sees only itself, equal shares for all allowed keys, scores that are not divided
-# by √D, no mask. These are the stories, in another order. Which part is broken in which?
+# Why compare logits, and not stories? We break one part at a time, by one line of code: no RoPE (it returns `x`), K
+# and V exchanged, a token that sees only itself, equal shares for all allowed keys, scores not divided by √D, no
+# mask. These are the stories, in another order. Which part is broken in which?
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -897,16 +884,16 @@ if predictions.reveal("jukebox-C", takes[2].part):
 
 # %% [markdown]
 # Five stories show that something is wrong: without RoPE the model knows which letters the names have, but not their
-# order. Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all
-# tokens anyway. The logits of the tokens before it are far off, as the table says. So a good story proves
-# nothing. Break a part yourself: `mine.hear(PROMPT, rope=...)`.
+# order. Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all tokens
+# anyway. But the logits of the tokens before it are far off. So a good story proves nothing. (Break a part yourself:
+# `mine.hear(PROMPT, rope=...)`.)
 
 # %% [markdown]
 # ### The bug zoo
 #
-# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each
-# runs without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the
-# logits are then from those of `transformers`, and which tokens (rows) are wrong.
+# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each runs
+# without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the logits are
+# then off, and which tokens (rows) are wrong.
 
 # %%
 from tutorial_engine.learn import BUGS_01, zoo
@@ -929,8 +916,8 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # %% [markdown]
 # ## 12 · What the heads learned
 #
-# **Objective:** find the heads that decide a prediction, and prove it. Section 9 showed that after
-# `·R` the last layer adds the answer, `a`. Where do its heads look from this last token?
+# **Objective:** find the heads that decide a prediction, and prove it. After `·R` the last layer adds the answer,
+# `a`. Where do its heads look from this last token?
 
 # %%
 story_shares = attention_weights(model, story_ids)  # [layer, head, query, key]
@@ -1022,8 +1009,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
 # %% [markdown]
 # ### Copying in its purest form
 #
-# Take 16 random tokens and say them twice. In the second round only copying can help. We count the *hits*: the
-# tokens of the second round that the model predicts.
+# Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
+# the second round that the model predicts.
 
 # %%
 import random
@@ -1076,8 +1063,8 @@ from tutorial_engine.learn import check_induction_score
 check_induction_score(induction_score)
 
 # %% [markdown]
-# Here are all heads, on one of the random texts. The score above each map is the mean over several longer
-# texts. The bright diagonal in the lower half of a map is the pattern.
+# Here are all heads, on one of the random texts. The score above each map is the mean over several longer texts. Look
+# for the bright diagonal in the lower half of a map.
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz import heads_picture
@@ -1155,17 +1142,16 @@ print(f"it gives {float(itself):.2f} of its attention to the token itself")
 
 # %% [markdown]
 # Both measures agree: without the induction heads, or the two that look one back, hardly anything is copied. But the
-# last control fails. One head does nearly all of it: L0 H4, which looks at the token itself. It can only pass on which
-# token stands there, and the later layers seem to need exactly this to compare tokens. So an ablation shows that a
-# part is *needed*. It does not show that the part does the copying.
+# last control fails. One head does nearly all of it: L0 H4, which looks at the token itself. It can only pass on
+# which token stands there, and the later layers seem to need this to compare tokens. So an ablation shows that a part
+# is *needed*. It does not show that the part does the copying.
 
 # %% [markdown]
 # ### How they came about (optional)
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave
 # to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
-# stays near that of pure guessing for hundreds of steps. Then it falls steeply, and in the same steps the best
-# induction score rises.
+# stays high for hundreds of steps. Then it falls steeply, and in the same steps the best induction score rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1246,8 +1232,7 @@ from tutorial_engine.learn import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# How much is that? Here is Qwen3-0.6B with 16 bits per number (bfloat16). GQA helps: with one K/V head per query
-# head it would be twice as much. The next notebook builds this cache.
+# Here is Qwen3-0.6B with 16 bits per number (bfloat16). The next notebook builds this cache.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -1283,10 +1268,10 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens, and the
-# largest difference of any logit counts. Here `transformers` is the reference, and your engine has a row of its own.
-# The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the difference of the best two logits where
-# it is smallest: there even rounding could change the token.
+# The *ledger* compares ways to compute the same logits, for the same prompts and tokens. The largest difference of
+# any logit counts. Here `transformers` is the reference, and your engine has a row of its own. The tolerance is a
+# ten-thousandth of the largest logit. `top1 − top2` is the difference of the best two logits where it is smallest:
+# there even rounding could change the token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1308,7 +1293,7 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 # %% [markdown]
 # ### Exercise 9, a bonus: the whole layer, all heads at once (20 minutes)
 #
-# `attend` helped you. Now one function is the whole layer, without `attend` and without a loop over heads, and no list
+# Now one function is the whole layer, without `attend` and without a loop over heads, and no list
 # says its steps. `x`, `w` and `angles` are those of exercise 6.
 #
 # <details><summary>Hint</summary>The package's <code>naive_attention</code> in section 4 shows how all heads are
