@@ -777,8 +777,8 @@ for number, block in enumerate(model.model.layers):
 # ## 10 · The whole forward pass, shape by shape
 #
 # **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
-# PyTorch's *meta* device computes shapes without numbers and without memory, so nothing is downloaded. The tokens
-# lie one after the other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
+# PyTorch's *meta* device computes shapes without memory, so nothing is downloaded. The tokens lie one after the
+# other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
 
 # %%
 from tutorial_engine.model import ModelConfig
@@ -873,7 +873,8 @@ parts += ["scores not divided by √D", "no mask"]
 predictions.ask("jukebox-D", "Which part is broken in story D?", parts)
 
 # %%
-predictions.reveal("jukebox-D", takes[3].part)
+if predictions.reveal("jukebox-D", takes[3].part):
+    print(f"max |Δ| of the logits of the prompt: {takes[3].anywhere:.1f}")
 
 # %%
 predictions.ask("jukebox-C", "And in story C, which reads well?", parts)
@@ -883,9 +884,9 @@ if predictions.reveal("jukebox-C", takes[2].part):
     print(jukebox_table(takes))
 
 # %% [markdown]
-# Five stories show that something is wrong: without RoPE the model knows which letters the names have, but not their
-# order. Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all tokens
-# anyway. But the logits of the tokens before it are far off. So a good story proves nothing. (Break a part yourself:
+# Five stories show that something is wrong: without RoPE, for example, the model mixes up the letters of a name.
+# Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all tokens anyway.
+# But the logits of the tokens before it are far off. So a good story proves nothing. (Break a part yourself:
 # `mine.hear(PROMPT, rope=...)`.)
 
 # %% [markdown]
@@ -1141,10 +1142,10 @@ print(f"without L0 H4 alone, {hits({0: (4,)})} of {right} hits are left")
 print(f"it gives {float(itself):.2f} of its attention to the token itself")
 
 # %% [markdown]
-# Both measures agree: without the induction heads, or the two that look one back, hardly anything is copied. But the
-# last control fails. One head does nearly all of it: L0 H4, which looks at the token itself. It can only pass on
-# which token stands there, and the later layers seem to need this to compare tokens. So an ablation shows that a part
-# is *needed*. It does not show that the part does the copying.
+# Without the induction heads, or the two that look one back, hardly anything is copied. But two controls do harm. L1
+# H0–H2 cost some of the names. L0 H3–H5 cost nearly all, and one head does it: L0 H4, which looks at the token
+# itself. It can only pass on which token stands there, and the later layers seem to need this to compare tokens. So
+# an ablation shows that a part is *needed*. It does not show that the part does the copying.
 
 # %% [markdown]
 # ### How they came about (optional)
