@@ -1,21 +1,22 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write six parts of a language model: the projection to queries, keys and values,
-# attention, its mask, the choice of a key head, RoPE, and one whole decoder layer. As soon as a part is
-# right, it runs inside a real model. At the end your six parts tell a story together, token for token the
-# same as Hugging Face's `transformers`. Everything runs offline, on a small Qwen3 model that we trained for this course.
+# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a real model. At
+# the end your six parts tell a story together, token for token the same as Hugging Face's `transformers`. Everything
+# runs offline, on a small Qwen3 model that we trained for this course.
 #
-# Plan 2½ to 3 hours, without the optional parts. Good places for a pause are after sections 6, 9 and 12.
+# Plan about 3 hours, and 40 minutes more for the optional parts and the bonus. Good places for a pause are after
+# sections 6, 9 and 12.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
-# the next cell. An exercise says ☐ until you fill it in, then ✘ with a reason, or ✔. Read the code of the
-# exercises and what `show_source` prints. The other cells only measure or draw: read their output.
+# the next cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong
+# answer the reason shows code, too. Read the code of the exercises and what `show_source` prints. The other cells only
+# measure or draw: read their output.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
-# Qwen3, a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
+# [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
 # course, and its *engine* is the part that runs models to write text.
 
 # %%
@@ -34,9 +35,9 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # %% [markdown]
 # ## 1 · Text becomes ids
 #
-# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens
-# that it knows are its *vocabulary*, and the number of a token in the vocabulary is its *id*. A space
-# belongs to the token after it. We draw that space as `·`.
+# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens that it
+# knows are its *vocabulary*; the number of a token in it is its *id*. A space belongs to the token after it. We draw
+# that space as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -61,13 +62,12 @@ if predictions.reveal("emoji", len(emoji)):
     print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So no text is ever outside the vocabulary, and text survives the
-# way to ids and back. One thing does not: who spells out a *special token*, such as `<|endoftext|>`, gets that
-# token, and `decode` leaves it out. A word that was rare when the vocabulary was made is cut into several
-# tokens, as the name Rado here. We shall need this name often.
+# Each of the 256 possible bytes is a token. So no text is outside the vocabulary, and text survives the way to ids
+# and back. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado here. We
+# shall need this name often.
 
 # %%
-for text in (PROMPT, "naïve 😀", "Once Rado had a red kite.", "The end.<|endoftext|>"):
+for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
     pieces = tokenizer.encode(text).ids
     print(tokenizer.decode(pieces) == text, token_labels(tokenizer, pieces))
 
@@ -85,12 +85,11 @@ print("table", list(table.shape), "-> vectors", list(vectors.shape))
 print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
-# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left,
-# at the embedding table. T is the number of tokens. Each token keeps one vector, all the way down (the
-# *residual stream*). Every *decoder layer* adds to it twice: first what
-# attention found in earlier tokens, then what a small network called MLP computed. In the end the vector
-# becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier that
-# token comes next. You need not understand the boxes yet: each has its section.
+# The map shows the way of these vectors through the model, from top to bottom. You are at the upper left. T is the
+# number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in earlier tokens, then
+# what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
+# vocabulary. The larger the number, the likelier that token comes next. You need not understand the boxes yet: each
+# has its section.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz import block_picture
@@ -98,9 +97,9 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we take the token with the largest logit, append it to the text, and run the model
-# again. `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the
-# package's own. Exercises 1 to 6 each replace one of them by yours.
+# A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
+# `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the package's own.
+# Exercises 1 to 6 each replace one of them by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -127,9 +126,8 @@ print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.h
 print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
 
 # %% [markdown]
-# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The
-# picture shows this for one token of our prompt in the first layer. There are fewer key and value heads than
-# query heads. Section 6 says why.
+# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The picture shows
+# this for one token in the first layer. There are fewer key and value heads than query heads; section 6 says why.
 
 # %% tags=["figure-qkv"]
 from tutorial_engine.viz import qkv_picture
@@ -139,13 +137,11 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # %% [markdown]
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
-# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the
-# shape of the matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, H_kv of key
-# and value heads, and hidden is the hidden size.
+# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
+# matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, and H_kv of key and value heads.
 #
-# The cell after the exercise checks your function. If it is right, it becomes a part of the model. If not,
-# the package's own function stays there. You can always hear what a wrong answer makes of the story: write
-# `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. You
+# can always hear what a wrong answer makes of the story: `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -188,13 +184,13 @@ scores = q @ k.T  # row = query, column = key
 print("scores of the last query:", scores[2].int().tolist())
 
 # %% [markdown]
-# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into
-# shares: the share of a key is exp(score), divided by the sum of this over all keys. So the shares are
-# positive and add up to one. The output is the sum of the values, each times its share.
+# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into shares: the
+# share of a key is exp(score), divided by the sum of this over all keys. So the shares add up to one. The output is
+# the sum of the values, each times its share.
 #
-# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of
-# the model are something else: the learned numbers in its matrices. At the end of the model a softmax turns the
-# logits into *probabilities* too.
+# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of the
+# model are the learned numbers in its matrices. At the end of the model a softmax turns the logits into
+# *probabilities* too.
 
 # %%
 predictions.ask(
@@ -214,9 +210,8 @@ answered = predictions.reveal("share", f"about {100 * shares[0]:.0f} %")
 three_token_picture(q, k, v) if answered else None
 
 # %% [markdown]
-# Now the whole sum, and the same from the package. `check_close` compares them number by number. max |Δ| is
-# the largest difference, and it must stay within the *tolerance*: computers round, so sums in another order
-# may differ in their last digits.
+# Now the whole sum, and the same from the package. max |Δ| is the largest difference. It must stay within the
+# *tolerance*: computers round, so sums in another order may differ in their last digits.
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
@@ -255,10 +250,9 @@ mine.use(attention, check_attention)
 mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# Your function runs once for each head, layer and new token. The package's version below does all heads in
-# one call. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, each query q and each key k,
-# multiply along d and add", so it is `q @ k.T` for each head. (`repeat_interleave` gives each query head a key
-# head of its own: section 6.)
+# Your function runs once for each head, layer and new token. The package's version does all heads in one call.
+# `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along d and add".
+# (`repeat_interleave` gives each query head a key head of its own: section 6.)
 
 # %%
 show_source(naive_attention)
@@ -266,11 +260,10 @@ show_source(naive_attention)
 # %% [markdown]
 # ## 5 · The causal mask
 #
-# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left,
-# a row is a query and a column is a key; bright means a large share. On the right are the shares of one
-# query, and the tokens that the model predicts to come next. Where does this head look? Step through the
-# queries, and choose other heads. The text stops inside a name: `·R` is the first piece of Rado, and the
-# model has to go on.
+# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left, a row is
+# a query and a column is a key; bright means a large share. On the right are the shares of one query, and the tokens
+# that the model predicts to come next. Step through the queries, and choose other heads: where do they look? The text
+# stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz import AttentionExplorer
@@ -279,13 +272,12 @@ STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
-# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is
-# the training: at every token at once, the model learns to predict the next one. Without the mask it could
-# simply look it up. This is the *causal* rule: `key_pos <= query_pos`.
+# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
+# training: at every token the model learns to predict the next one. Without the mask it could simply look it up. This
+# is the *causal* rule: `key_pos <= query_pos`.
 #
-# If only the newest tokens run, as in
-# the next notebook, there are fewer queries than keys. The rule stays the same, and the queries are the
-# *last* of the positions.
+# If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
+# *last* of the positions, and the rule stays the same.
 
 # %%
 predictions.ask(
@@ -303,9 +295,9 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the
-# upper left corner. With as many queries as keys that is right. With fewer queries it is another mask: the
-# new tokens do not even see themselves.
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the upper
+# left corner. With as many queries as keys that is right. With fewer queries the new tokens do not even see
+# themselves.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -352,8 +344,8 @@ TWO = "Once upon a time Rado had an old coat. Mimo had a new drum."
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text, so the story is the usual one. Now make the
-# window small: each token sees itself and 7 tokens before it.
+# The engine uses your mask with a window as large as the text. Now make the window small: each token sees itself and
+# 7 tokens before it.
 
 # %%
 predictions.ask(
@@ -367,38 +359,22 @@ story = mine.story(TWO, window=8)
 if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     print(TWO + story)
     print("·day sees", token_labels(tokenizer, tokenizer.encode(TWO + " One day").ids[-8:]))
-    others = "Once upon a time Anna had an old coat. Ben had a new drum."
-    print("after other names:", mine.story(others, window=8))
 
 # %% [markdown]
-# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost.
-# A name is due after `·day`. There, of both names only the last `o` of Mimo is inside the window, and soon not
-# even that. (Raba is no echo of Rado: other names give the same story.)
+# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost. A name is
+# due after `·day`. There, of both names only the last `o` of Mimo is inside the window.
 #
-# The window limits *one layer*: there a query sees only 8 tokens. But these tokens have looked 7 tokens
-# back themselves, in the layer before. So something from farther back can still arrive. How far does it come?
-# We replace one token of the story, and look whether the last logits change. (You may skip this code.)
-
-# %%
-long = tokenizer.encode(TWO + story).ids
-reach = c.num_hidden_layers * 7
-for back in (7, 8, reach, reach + 1):
-    changed = [*long[: -1 - back], ids[0], *long[len(long) - back :]]
-    same = torch.equal(mine.last_logits(changed, window=8), mine.last_logits(long, window=8))
-    print(f"another token {back:2} places back: the last logits", "stay" if same else "change")
-
-# %% [markdown]
-# Each layer adds 7 places. Models that are trained with a window can learn to use this detour. Ours was
-# trained without a window, so it cannot fetch the names in this way.
+# The window limits *one layer*. The tokens in it have looked 7 places back themselves, in the layer before, so each
+# layer adds 7 places. Models that are trained with a window can learn to use this detour; ours was not.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares
-# one *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for
-# later tokens (section 13). This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V
-# head 0, and the others read K/V head 1.
+# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares one
+# *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for later
+# tokens. This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read
+# K/V head 1.
 #
 # ### Exercise 4: which K/V head? (3 minutes)
 #
@@ -440,10 +416,8 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no
-# shape check will ever find it. In the package's `naive_attention` one word makes the difference:
-# `repeat_interleave` repeats each K/V head for its group, and `repeat` repeats the whole row of heads. Here is
-# the slip in the model. `hear` lets a function run past all checks, for one story:
+# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no shape
+# check will ever find it. `hear` lets a function run past all checks, for one story:
 
 
 # %%
@@ -454,9 +428,8 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
 mine.hear(PROMPT, kv_head=kv_head_by_remainder)
 
 # %% [markdown]
-# *This is a good place for a pause.* If you restart the
-# notebook later, run all cells above first. Your exercises stay; the questions are open again, and nothing
-# needs their answers.
+# *This is a good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises
+# stay.
 #
 # ## 7 · Why divide by √D?
 #
@@ -484,13 +457,13 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has mean 0 and
-# variance 1 · 1 = 1. A score is the sum of D such products. The variances of independent numbers add up, so its
-# variance is D, and its standard deviation √D. Dividing by √D brings it back to 1.
+# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has variance 1 · 1 =
+# 1. A score is the sum of D such products. The variances of independent numbers add up, so its variance is D, and its
+# standard deviation √D. Dividing by √D brings it back to 1.
 #
-# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So
-# each query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient
-# comes through. Here are 1,000 queries with 8 keys each:
+# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So each
+# query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient comes
+# through. Here are 1,000 queries with 8 keys each:
 
 # %%
 for d in head_dims:
@@ -503,8 +476,7 @@ for d in head_dims:
 # ## 8 · RoPE: position as rotation
 #
 # **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their
-# order: shuffle the keys together with their values, and it gets the same output. (In a deep model the causal
-# mask leaks a little order, because each token sees a different number of keys.)
+# order: shuffle the keys together with their values, and it gets the same output.
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -515,8 +487,8 @@ shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
 check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
 # %% [markdown]
-# *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point
-# in the plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
+# *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point in the
+# plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
 #
 # **ω_i = θ^(−2i/D)**, in radians per position (a full turn is 2π radians).
 #
@@ -533,10 +505,10 @@ print([round(float(one), 5) for one in omega[::4]])
 check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
-# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the
-# same vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between
-# its two hands, (m − n) · ω_i, to the score. Move the positions and choose a pair. Then press Play: query
-# and key move on together. What changes, and what stays the same?
+# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the same
+# vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between its two
+# hands, (m − n) · ω_i, to the score. Move the positions, then press Play: query and key move on together. What
+# changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
 from tutorial_engine.viz import RopeExplorer
@@ -544,9 +516,8 @@ from tutorial_engine.viz import RopeExplorer
 RopeExplorer(D, theta)
 
 # %% [markdown]
-# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A
-# slow pair hardly moves between neighbours, but it still tells far positions apart. Together they are like
-# the hands of a clock: one for seconds, one for minutes, one for hours.
+# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A slow pair
+# hardly moves between neighbours, but it still tells far positions apart. Think of the hands of a clock.
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.viz import clocks_picture
@@ -554,9 +525,9 @@ from tutorial_engine.viz import clocks_picture
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
-# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2*
-# (*half-split*). Other checkpoints join neighbours (*interleaved*). The idea is the same, but the weights
-# were trained for one of them: mixing them up ruins the model. For a head with D = 8:
+# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*). Other
+# checkpoints join neighbours (*interleaved*). The weights were trained for one of them: mixing them up ruins the
+# model. For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -604,13 +575,13 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle
-# of position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same
-# angle, and two turns add up to one:
+# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle of
+# position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same angle,
+# and two turns add up to one:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
 #
-# On the right only the distance is left. Here are a random query and key, put at three places.
+# Only the distance is left. Here are a random query and key, put at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz import distance_picture
@@ -629,8 +600,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# It holds for the whole model. A `Batch` holds the tokens that go through the model together: their ids,
-# their positions, and where each text begins. So we can add 100 to every position of the prompt.
+# It holds for the whole model. A `Batch` holds the tokens that go through the model together: ids, positions, and
+# where each text begins. So we can add 100 to every position of the prompt.
 
 
 # %%
@@ -643,37 +614,54 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
+# This is a head of the trained model, from section 5, with the tokens of our story at three sets of positions. In the
+# third all tokens stand at position 0, where RoPE turns nothing: it is off.
+
+# %% tags=["figure-rope-maps"]
+from tutorial_engine.viz import attention_weights, rope_maps_picture
+
+story_ids = tokenizer.encode(STORY).ids
+story_labels = token_labels(tokenizer, story_ids)
+n = len(story_ids)
+places = {"positions 0, 1, 2 …": range(n), "positions 400, 401 …": range(400, 400 + n)}
+places["RoPE off"] = [0] * n
+maps = {title: attention_weights(model, story_ids, at)[1, 3] for title, at in places.items()}
+rope_maps_picture(maps, story_labels, "What layer 1, head 3")
+
+# %% [markdown]
+# The head looks at the token before, and knows it by its distance alone: 400 places farther on the map is the same.
+# Without RoPE the head is lost.
+
+# %% [markdown]
 # ### A trap for long contexts
 #
-# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a
-# large angle needs more of them. Here are the query and the key once more, always 5 positions apart, with the
-# angle `position · ω` computed in each format.
+# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a large
+# angle needs more. Here are the query and the key once more, always 5 positions apart.
 
 # %%
-places = (0, 100, 1000, 4000)
-print("score with the key at n = ", *(f"{n:7}" for n in places))
+starts = (0, 100, 1000, 4000)
+print("score with the key at n = ", *(f"{n:7}" for n in starts))
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     row = []
-    for n in places:
+    for n in starts:
         angle = (torch.tensor([n + 5, n]).to(dtype)[:, None] * omega.to(dtype)).float()
         turned = apply_rope(qk[:, None, :], angle.cos()[:, None], angle.sin()[:, None])
         row.append(float((turned[0] * turned[1]).sum()))
     print(f"{dtype!s:25}", *(f"{one:7.2f}" for one in row))
-rounded = torch.tensor([4005.0, 4000.0]).to(torch.bfloat16).tolist()
-print("4005 and 4000 in bfloat16:", rounded, f"  score at distance 0: {score(0, 0):.2f}")
+    print("   4005 and 4000 are", torch.tensor([4005.0, 4000.0]).to(dtype).tolist())
+print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
 # In 16 bits the same query and key get another score at another place: the distance alone does not count any
-# more. In bfloat16 even the position is rounded (last line): at the end query and key stand at the same place,
-# and their score is that of distance 0. So the package computes angles in float32.
+# more. Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. There query and key
+# stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
 #
-# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the
-# embedding to the logits. A layer does not replace it. The layer reads a normalised copy, computes something,
-# and *adds* the result to the vector. This running sum is called the *residual stream*. In the map of
-# section 2 it is the green line, and each layer has two places where something is added.
+# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the embedding
+# to the logits. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds* the
+# result to the vector. This running sum is called the *residual stream*: the green line in the map of section 2.
 
 # %% [markdown]
 # **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
@@ -690,11 +678,10 @@ normed = rms_norm(vectors, w.input_norm)
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
-# ### The attention block in full
+# ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. All query heads share the
-# weights of `q_norm`, all key heads those of `k_norm`. A rotation keeps a vector's length. But `q_norm` has a
-# different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length.
+# But `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -706,22 +693,11 @@ for position in (0, 3):
     print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
 
 # %% [markdown]
-# Now you can read the whole attention block of the installed model: project, cut into heads, normalise,
-# turn, attend, and project back. `qkv_proj` is your three matrices stacked into one, so that one product
-# is enough. `o_proj` mixes the results of the heads. `angles` is the pair of cosines and sines here. `attention`
-# is passed in as an object, because the next notebook replaces it: the cache lives there.
-
-# %%
-from tutorial_engine.model import Qwen3Attention
-
-show_source(Qwen3Attention.forward)
-
-# %% [markdown]
 # ### The MLP
 #
-# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen
-# the vector. One result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number
-# by number with the other, *up*. A third matrix, *down*, brings the product back to the hidden size.
+# **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen the vector. One
+# result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number by number with the
+# other, *up*. A third matrix, *down*, brings it back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -731,7 +707,7 @@ print(list(normed.shape), "->", [len(normed), len(w.gate)], "->", list(swiglu.sh
 check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package")
 
 # %% [markdown]
-# ### Exercise 6: one decoder layer (15 minutes)
+# ### Exercise 6: one decoder layer (20 minutes)
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
@@ -768,32 +744,11 @@ mine.use(layer, check_layer)
 mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 
 # %% [markdown]
-# ### How the package writes it (optional)
-#
-# The package's layer does the same. For speed, its RMSNorm does the residual addition too: called with two
-# tensors, it adds them first, and returns the normed copy and the sum. So the last addition of a layer is
-# left to the next norm: the layer returns the MLP's result and the sum so far. The stream after a layer is
-# therefore `residual + hidden`.
-#
-# The formula of the norm is yours, computed in fp32 also where the weights are not.
-
-# %%
-from tutorial_engine.model import RMSNorm
-from tutorial_engine.model import Qwen3DecoderLayer
-
-show_source(RMSNorm.forward)
-show_source(Qwen3DecoderLayer.forward)
-
-# %% [markdown]
 # ### The stream after each layer
 #
-# The residual stream can be read after any layer: take the last token's vector after each layer, and turn it
-# into logits as if the model ended there. (This is called a *logit lens*.) The logits come from the embedding
-# table once more: a logit is the dot product of the vector with the row of that token. Layers are counted
-# from 0. (You may skip this code.)
+# The residual stream can be read after any layer: take the last token's vector, and turn it
 
 # %%
-story_ids = tokenizer.encode(STORY).ids
 story_batch = Batch.from_sequences([story_ids])
 
 
@@ -804,7 +759,7 @@ def read_out(when, stream):
     print(f"{when:14}", "   ".join(f"“{piece}” {float(p):.2f}" for piece, p in pieces))
 
 
-print("What comes after", token_labels(tokenizer, story_ids)[-3:], "?")
+print("What comes after", story_labels[-3:], "?")
 hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
 cos_sin = model.model.rotary_emb(story_batch.positions)
 read_out("embedding", hidden)
@@ -813,26 +768,17 @@ for number, block in enumerate(model.model.layers):
     read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
-# At the start the vector says only which token it is. In the middle the model has vague guesses. The last
-# layer adds the answer.
+# At the start the vector says only which token it is. Then the model has vague guesses. The last layer adds the
+# answer.
 #
 # *This is the second good place for a pause.*
 
 # %% [markdown]
 # ## 10 · The whole forward pass, shape by shape
 #
-# **Objective:** follow 10 tokens from ids to logits. The tokens lie one after the other, `[T, ...]`. There
-# is no axis for the batch, here and in all later notebooks. The indented lines are the first layer; the other
-# layers have the same shapes. `lm_head`, the matrix that gives the logits, is the embedding table.
-
-# %%
-from tutorial_engine.viz import shape_walk, walk_table
-
-print(walk_table(shape_walk(model, Batch.from_sequences([ids]))))
-
-# %% [markdown]
-# Now the same for the real **Qwen3-0.6B**, from the numbers in its `config.json`. PyTorch's *meta* device
-# computes shapes without numbers and without memory, so nothing is downloaded.
+# **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
+# PyTorch's *meta* device computes shapes without memory, so nothing is downloaded. The tokens lie one after the
+# other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
 
 # %%
 from tutorial_engine.model import ModelConfig
@@ -860,7 +806,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.viz import meta_shape_walk
+from tutorial_engine.viz import meta_shape_walk, walk_table
 
 walk = meta_shape_walk(qwen3_06b, num_tokens=10)
 held = {step.name: step.num_parameters for step in walk}
@@ -869,6 +815,10 @@ ratio = held["embed_tokens"] / one_layer
 if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(walk_table(walk))
     print(f"The table has as many weights as {ratio:.1f} layers.")
+
+# %% [markdown]
+# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the
+# logits, is the embedding table.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -904,11 +854,47 @@ naive = logits_of(Batch.from_sequences([ids]), NaiveAttention())
 check_close(naive, reference, 1e-4, "naive attention = transformers")
 
 # %% [markdown]
+# ### The jukebox
+#
+# Why compare logits, and not stories? We break one part at a time, by one line of code: no RoPE (it returns `x`), K
+# and V exchanged, a token that sees only itself, equal shares for all allowed keys, scores not divided by √D, no
+# mask. These are the stories, in another order. Which part is broken in which?
+
+# %%
+from tutorial_engine.learn import jukebox_table, play
+
+takes = play(mine, PROMPT)
+for letter, take in zip("ABCDEF", takes, strict=True):
+    print(f"{letter}  {PROMPT}{take.story}")
+
+# %%
+parts = ["no RoPE", "K and V exchanged", "a token sees only itself", "all shares equal"]
+parts += ["scores not divided by √D", "no mask"]
+predictions.ask("jukebox-D", "Which part is broken in story D?", parts)
+
+# %%
+if predictions.reveal("jukebox-D", takes[3].part):
+    print(f"max |Δ| of the logits of the prompt: {takes[3].anywhere:.1f}")
+
+# %%
+predictions.ask("jukebox-C", "And in story C, which reads well?", parts)
+
+# %%
+if predictions.reveal("jukebox-C", takes[2].part):
+    print(jukebox_table(takes))
+
+# %% [markdown]
+# Five stories show that something is wrong: without RoPE, for example, the model mixes up the letters of a name.
+# Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all tokens anyway.
+# But the logits of the tokens before it are far off. So a good story proves nothing. (Break a part yourself:
+# `mine.hear(PROMPT, rope=...)`.)
+
+# %% [markdown]
 # ### The bug zoo
 #
-# Would this comparison notice a bug? We plant four well-known ones into the package, one at a time. Each
-# runs without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the
-# logits are then from those of `transformers`, and which tokens (rows) are wrong.
+# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each runs
+# without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the logits are
+# then off, and which tokens (rows) are wrong.
 
 # %%
 from tutorial_engine.learn import BUGS_01, zoo
@@ -931,13 +917,10 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # %% [markdown]
 # ## 12 · What the heads learned
 #
-# **Objective:** find the heads that decide a prediction, and prove it. Section 9 showed that after
-# `·R` the last layer adds the answer, `a`. Where do its heads look from this last token?
+# **Objective:** find the heads that decide a prediction, and prove it. After `·R` the last layer adds the answer,
+# `a`. Where do its heads look from this last token?
 
 # %%
-from tutorial_engine.viz import attention_weights
-
-story_labels = token_labels(tokenizer, story_ids)
 story_shares = attention_weights(model, story_ids)  # [layer, head, query, key]
 for head, row in enumerate(story_shares[3, :, -1]):
     at, shared = int(row.argmax()), head // c.group_size
@@ -946,13 +929,9 @@ for head, row in enumerate(story_shares[3, :, -1]):
     )
 
 # %% [markdown]
-# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is
-# called an *induction head*: it finds the same token earlier in the text, and suggests the one after it. The
-# three share one K/V head (section 6), so they search the same keys. (`a` is a piece of a name, and `·a` is the
-# word "a". They are two tokens.) Here is the whole map of one of them.
-#
-# What does it do when there is nothing to copy? The shares of a row add up to one, so it must look
-# somewhere. Most rows here rest on `·time` or `·a`.
+# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is called an *induction head*: it
+# finds the same token earlier in the text, and suggests the one after it. The three share one K/V head, so they
+# search the same keys. (`a` is a piece of a name, and `·a` is the word "a".) Here is the whole map of one of them.
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -960,10 +939,9 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
-# A map shows where a head looks. It does not show that this decides anything. For that we take the head
-# away: an *ablation* sets its output to zero, so that it adds nothing to the residual stream. What happens
-# to the probability of `a`? To compare, we also need the same story without an earlier name that begins with
-# R: there Mimo has the coat.
+# A map shows where a head looks. It does not show that this decides anything. For that we take the head away: an
+# *ablation* sets its output to zero, so that it adds nothing to the residual stream. To compare, we also need the
+# same story without an earlier name that begins with R: there Mimo has the coat.
 
 
 # %%
@@ -1014,9 +992,8 @@ three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
 ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# (L3 H3 stands for layer 3, head 3.) Without these heads the model still guesses `a`, but hardly more often
-# than when no earlier name begins with `·R`. It falls back to what is usual after `·R`. So the heads carry what
-# the text says. If that is true, the prediction must follow the name when we change only the name:
+# (L3 H3 stands for layer 3, head 3.) Without these heads the model falls back to what is usual after `·R`. So the
+# heads carry what the text says. If that is true, the prediction must follow the name when we change only the name:
 
 # %%
 follows = {}  # name -> the piece that stands after its ·R
@@ -1033,8 +1010,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
 # %% [markdown]
 # ### Copying in its purest form
 #
-# Take 16 random tokens and say them twice. In the second round only copying can help. We count the *hits*: the
-# tokens of the second round that the model predicts.
+# Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
+# the second round that the model predicts.
 
 # %%
 import random
@@ -1057,8 +1034,8 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
 # The model was trained for it: some *rows* (the texts of a training step) were random tokens that repeat, and
-# in these rows only the repeats counted. (Induction heads were also found in
-# models that were trained on ordinary text only: Olsson et al., 2022.)
+# in these rows only the repeats counted. (Induction heads were also found in models that were trained on ordinary text
+# only: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1087,8 +1064,8 @@ from tutorial_engine.learn import check_induction_score
 check_induction_score(induction_score)
 
 # %% [markdown]
-# Here are all heads, on one of the random texts. The score above each map is the mean over several longer
-# texts. The bright diagonal in the lower half of a map is the pattern.
+# Here are all heads, on one of the random texts. The score above each map is the mean over several longer texts. Look
+# for the bright diagonal in the lower half of a map.
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz import heads_picture
@@ -1097,11 +1074,10 @@ noise_shares = attention_weights(model, noise[0])
 heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. It must find a place where the token before is the same as the
-# current token. After `R a d o … R` it must find the `a`, because an `R` stands before it. But at first the
-# vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is
-# your score of L3 H3, in the text of the maps.)
+# An induction head cannot work alone. After `R a d o … R` it must find the `a`, because an `R` stands before it. But
+# at first the vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
+# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is your
+# score of L3 H3, in the text of the maps.)
 
 # %%
 from tutorial_engine.tiny import score_of_heads
@@ -1128,9 +1104,8 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # %% [markdown]
 # ### The controls (optional)
 #
-# An ablation means something only beside others. So we silence other heads as well, and measure two things:
-# the hits in random text, and the copying of the name, as the mean over the six names. A *control* is a group
-# that ought not to matter. (You may skip this code.)
+# An ablation means something only beside others. A *control* is a group of heads that ought not to matter. We measure
+# the hits in random text, and the copying of the name, as the mean over the six names.
 
 # %%
 predictions.ask(
@@ -1140,81 +1115,44 @@ predictions.ask(
     ["nearly all", "about half", "hardly any"],
 )
 
-# %%
-ablations = {
-    "nothing silenced": {},
-    "L3 H3, H4, H5 (induction)": COPIERS,
-    "L3 H3 alone": {3: (3,)},
-    "L1 H3, H5 (one back)": {1: (3, 5)},
-    "L1 H3 (one back) alone": {1: (3,)},
-    "L1 H5 (one back) alone": {1: (5,)},
-    "L1 H4 (two back) alone": {1: (4,)},
-    "control: L3 H0, H1, H2": {3: (0, 1, 2)},
-    "control: L2 H0, H1, H2": {2: (0, 1, 2)},
-    "control: L1 H0, H1, H2": {1: (0, 1, 2)},
-    "control: L0 H0, H1, H2": {0: (0, 1, 2)},
-    "control: L0 H3, H4, H5": {0: (3, 4, 5)},
-}
-
-
-def copied(heads):
-    """The probability of the right piece after the last ·R, for each name."""
-    return [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
-
 
 # %% tags=["figure-controls"]
+def copied(heads):
+    """The probability of the right piece after the last ·R, as the mean over the names."""
+    each = [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
+    return sum(each) / len(each)
+
+
+ablations = {"nothing silenced": {}, "L3 H3, H4, H5 (induction)": COPIERS}
+ablations |= {"L1 H3, H5 (one back)": {1: (3, 5)}, "control: L3 H0, H1, H2": {3: (0, 1, 2)}}
+ablations |= {"control: L1 H0, H1, H2": {1: (0, 1, 2)}, "control: L0 H3, H4, H5": {0: (3, 4, 5)}}
 measures = {
     "hits in random text": [(name, hits(heads), total) for name, heads in ablations.items()],
     f"probability of the right piece, mean of {len(follows)} names": [
-        (name, sum(copied(heads)) / len(follows), 1.0) for name, heads in ablations.items()
+        (name, copied(heads), 1.0) for name, heads in ablations.items()
     ],
 }
-left = hits(ablations["control: L0 H3, H4, H5"]) / right
+left = measures["hits in random text"][-1][1] / right
 answered = predictions.reveal("control", 0 if left > 0.9 else 1 if left > 0.2 else 2)
-if answered:
-    each = zip(follows, copied({3: (3,)}), strict=True)
-    print("without L3 H3:", "; ".join(f"{name} {part:.2f}" for name, part in each))
-    hit, named = ({name: value for name, value, _ in rows} for rows in measures.values())
-    h3, h5, h012 = "L3 H3 alone", "L1 H5 (one back) alone", "control: L1 H0, H1, H2"
-    fallen = f"the names fall to {percent(named[h3])}"
-    print(f"without L3 H3, {right - hit[h3]} of {right} hits are lost, but {fallen}")
-    print(f"names without L1 H0–H2: {percent(named[h012])}; without L1 H5: {percent(named[h5])}")
 ablation_picture(measures) if answered else None
 
-# %% [markdown]
-# Both measures agree on two groups: without the induction heads, or the two that look one back, hardly anything
-# is copied. On single heads they disagree.
-#
-# - L3 H3 alone costs few hits, but much of the names (second line); how much depends on the name (first line).
-# - L1 H4 costs many hits and nothing of the names. So its job stays open.
-# - By the names, the control L1 H0–H2 is nearly as bad as L1 H5 alone (third line). So a loss of this size
-#   proves nothing.
-# - The last control fails by both measures. To see why, we silence each head alone.
-
 # %%
-heads = [(i, j) for i in range(c.num_hidden_layers) for j in range(c.num_attention_heads)]
-alone = {(i, j): hits({i: (j,)}) for i, j in heads}
-for i in range(c.num_hidden_layers):
-    one_layer = [alone[i, j] for j in range(c.num_attention_heads)]
-    print(f"hits without one head of layer {i}, H0 to H5:", one_layer)
-worst = min(heads, key=alone.get)
-itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[worst]  # share of a token for itself
-print(
-    f"L{worst[0]} H{worst[1]} costs most, and gives {float(itself):.2f} of its attention to itself"
-)
+itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[0, 4]  # share of a token for itself
+print(f"without L0 H4 alone, {hits({0: (4,)})} of {right} hits are left")
+print(f"it gives {float(itself):.2f} of its attention to the token itself")
 
 # %% [markdown]
-# One head does nearly all of it: L0 H4, the head that looks at the token itself. It can only pass on which
-# token stands there, and the later layers seem to need exactly this to compare tokens. So an ablation shows
-# that a part is *needed*. It does not show that the part does the copying.
+# Without the induction heads, or the two that look one back, hardly anything is copied. But two controls do harm. L1
+# H0–H2 cost some of the names. L0 H3–H5 cost nearly all, and one head does it: L0 H4, which looks at the token
+# itself. It can only pass on which token stands there, and the later layers seem to need this to compare tokens. So
+# an ablation shows that a part is *needed*. It does not show that the part does the copying.
 
 # %% [markdown]
 # ### How they came about (optional)
 #
-# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the
-# model gave to the token that came; lower is better. On stories it falls from the first steps on. On
-# repeated random tokens it stays near the loss of pure guessing for hundreds of steps. Then it falls
-# steeply, and in the same steps the induction score of the best head rises.
+# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave
+# to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
+# stays high for hundreds of steps. Then it falls steeply, and in the same steps the best induction score rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1228,9 +1166,8 @@ training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_siz
 #
 # ## 13 · Text, the slow way
 #
-# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last
-# token choose the next token, it is appended, and *everything* runs again. Always taking the largest logit
-# is called *greedy*.
+# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last token choose
+# the next token, it is appended, and *everything* runs again. Always taking the largest logit is called *greedy*.
 
 # %%
 tokens_run = []
@@ -1269,9 +1206,8 @@ longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens up to and including it. If we
-# kept these keys and values in memory, each token would have to run only once. That memory is called a
-# *KV cache*.
+# For a new token we need its own query, and the keys and values of all tokens up to it. If we kept these in memory,
+# each token would have to run only once. That memory is called a *KV cache*.
 #
 # ### Exercise 8: what would it cost? (5 minutes)
 #
@@ -1297,8 +1233,7 @@ from tutorial_engine.learn import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# How much is that? Here is Qwen3-0.6B with 16 bits per number (bfloat16). GQA helps: with one K/V head per query
-# head it would be twice as much. The next notebook builds this cache.
+# Here is Qwen3-0.6B with 16 bits per number (bfloat16). The next notebook builds this cache.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -1314,9 +1249,8 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %% [markdown]
 # ## 14 · Your model
 #
-# **Objective:** let all your parts speak. This story goes through the functions that you wrote: the
-# projection, attention, the mask, the choice of a key head, RoPE, and the layer that holds them together. The
-# model ends it by itself, with a token that means "end of text".
+# **Objective:** let all your parts speak. This story goes through the functions that you wrote. The model ends it by
+# itself, with a token that means "end of text".
 
 # %%
 from tutorial_engine.sampling import SamplingParams
@@ -1335,13 +1269,10 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* compares ways to compute the same logits. Each way gets the same prompts and the same tokens,
-# and the largest difference of any logit counts. Here `transformers` is the reference, and your engine has
-# a row of its own. The ledger comes back in every notebook.
-#
-# The last line says the tolerance: a ten-thousandth of the largest logit. It also tells of the closest race
-# between the best and the second-best token: `top1 − top2` is the difference of their logits. Where this is
-# small, even rounding could change the token.
+# The *ledger* compares ways to compute the same logits, for the same prompts and tokens. The largest difference of
+# any logit counts. Here `transformers` is the reference, and your engine has a row of its own. The tolerance is a
+# ten-thousandth of the largest logit. `top1 − top2` is the difference of the best two logits where it is smallest:
+# there even rounding could change the token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1361,30 +1292,48 @@ paths = {
 print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 
 # %% [markdown]
-# ## On a GPU
+# ### Exercise 9, a bonus: the whole layer, all heads at once (20 minutes)
 #
-# The package's code runs there as it is: device and dtype are parameters.
+# Now one function is the whole layer, without `attend` and without a loop over heads, and no list
+# says its steps. `x`, `w` and `angles` are those of exercise 6.
+#
+# <details><summary>Hint</summary>The package's <code>naive_attention</code> in section 4 shows how all heads are
+# computed at once. Nobody gives you a mask: <code>causal_mask(len(x), len(x))</code> makes one.</details>
 
-# %% tags=["nbval-ignore-output"]
-if torch.cuda.is_available():
-    on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
-    gpu_logits = on_gpu.compute_logits(on_gpu(Batch.from_sequences([ids], device="cuda")))
-    chosen = token_labels(tokenizer, [int(gpu_logits[-1].argmax())])[0]
-    print(f"next token on {torch.cuda.get_device_name()}: “{chosen}”")
-else:
-    print("There is no GPU here. With one, this cell runs the model there in bfloat16.")
+
+# %% tags=["exercise"]
+def whole_layer(x, w, angles):
+    """x [T, hidden], w LayerWeights, angles [T, D / 2] -> [T, hidden]."""
+    ### BEGIN SOLUTION
+    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
+    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / len(w.q_norm) ** 0.5
+    shares = scores.masked_fill(~causal_mask(len(x), len(x)), float("-inf")).softmax(dim=-1)
+    x = x + torch.einsum("hqk,khd->qhd", shares, v).flatten(1) @ w.o.T
+    h = rms_norm(x, w.mlp_norm)
+    return x + (silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_whole_layer
+
+check_whole_layer(whole_layer)
 
 # %% [markdown]
 # ## What you can do now
 #
-# You can say what a query, a key, a value and a mask are, and compute attention from them. You know where
-# position enters, and why only distances count. You have written a decoder layer that equals Hugging
-# Face's. You can show which heads copy a name, and you know what that proof is worth. And you know what a
-# token costs as long as everything is computed again. The next notebook, `02_kv_cache`, runs each token
-# once.
+# You can compute attention from queries, keys, values and a mask. You know where position enters, and why only
+# distances count. You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name,
+# and you know what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
 #
-# To read on: attention (Vaswani et al., 2017), GQA (Ainslie et al., 2023), RoPE (Su et al., 2021), RMSNorm
-# (Zhang and Sennrich, 2019), SwiGLU (Shazeer, 2020), and induction heads (Olsson et al., 2022).
+# To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
+# [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,
+# 2021), [RMSNorm](https://arxiv.org/abs/1910.07467) (Zhang and Sennrich, 2019),
+# [SwiGLU](https://arxiv.org/abs/2002.05202) (Shazeer, 2020), and
+# [induction heads](https://arxiv.org/abs/2209.11895) (Olsson et al., 2022).
 
 # %%
 print(predictions.score())

@@ -4,6 +4,7 @@ Beside what a head looks at stands what the model predicts, so that the two can 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -46,10 +47,12 @@ def look_inside(
     model: Qwen3ForCausalLM,
     ids: Sequence[int],
     backend: Callable[..., AttentionBackend] = NaiveAttention,
+    positions: Sequence[int] | None = None,
 ) -> Look:
     """Run one sequence of n ids; keep every head's attention and every token's prediction.
 
-    The backend is called with `observe=`, as NaiveAttention is.
+    The backend is called with `observe=`, as NaiveAttention is. RoPE turns by `positions` [n]
+    (0 .. n − 1); the mask is causal in any case.
     """
     config, n = model.config, len(ids)
     kept = torch.zeros(config.num_hidden_layers, config.num_attention_heads, n, n)
@@ -58,13 +61,17 @@ def look_inside(
         kept[layer] = weights
 
     batch = Batch.from_sequences([ids], device=model.device)
+    if positions is not None:
+        batch = replace(batch, positions=torch.tensor(positions, device=model.device))
     logits = model.compute_logits(model(batch, backend(observe=keep)))
     return Look(kept, logits.softmax(-1).cpu())
 
 
-def attention_weights(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:
+def attention_weights(
+    model: Qwen3ForCausalLM, ids: Sequence[int], positions: Sequence[int] | None = None
+) -> Tensor:
     """Attention of every layer and head over one sequence of n ids, [layers, heads, n, n]."""
-    return look_inside(model, ids).weights
+    return look_inside(model, ids, positions=positions).weights
 
 
 class AttentionExplorer(Explorer):
@@ -295,7 +302,7 @@ class AttentionExplorer(Explorer):
         scene.text(f"n{name}", BARS + NUMBERS + 6, base, f"{weight:.2f}", 12, fill=ink)
 
     def _next(self, scene: Sheet, step: int, best: int, y: float) -> None:
-        """The likeliest next tokens, and an arrow to the first from what the head looks at most."""
+        """The likeliest next tokens; an arrow to the first if it is what the head looks at most."""
         wide, tall, top = WIDE - NEXT - 10, 30.0, TOP + SIDE / 2 - 62
         scene.text("next", NEXT, top - 26, "the model predicts", 12.5, **BOLD)
         scene.note("next.words", NEXT, top - 10, "as the next token", 12)
@@ -309,9 +316,10 @@ class AttentionExplorer(Explorer):
             scene.text(f"next{i}.p", NEXT + wide - 6, base, f"{p:.2f}", 12.5, **RIGHT, **look)
         same = self._predicted(step)[0][0] == self.ids[best]
         scene.outline("next.top", (NEXT, top, wide, tall), stroke_width=1.8)
-        begin, turn, middle = BARS + NUMBERS + 38, NEXT - 26, top + tall / 2
-        points = [(begin, y), (turn, y), (turn, middle), (NEXT - 3, middle)]
-        scene.arrow("leads", points, GREEN if same else RED, 2)
+        if same:  # an arrow would say that one thing leads to the other
+            begin, turn, middle = BARS + NUMBERS + 38, NEXT - 26, top + tall / 2
+            points = [(begin, y), (turn, y), (turn, middle), (NEXT - 3, middle)]
+            scene.arrow("leads", points, GREEN, 2)
         sign = "=" if same else "≠"
         scene.text("same", NEXT, top + 134, f"{sign} the token that", 12, **BOLD)
         scene.text("same.more", NEXT, top + 150, "this head looks at", 12, **BOLD)

@@ -127,6 +127,28 @@ def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Pic
 
 
 @house_style()
+def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: str) -> Picture:
+    """One head's weights [n, n] under several positions of the tokens, side by side.
+
+    The caption says what each map gives to the token before, and how far it is from the first map.
+    """
+    n, wide = len(labels), len(maps)
+    figure, axes = panels(3.1 * wide + 1.3, 4.4, 1, wide)
+    for i, (ax, (title, weights)) in enumerate(zip(axes, maps.items(), strict=True)):
+        image = ax.imshow(_seen(weights), cmap=MAGNITUDE, vmin=0, vmax=1)
+        ax.set_xticks(range(n), labels, rotation=90, fontsize=8)
+        ax.set_yticks(range(n), labels if i == 0 else [""] * n, fontsize=8)
+        ax.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, label="share", shrink=0.6)
+    first, said = next(iter(maps.values())), []
+    for title, weights in maps.items():
+        is_same = float((weights - first).abs().max()) < 1e-4
+        differs = "" if weights is first else f", {'the same' if is_same else 'another'} map"
+        said.append(f"{float(weights.diagonal(-1).mean()):.2f} ({title}{differs})")
+    return finish(figure, f"{who} gives to the token before, on average: {', '.join(said)}.")
+
+
+@house_style()
 def variance_picture(
     head_dims: Sequence[int], raw: Sequence[float], scaled: Sequence[float]
 ) -> Picture:

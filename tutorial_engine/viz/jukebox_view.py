@@ -91,7 +91,8 @@ def _caption(takes: Sequence[Take], step: int, now: int) -> str:
     if now < 0:
         return (
             "This is the story of the model as it is. In each of the next "
-            f"{len(takes)} stories one part is broken by one line of code. Guess which, then step on."
+            f"{len(takes)} stories one part is broken by one line of code. Guess which, then step "
+            "on."
         )
     take, letter = takes[now], LETTERS[now]
     if step % 2:
