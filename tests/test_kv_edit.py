@@ -68,7 +68,7 @@ def test_every_cache_tells_the_same_story_after_the_same_edit(
 def test_an_edit_below_the_last_layer_has_no_reference(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(ValueError, match="edit layer 3 alone"):
+    with pytest.raises(ValueError, match="only an edit of layer 3"):
         edited_paths(model, exchange(model, tokenizer, "v", layer=1))
 
 

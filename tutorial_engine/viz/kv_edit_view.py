@@ -82,7 +82,7 @@ def transplant_scene(edit: Transplant) -> Sheet:
     looks = look(0), look(1)
     sheet.note("screen", MARGIN, 20, "the text on the screen, and its memory", 14)
     _tokens(sheet, "a", edit.labels[0], 30, looks[0])
-    sheet.note("other", MARGIN, 146, "another text, and its memory", 14)
+    sheet.note("other", MARGIN, 149, "another text, and its memory", 14)
     _tokens(sheet, "b", edit.labels[1], 104, looks[1])
     for slot in edit.slots:
         x = MARGIN + (slot + 0.5) * CELL
@@ -126,7 +126,7 @@ def transplant_caption(edit: Transplant) -> str:
         told = "The story is the one that it told before, word for word."
     else:
         told = "The story is neither of the two texts' own."
-    return f"{edit.parts}, come from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
+    return f"Exchanged: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
 
 
 def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture:
@@ -140,7 +140,7 @@ def transplant_choices(num_layers: int) -> dict[str, list[str]]:
     layers = [*map(str, range(num_layers)), "all"]
     names = [text.split()[0] for text in TEXTS]
     texts = [f"{a} gets {b}'s" for a, b in (names, names[::-1])]
-    return {"memory": texts, "of": [*PARTS], "layer": layers}
+    return {"memory": texts, "exchange": [*PARTS], "layer": layers}
 
 
 def transplant_frames(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Frame]:

@@ -89,7 +89,8 @@ def _choices(choices: Mapping[str, Sequence[str]]) -> str:
     lists = []
     for name, options in choices.items():
         inside = "".join(f"<option>{escape(one)}</option>" for one in options)
-        lists.append(f"<label>{escape(name)} <select>{inside}</select></label>")
+        name = escape(name)
+        lists.append(f'<label>{name} <select aria-label="{name}">{inside}</select></label>')
     return f'<p class="choices">{" ".join(lists)}</p>\n' if lists else ""
 
 
