@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 02 · The KV cache
 #
-# In notebook 01 the model ran the whole text again for every new token. In this notebook you build the
-# cache that makes this unnecessary, put it into the real model, and measure what it saves. It has two sittings:
+# In notebook 01 the model ran the whole text again for every new token. Here you build the
+# cache that makes this unnecessary, put it into the real model, change what it remembers, and measure what it saves.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 10 | the cache, and what it costs (a pause fits after section 5) | 2¼ hours |
-# | second, sections 11 to 16 | sampling, stopping, and the proof that all paths agree | 1¼ hours |
+# | first, sections 1 to 11 | the cache, and what it costs (a pause fits after section 6) | 2¼ hours |
+# | second, sections 12 to 17 | from logits to text, and why two right engines differ | 1¼ hours |
 #
 # You should have done notebook 01, or know what queries, keys, values and the causal mask are.
 
@@ -31,12 +31,19 @@ print([len(ids) for ids in prompts], "tokens")
 # %% [markdown]
 # # First sitting: the cache and what it costs
 #
+# A cache is the model's memory of a text. The picture shows what that means. Two texts differ in one token. For this
+# token, one layer got its key and its value from the other text. You will do this yourself in section 4.
+
+# %% tags=["figure-transplant"]
+from tutorial_engine.viz import transplant_picture
+
+transplant_picture(model, tokenizer)
+
+# %% [markdown]
 # ## 1 · What recomputing costs
 #
-# **Objective:** count the tokens that the model runs. `generate` is the loop of notebook 01: run the
-# model, take the likeliest token, append it, and run again. One run of the model, over as many tokens as
-# it is given, is called a *forward*. To count, we use a *hook*: a function that PyTorch calls each time
-# before the model runs.
+# **Objective:** count the tokens that the model runs. One run of the model, over as many tokens as it is given,
+# is called a *forward*. To count, we use a *hook*: a function that PyTorch calls before the model runs.
 
 
 # %%
@@ -59,9 +66,8 @@ print("tokens run in each forward:", without)
 print(slow.text)
 
 # %% [markdown]
-# The picture after the next question calls the forward over the prompt *prefill*. Each later forward runs
-# one new token, and is called *decode*. The picture also counts *FLOPs*: the multiplications and additions
-# of a forward. A product with a matrix of W numbers costs 2·W FLOPs for each token.
+# With a cache, the forward over the prompt is called *prefill*. Each later forward runs one new token, and is called
+# *decode*. *FLOPs* are multiplications and additions. A product with a matrix of W numbers costs 2·W FLOPs a token.
 
 # %%
 predictions.ask(
@@ -85,9 +91,7 @@ if chosen:
 work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 
 # %% [markdown]
-# With a cache the prompt and 23 new tokens have to run. The last new token is chosen, but nobody asks
-# what follows it, so it never runs. In the right panel each decode costs about the same number of FLOPs,
-# and without a cache each forward costs more than the one before.
+# The last new token is chosen, but nobody asks what follows it, so it never runs.
 
 # %% [markdown]
 # ## 2 · Why old keys may stay
@@ -99,8 +103,7 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V. `NoCache` keeps nothing,
 # and gives back the new ones only. So the whole text had to run each time.
 #
-# `SdpaAttention` is the package's usual attention. It calls PyTorch's own function for the formula of
-# notebook 01, *scaled dot-product attention* (SDPA).
+# `SdpaAttention` is the package's attention by PyTorch's own function, *scaled dot-product attention* (SDPA).
 
 # %%
 from tutorial_engine.model import Batch, NoCache, SdpaAttention
@@ -151,8 +154,8 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
 # from what layer 0 computed for this token, and by the causal mask layer 0 looked only at this token
 # and earlier ones. The same argument holds for layer 2, and so on. Nothing that comes later can get in.
 #
-# The causal mask is what makes this true. The next cell takes the mask away, so that every token looks
-# at every other one, as in BERT, a model that reads whole texts and writes none.
+# The next cell takes the mask away, so that every token looks at every other one, as in
+# [BERT](https://arxiv.org/abs/1810.04805), a model that reads whole texts and writes none.
 
 
 # %%
@@ -170,12 +173,11 @@ front = {i: kv[1:] for i, kv in kv_of([65, *prompts[0]]).items()}
 print("with the mask, but the new token in FRONT:", layers_that_change(before, front))
 
 # %% [markdown]
-# Without the mask a cache would be wrong in every layer but the first. And with the mask the cache
-# holds for text that is appended, not for text that is put in front: all positions move, and every
-# token sees one more.
+# Without the mask a cache would be wrong in every layer but the first. And it
+# holds for text that is appended, not for text that is put in front: all positions move.
 #
-# **Where did the old queries go?** The cache keeps K and V, and no Q. The query of a token is used
-# once, to compute the attention output of this very token. A later token brings its own query. The next
+# **Where did the old queries go?** The query of a token is used
+# once, for the attention output of this very token. A later token brings its own. The next
 # cell asks with all 11 queries, and then with the last one only.
 
 # %%
@@ -215,8 +217,7 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 
 # %% [markdown]
 # The newest token may see everything, so a decode needs no mask at all. A chunk needs the lower rows of the
-# triangle: its queries are the *last* tokens. This is the trap of notebook 01: PyTorch's `is_causal=True`
-# draws the triangle from the upper left corner. Section 6 shows what happens then.
+# triangle, because its queries are the *last* tokens.
 
 # %% [markdown]
 # ## 3 · Build the cache
@@ -262,15 +263,14 @@ mine.use(MyCache, check_cache)
 # `mine` is the trained tiny model, made of parts that can be exchanged. If your part is right, it runs in
 # the model from now on. If it is not, the package's part runs, and the cell says so. `tell` continues the
 # prompt and compares every token with those of the package's own engine. It also names parts that come
-# later: `run_new` in section 4 and `why_finished` in section 12.
+# later: `run_new` in section 5 and `why_finished` in section 13.
 
 # %%
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
 # Your functions of notebook 01 can run here, too. The next cell reads them from the saved file of that
-# notebook. Right answers become parts. If your file has another name, change it in the cell below. For the
-# others the package's parts do the same work.
+# notebook. Right answers become parts; for the others the package's run.
 
 # %%
 from tutorial_engine.learn import bring
@@ -278,26 +278,170 @@ from tutorial_engine.learn import bring
 bring(mine, "01_attention_rope.ipynb")
 
 # %% [markdown]
-# This cache has one flaw. `torch.cat` makes a new tensor, so every step copies all that is there.
-# `bytes_copied` calls the `update` of your cache once for each layer and token of a text, and counts the bytes
-# of old K and V that come back in other memory. (1 KiB is 1,024 bytes, 1 MiB is 1,024 KiB, and 1 GiB is 1,024
-# MiB.)
+# ## 4 · Edit the memory
+#
+# **Objective:** change what the cache remembers, and see that the model knows nothing else.
+#
+# `mine.memory(text)` runs a text, all but its last token, through your cache. It returns copies of what the cache
+# gives back: a dict, layer → (k, v), each [tokens, K/V heads, head_dim]. Token number i is in *slot* i.
+# `mine.go_on(memory, text)` puts a memory into a new cache of yours, and goes on with the text.
+#
+# The two texts differ in one token, in slot 1. We copy K and V of this slot from one memory to the other, in the
+# last layer only.
+
+# %%
+KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
+memory, other = mine.memory(KAMO), mine.memory(KUMO)
+print(token_labels(tokenizer, tokenizer.encode(KAMO).ids))
+print(mine.go_on(memory, KAMO))
+for kind in (0, 1):  # K, then V
+    memory[3][kind][1] = other[3][kind][1]  # layer 3, slot 1
+print(mine.go_on(memory, KAMO))
+
+# %% [markdown]
+# The screen still says Kamo, and the story is about Kumo. You have copied 512 bytes.
+
+# %%
+predictions.ask(
+    "transplant",
+    "Now we copy only one of the two. Which one is enough to change the name in the story?",
+    ["K alone", "V alone", "each of them alone", "neither: it takes both"],
+)
+
+
+# %%
+def story_with(kind):
+    """Kamo's story, when slot 1 of layer 3 has K (0) or V (1) of Kumo's."""
+    memory = mine.memory(KAMO)
+    memory[3][kind][1] = other[3][kind][1]
+    return mine.go_on(memory, KAMO)
+
+
+k_alone, v_alone = story_with(0), story_with(1)
+changed = ("Kumo" in k_alone) + 2 * ("Kumo" in v_alone)
+if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
+    print("K alone:", k_alone)
+    print("V alone:", v_alone)
+
+# %% [markdown]
+# The **key** says how a slot is found, and the **value** is what it passes on. The head that copies a name looks
+# for "the token after K" (notebook 01). Both keys answer that question equally well. The values say "am" and
+# "um".
+#
+# **Amnesia.** We go on to the place where the name has to come again, and take the three slots of the name out of
+# the memory. `logits_after` runs one token at a given position.
+
+# %%
+text = f"{KAMO} Tima was a friend of K"
+ids = tokenizer.encode(text).ids
+last = len(ids) - 1  # the position of the second "K"
+memory = mine.memory(text)
+
+
+def p_am(memory):
+    """The probability that "am" comes next."""
+    return float(mine.logits_after(memory, ids[-1], last).softmax(-1)[ids[1]])
+
+
+without_name = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
+never = mine.last_logits(tokenizer.encode(text.replace("Kamo", "Mira")).ids).softmax(-1)
+print(f"P(am): {p_am(memory):.2f}; without the slots of the name: {p_am(without_name):.2f}")
+print(f"in a text that never named Kamo: {float(never[ids[1]]):.2f}")
+
+# %% [markdown]
+# The text still names Kamo. But the model remembers only what is in its cache.
+#
+# **What matters?** We set V of one slot in one layer to zero, and do so for every slot and layer.
+
+# %% tags=["figure-matters"]
+from tutorial_engine.viz import matters_picture
+
+known, falls = p_am(memory), torch.zeros(len(memory), last)
+for layer, (_, v) in memory.items():
+    for slot in range(last):
+        kept = v[slot].clone()
+        v[slot] = 0
+        falls[layer, slot] = known - p_am(memory)
+        v[slot] = kept
+labels = token_labels(tokenizer, ids[:-1])
+matters_picture(falls, labels, labels[1])
+
+# %% [markdown]
+# One cell stands out. Notebook 01 drew where heads *look*, for a head that we chose. This map shows what
+# the prediction *needs*, and no head was chosen.
+#
+# **Move it in time.** RoPE has turned each key by its position. If we turn all keys by 100 more positions, with
+# your `rope` where you brought it, the text should go on at position 100 + 18 as if nothing had happened.
+
+# %%
+angles = 100 * model.model.rotary_emb.inv_freq.expand(last, -1)  # [tokens, head_dim / 2]
+moved = {layer: (mine.parts("rope", k, angles), v) for layer, (k, v) in memory.items()}
+here = mine.logits_after(memory, ids[-1], last)
+there = mine.logits_after(moved, ids[-1], last + 100)
+not_turned = mine.logits_after(memory, ids[-1], last + 100)
+print(check_close(there, here, 1e-4, "100 positions later, keys turned"))
+print(f"keys not turned: the logits are off by {float((not_turned - here).abs().max()):.1f}")
+
+# %% [markdown]
+# Notebook 04 uses this to forget the beginning of a long chat. **Undo** is easier: we cut all tensors behind the
+# first sentence. Then two endings start from the same memory, without running the sentence again. Servers call
+# that a *fork*.
+
+# %%
+begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
+for hero in (" Ben", " Anna"):
+    print(mine.go_on(begun, KAMO + hero))
+
+# %% [markdown]
+# **Bonus, without steps:** write `Few`, a cache that keeps only the first 4 tokens and the last 64, as
+# [StreamingLLM](https://arxiv.org/abs/2309.17453) does. Then keep the last 16, and then 16 without the first 4.
+# What becomes of the story?
+#
+# <details><summary>One way, and what we saw</summary><pre>
+# class Few(MyCache):
+#     def update(self, layer, k, v, batch):
+#         [(k, v)] = super().update(layer, k, v, batch)
+#         self.kv[layer] = tuple(torch.cat((x[:4], x[4:][-64:])) for x in (k, v))
+#         return [(k, v)]  # a prefill still sees all of its own tokens
+#
+# mine.parts.own["MyCache"] = Few  # past the check; run Exercise 1 again to undo it
+# print(mine.generate(PROMPTS[0], SamplingParams(max_tokens=120)).checker.text)</pre>
+# With 64 the story is the same, with and without the first 4. With 16 Anna is forgotten: others find the kite. In large
+# models the first tokens matter, because many heads that have nothing to copy look at them.</details>
+
+# %% [markdown]
+# ### What this cache costs
+#
+# `torch.cat` makes a new tensor, so every step copies all that is there. `bytes_copied` calls your `update` for
+# each layer and token of a text, and counts the bytes of old K and V that come back in other memory. Attention
+# *reads* all K and V in every step, too. (1 KiB is 1,024 bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
 
 # %%
 lengths = (50, 100, 200)
 by_cat = [mine.bytes_copied(n) for n in lengths]
+per_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4  # bytes of K and V
 for n, copied in zip(lengths, by_cat, strict=True):
-    print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB of old keys and values copied")
+    read = per_token * n * (n + 1) // 2
+    print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
 
 # %% [markdown]
-# The bytes grow with the *square* of the length: twice as many tokens cost about four times as many bytes. In
-# section 5 you remove the copying.
+# Both grow with the *square* of the length. The reads stay, whatever the cache is. A copy also reads its source
+# and writes its target, so it doubles or triples the traffic. It holds the old and the new tensor at once, and
+# the tensor has another size and address in every step, which *CUDA graphs* (recorded GPU steps) do not allow.
+# The default cache of `transformers`, `DynamicCache`, does exactly this. The other way is to write into memory
+# that was allocated once. You build it in section 6.
+
+# %% tags=["figure-strips"]
+from tutorial_engine.viz import strips_picture
+
+grows = [(0, 3), *((old, 1) for old in (3, 4, 5))]  # (tokens copied, tokens written) in a step
+strips_picture({"torch.cat": grows, "static": [(0, new) for _, new in grows]}, room=10)
+
+# %% [markdown]
+# ## 5 · Prefill and decode are one function
 #
-# ## 4 · Prefill and decode are one function
-#
-# **Objective:** run any number of tokens that are not computed yet. A prefill fills the cache, and a decode
-# reads it. Both need the same two facts: which tokens are new, and at which position the first of them
-# stands.
+# **Objective:** run any number of tokens that are not computed yet. Prefill and decode need
+# the same two facts: which tokens are new, and at which position the first of them stands.
 
 # %%
 first = Batch.from_sequences([prompts[0]], [0])  # prefill: all tokens, from position 0
@@ -339,25 +483,12 @@ mine.use(run_new, check_run_new)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# Here are the package's functions. Compare only the line `hidden = model(batch, attention)` with
-# yours; you may skip the rest:
-#
-# - `scheduled` is a list of (request, number of tokens to run, slots). A `Request` holds the tokens of one
-#   sequence. A *slot* is a place in the cache.
-# - `run_scheduled` makes one batch of these. It returns the hidden state of each request's last token.
-# - After the forward `num_computed_tokens` of each request moves on: how many of its tokens have their K and V in
-#   the cache. All layers write to the same positions, so it may move only after the last layer.
-# - `commit` tells the cache how many are complete.
-
-# %%
-from tutorial_engine.engine import forward, run_scheduled
-
-show_source(forward)
-print()
-show_source(run_scheduled)
+# The package's `forward` does the same for many sequences. In `run_scheduled`, which it calls, one line is yours:
+# `hidden = model(batch, attention)`. Then `num_computed_tokens` of each request moves on: how many of its tokens
+# have K and V in the cache. All layers write to the same positions, so it may move only after the last layer.
 
 # %% [markdown]
-# ## 5 · One storage and a map
+# ## 6 · One storage and a map
 #
 # **Objective:** write each key and value once, and find it again in memory.
 #
@@ -404,7 +535,7 @@ from tutorial_engine.learn import check_static_cache
 mine.use(MyStaticCache, check_static_cache)
 
 # %% [markdown]
-# From now on this cache runs in place of the first one. Here are the old bytes that each copies:
+# From now on this cache runs in place of the first one:
 
 # %%
 mine.tell(PROMPTS[0])
@@ -415,11 +546,10 @@ for n, copied in zip(lengths, by_cat, strict=True):
     )
 
 # %% [markdown]
-# For several sequences the package separates two things. The **KV storage** has one K and one V tensor per
-# layer, and slots. The **map** says which slot holds position p of a sequence, and one map serves all layers.
-# In the *static cache* each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Below,
-# three sequences share one storage. Run the cell to get the controls. Step through it, and compare the slots
-# with the positions.
+# For several sequences the package separates two things. The **KV storage** has one K and one V tensor per layer,
+# and slots. The **map** says which slot holds position p of a sequence, and one map serves all layers. In the
+# *static cache* each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, step
+# through it, and compare the slots with the positions.
 
 # %% tags=["figure-cache-explorer"]
 from tutorial_engine.viz import CacheExplorer
@@ -429,8 +559,7 @@ explorer.set(step=3)
 explorer
 
 # %% [markdown]
-# A cell of the picture is a slot: K and V of one token, in all layers. In row 0 the slot equals the
-# position, and in the other rows it does not. Change the prompts, or prefill in chunks of 4.
+# A cell of the picture is a slot: K and V of one token, in all layers.
 #
 # ### Exercise 4: which slots? (5 minutes)
 #
@@ -459,8 +588,7 @@ check_slots_to_write(slots_to_write)
 
 # %% [markdown]
 # The package's map does the same arithmetic. Its answer has the slots to *write* for the new tokens,
-# and the slots to *read* for all tokens so far: the last lines of the first print. The lines before them find the row
-# of a sequence, or give it one. The other prints let the map answer for three prompts.
+# and the slots to *read* for all tokens so far: see its last lines.
 
 # %%
 from tutorial_engine.cache import StaticKVCache
@@ -474,20 +602,9 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# The storage knows slots and nothing else. `_by_slot[layer]` is K and V of a layer, with the slots as
-# the first axis. `write_slots` puts each new key into its slot, when `_check` has seen that the shapes fit. `read` gives a
-# view of a row, as yours does.
-
-# %%
-from tutorial_engine.cache import KVStorage
-
-show_source(KVStorage.write_slots)
-
-# %% [markdown]
-# A slot that nobody wrote holds whatever was in this memory before. It must never be read. To prove
+# A slot that nobody wrote must never be read. To prove
 # that it is not, we fill the whole storage with NaN ("not a number"): any sum with one NaN in it is
-# NaN, so a single wrong read would spoil the logits. Then the three prompts run, and their K and V go
-# to `slots`, the list of your exercise.
+# NaN. Then the three prompts run, and their K and V go to `slots`, the list of your exercise.
 
 # %%
 from dataclasses import replace
@@ -508,7 +625,7 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 #
 # This is a good place for a pause. After a restart of the notebook, run all cells above first.
 #
-# ## 6 · One position late
+# ## 7 · One position late
 #
 # **Objective:** meet the classic bug of a cache. A plausible loop counts its decode steps from 1 and
 # computes the position as `prompt_len + step`. Then one position is skipped, and every new token stands
@@ -582,21 +699,15 @@ wrong = [*range(first, end), *range(end + 1, end + 17)]
 positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
-# Row 0 comes from the prefill, and the prefill is right. The first new token is chosen from it. As soon as
-# this token runs, at its wrong position, its query is one too far from every key of the prompt, so row 1
-# is wrong. The later tokens see the same gap. Nothing crashes, the text still reads like a story, and
-# one of the three texts did not change at all. So reading the text proves nothing. A test compares
-# *logits*.
+# Row 0 comes from the prefill, and the prefill is right. As soon as
+# the first new token runs, its query is one too far from every key of the prompt, so row 1
+# is wrong. Nothing crashes, the text still reads like a story, and
+# one of the three texts did not change at all. So a test compares *logits*.
 
 # %% [markdown]
 # `planted` put this bug into the installed code for a moment. `zoo` plants it and three others, one after the
-# other, and prints how far the logits are off. It also prints the lines that change, which you need not read:
-#
-# 1. A new token gets the position p + 1.
-# 2. Each new K and V overwrites the slot before its own.
-# 3. The query also reads the empty slot behind the text. It holds zeros here, so the error is small. With NaN
-#    it would be seen at once.
-# 4. In a chunk the triangle of the mask starts at the upper left.
+# other, and prints the changed lines and how far the logits are off. In the last one, the triangle of a chunk's
+# mask starts at the upper left, as PyTorch's `is_causal=True` draws it.
 
 
 # %%
@@ -606,8 +717,7 @@ caught = zoo(BUGS_02, lambda: logits_of(story, new))
 print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
-# Three bugs leave row 0 right: the first new token is what it should be, and the rows after it are
-# wrong. The fourth bug is not caught at all. It shows only when a prompt comes in *chunks*, and this
+# The fourth bug is not caught. It shows only when a prompt comes in *chunks*, and this
 # test never runs one. A test finds only what it runs:
 
 # %%
@@ -615,7 +725,7 @@ chunked = "a chunk masked from the upper left"
 caught = zoo({chunked: BUGS_02[chunked]}, lambda: logits_of(story, new, chunk_size=4))
 
 # %% [markdown]
-# ## 7 · Chunks and batches
+# ## 8 · Chunks and batches
 #
 # **Objective:** see that it does not matter in which portions the tokens come. A long prompt may be
 # prefilled in chunks, so that other requests need not wait for all of it. Every way to cut it gives the same
@@ -640,14 +750,14 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
     print("same tokens as alone:", out.token_ids == alone.token_ids, repr(out.text))
 
 # %% [markdown]
-# ## 8 · What it costs in bytes
+# ## 9 · What it costs in bytes
 #
 # **Objective:** compute the price of a token. It leaves K and V in every layer and *K/V* head:
 #
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 #
 # The calculator takes the `config.json` of any model, here Qwen3-0.6B's. Run the cell to get the controls. Change
-# the context, the memory and the bandwidth, or paste your own file. Section 10 explains what it says of speed.
+# the context, the memory and the bandwidth, or paste your own file. Section 11 explains what it says of speed.
 #
 # bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM,
 # an LLM server, takes a share of the GPU's memory (here 0.9; its default depends on the version).
@@ -667,15 +777,14 @@ qwen3_06b = ModelConfig.from_dict(json.loads(QWEN3_06B))
 MemoryCalculator(QWEN3_06B)
 
 # %% [markdown]
-# The two lines "as vLLM logs it" are what vLLM prints when it starts. The first says how many tokens fit
-# into the memory that is left after the weights. The second says how many requests of this length that
-# would be; vLLM gives out memory in small blocks (notebook 04), so it may be a fraction. Both are upper
-# bounds here. vLLM's share must also hold the *activations*, the intermediate results of a forward. It
-# measures them at start and subtracts them.
+# The two lines "as vLLM logs it" are what vLLM prints when it starts: how many tokens fit into the memory that is
+# left after the weights, and how many requests of this length that would be. Both are upper bounds here: vLLM's
+# share must also hold the *activations*, the intermediate results of a forward.
 
 # %% [markdown]
-# To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every
-# query head has its own K/V head. In *grouped-query attention* (GQA) a group of query heads shares one.
+# To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query
+# head has its own K/V head. In [grouped-query attention](https://arxiv.org/abs/2305.13245) (GQA) a group of query
+# heads shares one.
 
 # %% tags=["figure-bytes"]
 from tutorial_engine.viz import bytes_picture
@@ -698,7 +807,7 @@ def row(name, layers, heads, kv_heads, dim):
 bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 
 # %% [markdown]
-# ## 9 · What it saves in time
+# ## 10 · What it saves in time
 #
 # **Objective:** measure on this machine what one more token costs, with the cache and without it.
 
@@ -738,11 +847,10 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine. For a few
-# tokens the two disagree. The tiny model is so small that most of the time goes into *starting*
-# operations. The next cell counts how many a forward starts. The cache wins clearly as soon as the arithmetic
-# outweighs this overhead. A line may also jump between two lengths. Then PyTorch has chosen another way to
-# compute the same operation, for instance with several threads.
+# The left clock counts one unit for each token that runs. The right clock is this machine. The tiny model is so
+# small that for a few tokens most of the time goes into *starting* operations. The cache wins clearly as soon as
+# the arithmetic outweighs this overhead. (Where a line jumps, PyTorch has chosen another way to compute the same
+# operation.)
 
 # %%
 # without a speed-up that reorders the weights, so that all machines count the same
@@ -758,8 +866,7 @@ for n in (1, 8, 64):
 # than eight.
 #
 # Users notice two delays. **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the
-# time per output token, is the time of one decode step. Both sides must use the same attention *kernel*: the
-# compiled program that does one operation. Otherwise we would measure two kernels, and blame the cache.
+# time per output token, is the time of one decode step.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import token_times
@@ -771,12 +878,11 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT, because the prompt has to run once in both cases. Writing the keys and values
-# costs very little, so a larger difference between the two times is noise. What the cache changes is TPOT:
+# The cache does not shorten TTFT, because the prompt has to run once in both cases. What it changes is TPOT:
 # without it, every later token costs about one more forward over the whole text.
 
 # %% [markdown]
-# ## 10 · What bounds a forward: the roofline
+# ## 11 · What bounds a forward: the roofline
 #
 # **Objective:** say what limits prefill and what limits decode.
 #
@@ -784,10 +890,10 @@ for n in (10, 100, 900):
 #
 # ### Exercise 5: the least time (5 minutes)
 #
-# A forward runs `num_tokens` tokens through `num_weights` weights in fp32, and moves `kv_bytes` bytes to
-# and from the cache. Each weight is read *once*, and costs two FLOPs for each token. (Leave out the FLOPs of the attention:
-# here they are few.) Compute the time of the arithmetic and the time of the reading, and from them the least
-# time of the forward.
+# A forward runs `num_tokens` tokens through `num_weights` weights in fp32, and moves `kv_bytes` bytes to and from
+# the cache. Each weight is read *once*, and costs two FLOPs for each token. (Leave out the FLOPs of the
+# attention: here they are few.) Compute the time of the arithmetic and the time of the reading, and from them the
+# least time of the forward.
 #
 # <details><summary>Hint</summary>A weight in fp32 has 4 bytes. The arithmetic takes FLOPs / peak seconds,
 # and the memory takes bytes / bandwidth seconds. In the best case both go on at the same time.</details>
@@ -809,11 +915,10 @@ from tutorial_engine.learn import check_floor
 check_floor(least_seconds)
 
 # %% [markdown]
-# FLOPs divided by bytes is the *arithmetic intensity*. The tiny model cannot show a memory limit,
-# because it fits into the *processor caches*, small and fast memories inside the processor (they are no KV
-# caches). So we take four of the 28 layers of Qwen3-0.6B, with random weights. Most processor caches are
-# smaller than these weights, so every forward has to read them from memory. (On a server with larger ones the
-# forwards below can be faster than the memory allows.)
+# FLOPs divided by bytes is the *arithmetic intensity*. The tiny model cannot show a memory limit, because it fits
+# into the *processor caches*, small and fast memories inside the processor. So we take four of the 28 layers of
+# Qwen3-0.6B, with random weights. (On a server whose processor caches hold them, the forwards below can be faster
+# than the memory allows.)
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -833,10 +938,8 @@ for name, work in cases.items():
     print(f"{flops / moved:5.1f} a byte;", count_operations(ready(large, work)), "operations")
 
 # %% [markdown]
-# The attention runs for each sequence alone, and it takes a long prefill piece by piece. Both start more
-# operations.
-#
-# Drawn over the FLOPs per byte, the limit looks like a *roof*. The slope is the memory's bandwidth, and
+# Drawn over the FLOPs per byte, the limit looks like a *roof*
+# ([Williams et al., 2009](https://doi.org/10.1145/1498765.1498785)). The slope is the memory's bandwidth, and
 # the flat part is the peak of the arithmetic. They meet at the *ridge*. Left of the ridge the memory
 # decides, right of it the arithmetic. `against_the_roof` measures both on this machine: it reads a tensor that is
 # larger than the processor caches, and multiplies two large matrices.
@@ -871,18 +974,15 @@ for name, work in cases.items() if chosen else ():
 roofline_picture(bandwidth, peak, points) if chosen else None
 
 # %% [markdown]
-# Eight sequences share the weights that are read, so each token is cheaper than a token alone. By the roofline
-# the forward should take hardly longer than that of one sequence. Yet it does. The roof is a lower bound:
-# a forward reaches it only if reading and arithmetic overlap perfectly. Here they do not. A product with 8 rows
-# stays below the peak, and more operations start. The line of *one* sequence with 8 new tokens separates the two.
-# It has about the same arithmetic as the eight sequences, and starts hardly more operations than one token.
-# So its extra time is the product with 8 rows. What the eight sequences take beyond it is the price of operations.
-
-# %% [markdown]
-# A prefill that is long enough is *compute-bound*: many tokens share each weight that is read. Decode of one
-# sequence is *memory-bound*: each weight is used for only two FLOPs. In fp32 these are 2 FLOPs for 4 bytes, an
-# intensity of 0.5, and in bf16 2 FLOPs for 2 bytes, an intensity of 1. So every server decodes many sequences at
-# once.
+# Eight sequences share the weights that are read, so each token is cheaper than a token alone. The roof is a
+# lower bound for the time: where a point lies says what *could* limit it, and not what does. The forward of 8
+# stays below the roof. Its products have only 8 rows, and it starts more operations. On a GPU, too, a step can be
+# slow for a reason that the roofline does not know: the CPU could not launch the operations fast enough (appendix
+# A2, "On a GPU").
+#
+# A long prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
+# *memory-bound*: each weight is used for only two FLOPs, in bf16 2 FLOPs for 2 bytes. So every server decodes
+# many sequences at once.
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
@@ -897,9 +997,11 @@ for num_seqs in (1, 8, 64, 512):
         print(f"batch of {num_seqs:3}, {old:4} cached tokens each: {intensity:5.1f} FLOPs a byte")
 
 # %% [markdown]
-# With short contexts a larger batch moves to the right, towards the ridge of this GPU. With long contexts K and V are most of the bytes, and they
-# grow with the batch as the FLOPs do. The intensity stays low, so decode stays memory-bound on most machines,
-# however large the batch is.
+# With short contexts a larger batch moves to the right, towards the ridge. With long contexts K and V are most of
+# the bytes. In decode, attention does 4·H·D FLOPs for each cached token and reads 4·H_kv·D bytes in bf16. That is
+# **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
+# The number of query heads that share a K/V head decides, so designers reduce K/V heads, and decode stays
+# memory-bound.
 
 # %%
 print(predictions.score())
@@ -907,22 +1009,24 @@ print(predictions.score())
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You have built the cache, placed it in memory, and priced it in bytes
-# and in time. If your parts were right, they run in the engine, and it tells its story token for token as
-# the package does. The second sitting takes about 1¼ hours.
+# **The first sitting ends here.** You have built the cache, changed what it remembers, and priced it in bytes
+# and in time. The second sitting takes about 1¼ hours.
 #
 # ---
 
 # %% [markdown]
-# # Second sitting: sampling, stopping, and the ledger
+# # Second sitting: from logits to text, and why two right engines differ
 #
 # If you begin here after a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected
-# Cell"): it takes less than a minute. Your exercises from the first sitting run in the engine again. The
-# questions of the first sitting are open again, and say "Choose an answer above". You may leave them so:
-# nothing below needs them, but the score counts only what you have chosen since the restart.
+# Cell"). The questions above are open again then. Nothing below needs them, but the score counts only what
+# you have chosen since the restart.
+#
+# The forward ends with logits. To make text of them, an engine chooses a token (section 12) and decides when to
+# stop (13). The rest asks one question: when are two engines equal? Equal logits are never exactly equal (14),
+# all right paths agree up to rounding (15), and so do your parts (16 and 17).
 
 # %% [markdown]
-# ## 11 · Choosing a token
+# ## 12 · Choosing a token
 #
 # **Objective:** know what each setting of a sampler keeps and what it drops.
 #
@@ -931,11 +1035,12 @@ print(predictions.score())
 # Temperature 0 stands for *greedy*: no draw, always the likeliest token.
 
 # %% [markdown]
-# Three *filters* then drop unlikely tokens, one after the other. `top_k` keeps the k likeliest. `top_p` keeps
-# the smallest group of the likeliest tokens whose probabilities add up to p or more. `min_p` drops every token that is
-# less likely than min_p times the best one. Each filter sees only what the one before it left. This is
-# the order of `transformers`, and ours; other engines have another one (vLLM applies min_p first). Move
-# the sliders (run the cell to get them):
+# Three *filters* then drop unlikely tokens, one after the other. `top_k` keeps the k likeliest. `top_p`
+# ([Holtzman et al., 2019](https://arxiv.org/abs/1904.09751)) keeps the smallest group of the likeliest tokens
+# whose probabilities add up to p or more. `min_p` ([Nguyen et al., 2024](https://arxiv.org/abs/2407.01082)) drops
+# every token that is less likely than min_p times the best one. Each filter sees only what the one before it
+# left. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell, and move the
+# sliders:
 
 # %% tags=["figure-sampling-explorer"]
 from tutorial_engine.viz import SamplingExplorer
@@ -945,25 +1050,24 @@ sampling.set(step=3)  # the stage of top-p
 sampling
 
 # %% [markdown]
-# After "One day" this model expects a name, and most names begin with a syllable that nobody can
-# predict. Therefore many tokens have a few percent each. The order of the filters matters: top-p comes
-# after top-k, so it takes its share of what top-k has left.
+# After "One day" this model expects a name that nobody can predict. Therefore many tokens have a few percent
+# each. The order of the filters matters: top-p takes its share of what top-k has left.
 
 # %%
 predictions.ask(
     "top_p",
-    "Five tokens have the probabilities .5 .3 .1 .05 .05, and top_p is 0.8. How many are kept?",
+    "Five tokens have the probabilities .5 .3 .1 .05 .05, and top_p is 0.75. How many are kept?",
     ["1", "2", "3"],
 )
 
 # %%
-from tutorial_engine.sampling import filter_logits, min_p, top_k, top_p
+from tutorial_engine.sampling import min_p, top_k, top_p
 
 example = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]).log()
-if predictions.reveal("top_p", int(top_p(example, 0.8).isfinite().sum())):
-    print("top_k 3:  ", top_k(example, 3).isfinite().tolist())
-    print("top_p 0.8:", top_p(example, 0.8).isfinite().tolist())
-    print("min_p 0.2:", min_p(example, 0.2).isfinite().tolist())
+if predictions.reveal("top_p", int(top_p(example, 0.75).isfinite().sum())):
+    print("top_k 3:   ", top_k(example, 3).isfinite().tolist())
+    print("top_p 0.75:", top_p(example, 0.75).isfinite().tolist())
+    print("min_p 0.2: ", min_p(example, 0.2).isfinite().tolist())
 
 # %% [markdown]
 # ### Exercise 6: top-p (10 minutes)
@@ -1002,17 +1106,6 @@ mine.use(keep_top_p, check_top_p)
 # %%
 drawn = SamplingParams(max_tokens=24, temperature=1.0, top_p=0.9, seed=3)
 mine.tell(PROMPTS[2], drawn)
-
-# %% [markdown]
-# These are the lines in which the package's filters work. You may skip them. The loop calls one filter after the other, and
-# `getattr` reads the setting that has the filter's name. The filters set the logit of a dropped token to −∞,
-# so that its probability becomes 0. The softmax that follows makes the remaining probabilities add up to
-# 1 again. `SLACK` is a tiny number: a sum that is so close to p counts as p, on every machine.
-
-# %%
-for function in (filter_logits, top_k, top_p, min_p):
-    show_source(function)
-    print()
 
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
@@ -1055,21 +1148,11 @@ for table in generate(model, prompts[:1], asked)[0].outputs[0].logprobs:
     print(f"{labels[0]:6} logprob {logprob:5.1f}, rank {rank:2}; best: {' '.join(labels[1:])}")
 
 # %% [markdown]
-# ## 12 · Stopping
+# ## 13 · Stopping
 #
-# **Objective:** end a request for the right reason, and show no character of a stop string.
+# **Objective:** end a request for the right reason, and show no character of a stop string. After *every* token,
+# the first and the last one too, the loop asks whether the request is over.
 #
-# This is the whole loop of `generate`. Each turn runs the model, samples one token for every request,
-# and asks each request whether it is over. It asks after *every* token, the first and the last one too. Read
-# only these three steps; you may skip the rest. `yield` hands what happened to the caller, and the loop goes on
-# when the caller asks for more. `request.checker` keeps the text that may be shown.
-
-# %%
-from tutorial_engine.engine import serve
-
-show_source(serve)
-
-# %% [markdown]
 # ### Exercise 7: why is it over? (10 minutes)
 #
 # A request ends with the reason "stop" when its newest token is an end-of-text token (`eos_ids`), or
@@ -1123,20 +1206,8 @@ for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
     print()
 
 # %% [markdown]
-# "coat." has 5 characters. The package holds back the last 4, because they may begin the stop string. It does
-# not test whether they do: "d an" cannot begin "coat.", but holding it back costs only a moment, and the rule
-# stays simple. When the request ends for another reason, as the second one does, they are shown at the end. (A
-# character of several tokens, such as an emoji, is also held back until it is whole.)
-
-# %% [markdown]
-# These lines of the package's `StopChecker` decide; you may skip them. `_tail` is the text that is held back, `_hold` is how long it may be,
-# `_find` looks for the stop strings, and `text` may be shown. `may_stop` is False as long as a request
-# has fewer tokens than its `min_tokens`, a setting that we leave at 0:
-
-# %%
-from tutorial_engine.sampling import StopChecker
-
-show_source(StopChecker._add)
+# "coat." has 5 characters. The package holds back the last 4, because they may begin the stop string. When the
+# request ends for another reason, as the second one does, they are shown at the end.
 
 # %% [markdown]
 # Every output tells why it ended, and by which stop string or stop id:
@@ -1151,15 +1222,16 @@ for params in (
     print(f"{out.finish_reason:6} {out.stop_reason!s:6} {out.text!r}")
 
 # %% [markdown]
-# ## 13 · Temperature 0 can change with the batch
+# ## 14 · Temperature 0 can change with the batch
 #
-# **Objective:** explain the question that users of every engine ask most: "temperature 0, the same
-# prompt, and yet another answer. Why?"
+# **Objective:** answer "temperature 0, the same prompt, and yet another text. Why?" The well-known account is
+# [Defeating Nondeterminism in LLM
+# Inference](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) (He et al., 2025).
 #
 # A logit is a sum of products: the hidden state times one row of the *output matrix* (LM head), the last matrix of
-# the model. On paper the order of a sum does not matter. In floating-point numbers it does, because every
-# addition is rounded. Below, the same 192 products are added in two orders: one after another, as a
-# simple loop does, and in 8 lanes that are joined at the end, as processors with vector units do.
+# the model. In floating-point numbers the order of a sum matters, because every
+# addition is rounded. Below, the same 192 products are added in two orders: one after another,
+# and in 8 lanes that are joined at the end, as processors with vector units do.
 
 # %%
 head = model.model.embed_tokens.weight  # [vocabulary, hidden]: this model shares it with the head
@@ -1183,10 +1255,8 @@ print(f"{int((a != b).sum())} of {len(a)} logits are not the same")
 check_close(a, b, 1e-5, "but all of them are close")
 
 # %% [markdown]
-# For a product of matrices PyTorch calls a library of kernels, such as MKL or OpenBLAS on a processor and
-# cuBLAS on a GPU. The library has several kernels for the same product. It chooses one by the shapes: for
-# the hidden state of a single token, for instance, it can multiply a matrix by a vector. Each kernel adds in
-# its own order.
+# For a product of matrices PyTorch calls a library of *kernels*, compiled programs that do one operation. The library
+# has several kernels for the same product, and chooses one by the shapes. Each adds in its own order.
 #
 # How many tokens are in the batch depends on the *other* requests. Here is a product of a size that
 # Qwen3-0.6B has, 1024 → 3072. Our token stays as it is, and the tokens of other requests join it.
@@ -1238,18 +1308,16 @@ formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
 margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in formats.items()})
 
 # %% [markdown]
-# The picture has every token of 20 stories. For most of them the model is sure, so the margin is large.
-# No margin is below the step of fp32. But many servers compute in bf16, whose step is larger, and there
-# some are. The error of a logit can also be several steps, because many roundings add up on the way through
-# the layers. So more margins are in danger than those below one step. One such token is enough: after it
-# the two texts go their own ways.
+# The picture has every token of 20 stories. No margin is below the step of fp32. But many servers compute in
+# bf16, and there some are. Many roundings add up on the way through the layers, so more margins are in danger
+# than those below one step. One such token is enough: after it the two texts go their own ways.
 
 # %% [markdown]
 # **A token that changes.** In the tiny model ties are so rare that you will hardly see one.
-# So we build ties, and use the same `linear` as above. Let both halves of a hidden
+# So we build ties. Let both halves of a hidden
 # state be the same numbers s. Cut a row of the output matrix into two halves, [a, b]. Its *twin* is the row [b, a].
-# On paper both rows have the same logit, s·a + s·b, but the sums are made in another order. Our matrix has random
-# rows and their twins, and the states are random too, so the tokens below are only names of rows. Each of 32
+# On paper both have the same logit, s·a + s·b, but the sums are made in another order. All numbers are random, so
+# the tokens below are only names of rows. Each of 32
 # requests asks for its likeliest token, alone, and then in a batch with the others.
 
 # %% tags=["nbval-ignore-output"]
@@ -1266,19 +1334,20 @@ for pair in changed[:3]:
 print("always the token or its twin:", all(a % 128 == b % 128 for a, b in changed))
 
 # %% [markdown]
-# Both tokens are right up to rounding. (If no request changes on your machine, its library adds in the same
-# order for both numbers of tokens.) So "temperature 0" promises the likeliest token of *these* logits, and not
-# the same text in every batch. An engine can promise more when the order of summation in its kernels does not
-# depend on the batch. In vLLM the environment variable `VLLM_BATCH_INVARIANT=1` asks for such kernels.
+# (If no request changes on your machine, its library adds in the same order for both numbers of tokens.) So
+# "temperature 0" promises the likeliest token of *these* logits, and not the same text in every batch. An engine
+# can promise more when the order of summation does not depend on the batch. In vLLM `VLLM_BATCH_INVARIANT=1` asks
+# for this. [Its documentation](https://docs.vllm.ai/en/stable/features/batch_invariance/) calls it beta, and says
+# which GPUs it needs.
 
 # %% [markdown]
-# ## 14 · The equality ledger
+# ## 15 · The equality ledger
 #
 # **Objective:** show that every way through the engine gives the same result, up to rounding.
 #
 # One path, without a cache, chooses the tokens. Every other path is fed with these tokens (this is
 # called *teacher forcing*), and its logits are compared at every step. Three paths use Hugging Face's
-# `transformers`. Two run the layers of `layers.py` and their faster twins of `fast.py`. One path is yours.
+# `transformers`, and one is yours.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
@@ -1311,13 +1380,26 @@ for name, size in {"largest difference": worst, "tolerance": rows[0].tolerance}.
     print(f"{name:18} about 10 to the power of {round(math.log10(size))}")
 
 # %% [markdown]
-# The second column compares all logits with the tolerance. The third column counts the steps at which
-# the likeliest token is that of the reference. As section 13 showed, equal tokens can only be promised where
+# The third column counts the steps at which the likeliest token is that of the reference. It can only be promised where
 # the margin is larger than the rounding. Here the smallest margin is larger than the largest difference, by far.
+#
+# **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
+# the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.
+
+# %%
+from tutorial_engine.lab import Exchange, edited_paths, kv_of, run_transformers_from
+
+edit = Exchange(kv_of(model, tokenizer.encode(KUMO).ids[:-1]), slots=[1], layers=[3], which="v")
+edited = edited_paths(model, edit)
+edited["transformers, its own cache"] = loop_path(
+    lambda n: run_transformers_from(theirs, lambda ids: edit(kv_of(model, ids)))
+)
+edited[mine.label] = loop_path(lambda n: mine.runner(edit=edit))
+print(table(ledger(edited, [tokenizer.encode(KAMO).ids], num_tokens=24)))
 
 # %% [markdown]
-# **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. We load the same
-# weights in bf16, and feed this model with the tokens that the fp32 model chose.
+# **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. We
+# feed the same model in bf16 with the tokens that fp32 chose.
 
 # %%
 predictions.ask(
@@ -1345,16 +1427,11 @@ if predictions.reveal("bf16", (len(other) > 0) + (len(other) >= len(pairs) / 4))
     print(f"\nlogits differ by up to {(rounded - exact).abs().max():.2g}")
 
 # %% [markdown]
-# The logits are off by far more than the tolerance, so another token can win where two are close. For this
-# reason we compare tokens in fp32.
-
-# %% [markdown]
-# ## 15 · The sizes of a real model
+# ## 16 · The sizes of a real model
 #
-# Would your parts run in a model of real size? To find out, we put all of them into a model that has the sizes
-# of Qwen3-0.6B, but only two of its 28 layers, our small vocabulary, and random weights. They generate 8 tokens
-# through your cache. The text is nonsense, because nobody trained these weights. What counts is that the
-# package's engine generates the same tokens.
+# Would your parts run in a model of real size? We put all of them into a model that has the sizes of Qwen3-0.6B,
+# but only two of its 28 layers, our small vocabulary, and random weights. The text is nonsense. What counts is
+# that the package's engine generates the same tokens.
 
 # %%
 predictions.ask(
@@ -1380,7 +1457,7 @@ if predictions.reveal("sizes", 0 if fits else 2):
 
 # %% [markdown]
 # With all layers and the trained weights this is a chat model. The package runs any *dense* Qwen3 model (one
-# without experts: each token uses all weights). It is downloaded once, and has its own chat format:
+# without experts):
 #
 # ```python
 # from tutorial_engine import load_chat_template
@@ -1402,9 +1479,9 @@ else:
     print("No GPU here. With one, this cell puts model and cache there and generates the same way.")
 
 # %% [markdown]
-# ## 16 · All your parts together
+# ## 17 · All your parts together
 #
-# Your cache, your `run_new`, your filter and your `why_finished` now run together. First a race: your parts
+# First a race: your parts
 # continue two prompts, once without a cache and once with it. The first prompt is one sentence, and they
 # tell its whole story. The second one has two stories before the sentence, and they add 24 tokens.
 
@@ -1442,10 +1519,9 @@ if predictions.reveal("race", (slow_time > 2 * fast_time) + (slow_time > 4 * fas
         print(f"{name:12} {count:3} tokens: {words}, {without_it / with_it:.1f} times faster")
 
 # %% [markdown]
-# The short prompt gains less, although the cache saves most of its token runs, too. Section 9 found the reason: a forward of the
-# tiny model takes most of its time to start operations, and it starts about as many for one token as for
-# many. Your `attention` runs once for each head, so it starts even more of them. Without the cache the long
-# prompt runs again for each new token. There the arithmetic outweighs the overhead, and the cache pays.
+# The short prompt gains less, although the cache saves most of its token runs, too: a forward of the
+# tiny model takes most of its time to start operations (section 10). With the long
+# prompt the arithmetic outweighs this overhead, and the cache pays.
 
 # %% [markdown]
 # And this is the story. It is greedy, and Hugging Face's `generate` must agree with it token by token.
@@ -1458,8 +1534,7 @@ expected = theirs.generate(torch.tensor(prompts[:1]), **options)[0, 10:].tolist(
 print("token for token what transformers writes:", list(your_ids) == expected)
 
 # %% [markdown]
-# The last story uses all parts: it is sampled with your filter, and your `why_finished` ends it. It comes token by
-# token, as a chat shows it.
+# The last story uses all parts. It comes token by token, as a chat shows it.
 
 # %%
 last = SamplingParams(max_tokens=400, temperature=1.0, top_p=0.9, seed=3)
@@ -1468,13 +1543,9 @@ mine.tell(PROMPTS[2], last, live=True)
 # %% [markdown]
 # ## What you can do now
 #
-# You can say what prefill and decode run, read and write. You can find the slot of any key, and price a
-# context in bytes. You can tell a phase that arithmetic bounds from one that memory bounds. You can
-# choose sampling settings knowingly, end a request correctly, and say why two correct engines may
+# You can say what prefill and decode run, read and write, find the slot of any key, and price a
+# context in bytes. You can choose sampling settings, end a request correctly, and say why two correct engines may
 # disagree. In the next notebook, `03_scheduler`, many requests share the engine.
-#
-# To read on: the roofline (Williams et al., 2009), top-p (Holtzman et al., 2019), and min-p (Nguyen et al.,
-# 2024).
 
 # %%
 print(predictions.score())

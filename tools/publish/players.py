@@ -21,6 +21,7 @@ from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_frames
 from tutorial_engine.viz.player import Card, Frame, save_player
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
@@ -37,6 +38,7 @@ class Run(NamedTuple):
     frames: Sequence[Frame]
     step_name: str = "step"
     start: int = 0
+    choices: Mapping[str, Sequence[str]] | None = None  # lists to choose a frame by
 
 
 class Show(NamedTuple):
@@ -122,6 +124,20 @@ SHOWS = (
         "One storage and a map",
         lambda m, t: run_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
         Card((0, 66, 780, 230), 0.8),
+    ),
+    Show(
+        "transplant",
+        "A memory transplant: whose story is it now?",
+        "Two texts differ in one token. Choose what the memory of one gets from the memory of the "
+        "other, and read how the story goes on. The text on the screen stays as it is.",
+        "02_kv_cache",
+        "Edit the memory",
+        lambda m, t: Run(
+            transplant_frames(m, t),
+            "choice",
+            start=3,
+            choices=transplant_choices(m.config.num_hidden_layers),
+        ),
     ),
     Show(
         "softmax",
@@ -236,6 +252,7 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
                 show.title,
                 step_name=run.step_name,
                 start=run.start,
+                choices=run.choices,
                 card=show.card,
                 links=links(show) if links else None,
             )

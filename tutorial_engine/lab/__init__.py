@@ -1,8 +1,9 @@
 """Introduced in notebook 01. Instruments around the engine: they measure, compare and prove.
 
 `doctor` (notebook 01) looks at this machine; `ledger` and `hf` (02) compare every way through the
-engine with every other and with transformers; `roofline`, `one_forward` and `sizing` count what a
-forward and a model need, and measure what this machine gives; `workload` (03) lets requests come
+engine with every other and with transformers, and `kv_edit` changes what a cache remembers;
+`roofline`, `one_forward` and `sizing` count what a forward and a model need, and measure what this
+machine gives; `workload` (03) lets requests come
 over time, and `static_batch` says when they were answered once; `layouts`, `dial` and `block_size`
 (04) compare orders of memory and block sizes, `hit_rate`, `when_full`, `pool_log` and `shift`
 answer what users ask. `vllm` (A3) records a vLLM that runs in this process, and has runs of it;
@@ -20,8 +21,9 @@ __getattr__, __all__ = hands_out(
         "block_size": "block_size_trade, table as trade_table",
         "chrome": "to_chrome",
         "dial": "sharing, sweep_block_sizes",
-        "hf": "OurCache, run_transformers",
+        "hf": "OurCache, run_transformers, run_transformers_from",
         "hit_rate": "BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases",
+        "kv_edit": "Exchange, continued, edited_paths, kv_of",
         "layouts": "layouts as kv_layouts",
         "ledger": (
             "batched_paths, engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, "

@@ -59,6 +59,20 @@ class WriteAndRead:
         return self.pairs[s]
 
 
+class Noting:
+    """A cache of the exercises that also keeps what it gave back last: layer → (k, v)."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
+        """As the cache does."""
+        pairs = self.cache.update(layer, k, v, batch)
+        self.kv[layer] = pairs[0]
+        return pairs
+
+
 CACHES: dict[str, Callable[..., Any]] = {
     cache.__name__: cache for cache in (MyCache, MyStaticCache)
 }

@@ -17,7 +17,7 @@ from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import Run
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
-from tutorial_engine.learn.own_cache import CACHES, bytes_copied, make_cache
+from tutorial_engine.learn.own_cache import CACHES, MyCache, Noting, bytes_copied, make_cache
 from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.verdict import Verdict, open_verdict
 from tutorial_engine.model.attention import NoCache
@@ -78,6 +78,7 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
+Memory = Mapping[int, tuple[Tensor, Tensor]]  # layer -> K, V [n, H_kv, D]
 IN_01 = ("project", "attention", "window_mask", "kv_head", "rope", "layer")
 
 
@@ -124,8 +125,50 @@ class OwnEngine(PartsHolder):
         with self.parts.blamed(self.cache_part):
             return bytes_copied(cache, config, num_tokens)
 
-    def runner(self, window: int | None = None) -> Run:
-        """What runs the parts as they are, each sequence alone: for `serve`, or for the ledger."""
+    # -- a memory to look at and to change: always over MyCache, through its `update` alone -------
+
+    def memory(self, text: str) -> Memory:
+        """K and V of a text, all but its last token, as `MyCache` holds them: layer → (k, v).
+
+        They are copies that may be changed. PartFailed when a part raises.
+        """
+        return self._memory(self.tokenizer.encode(text).ids[:-1])
+
+    @torch.no_grad()
+    def _memory(self, token_ids: list[int]) -> Memory:
+        noting = Noting(make_cache(self.parts, MyCache.__name__, self.model.config, 0))
+        self.parts("run_new", self.model, OwnAttention(self.parts, noting), token_ids, 0)
+        return {layer: (k.clone(), v.clone()) for layer, (k, v) in noting.kv.items()}
+
+    def go_on(self, memory: Memory, text: str, num_tokens: int = 24) -> str:
+        """A text and what follows it, when the memory holds its first tokens, changed or not.
+
+        The other tokens of the text run. PartFailed as `generate`.
+        """
+        params = SamplingParams(max_tokens=num_tokens)
+        return text + self.generate(text, params, edit=lambda _: memory).checker.text
+
+    @torch.no_grad()
+    def logits_after(self, memory: Memory, token_id: int, position: int) -> Tensor:
+        """Logits [V] after one token that runs at this position, over a memory. PartFailed."""
+        batch = Batch.from_sequences([[token_id]], [position])
+        return self.model.compute_logits(self.model(batch, self._holding(memory)))[0]
+
+    def _holding(self, memory: Memory) -> OwnAttention:
+        """An attention over a new `MyCache` to which the memory was handed in one `update`."""
+        cache = make_cache(self.parts, MyCache.__name__, self.model.config, 0)
+        with self.parts.blamed(MyCache.__name__):
+            for layer, (k, v) in memory.items():
+                cache.update(layer, k, v, Batch.from_sequences([[0] * len(k)]))
+        return OwnAttention(self.parts, cache)
+
+    def runner(
+        self, window: int | None = None, edit: Callable[[Memory], Memory] | None = None
+    ) -> Run:
+        """What runs the parts as they are, each sequence alone: for `serve`, or for the ledger.
+
+        `edit` changes what is remembered of a prompt before its last token runs.
+        """
         model, parts, cache_part = self.model, self.parts, self.cache_part
         attentions: dict[str, OwnAttention] = {}  # request_id -> its backend, with its cache
 
@@ -138,6 +181,9 @@ class OwnEngine(PartsHolder):
                 longest = request.num_tokens + request.params.max_tokens
                 cache = make_cache(parts, cache_part, model.config, longest)
                 attentions[name] = OwnAttention(parts, cache, window, cache_part)
+            if computed == 0 and edit:
+                memory = edit(self._memory(request.token_ids[:-1]))
+                attentions[name], computed = self._holding(memory), len(memory[0][0])
             logits = parts("run_new", model, attentions[name], request.token_ids, computed)
             request.num_computed_tokens = request.num_tokens
             return logits
@@ -161,10 +207,11 @@ class OwnEngine(PartsHolder):
         params: SamplingParams | None = None,
         window: int | None = None,
         on_token: Callable[[Request], None] = lambda request: None,
+        edit: Callable[[Memory], Memory] | None = None,
     ) -> Request:
         """Continue a prompt through the loop of the package, with the parts → its request.
 
-        `on_token` is called after each token. PartFailed when a part raises.
+        `on_token` is called after each token; `edit` as in `runner`. PartFailed when a part raises.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         eos = self.model.config.eos_token_ids
@@ -172,7 +219,7 @@ class OwnEngine(PartsHolder):
         checker = OwnChecker(params, eos, self.tokenizer, self.parts)
         ids = self.tokenizer.encode(prompt).ids
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
-        for _ in serve(self.runner(window), [request]):
+        for _ in serve(self.runner(window, edit), [request]):
             on_token(request)
         return request
 

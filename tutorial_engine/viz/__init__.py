@@ -25,6 +25,7 @@ __getattr__, __all__ = hands_out(
         "cell_explorer": "CellExplorer",
         "dial_explorer": "DialExplorer",
         "induction_view": "two_steps_picture",
+        "kv_edit_view": "matters_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",
         "memory_plots": "dial, layer_factor, shift_picture, users_at_once, waste_over_time",
         "model_plots": (

@@ -329,13 +329,11 @@ def roofline_picture(
     told = []
     for name, x, y in points:
         side, limit = ("left", "memory") if x < ridge else ("right", "arithmetic")
-        reached = 100 * y / min(peak_flops, bandwidth * x)
-        told.append(
-            f"{name} ({_number(x)} FLOP/byte) lies {side} of it, limited by {limit}, at "
-            f"{reached:.0f} % of the roof"
-        )
+        part = y / min(peak_flops, bandwidth * x)
+        why = f", limited by {limit}" if part > 0.75 else ""  # farther below it something else is
+        told.append(f"{name}: {side}, {100 * part:.0f} %{why}")
     start = f"The ridge of {si(peak_flops)}FLOP/s and {si(bandwidth)}B/s is at {_number(ridge)}"
-    return finish(figure, f"{start} FLOP/byte: {'; '.join(told)}.")
+    return finish(figure, f"{start} FLOP/byte. Side of it, part of the roof: {'; '.join(told)}.")
 
 
 def _name_points(

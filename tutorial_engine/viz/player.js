@@ -9,6 +9,7 @@ const [stage, all, view, caption, slider, told, play, speed] =
 const last = film.captions.length - 1;
 const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
 const narrow = matchMedia("(max-width: 720px)"), cuts = [];
+const chosen = [...document.querySelectorAll(".choices select")];
 let step = -1, timer = null, rest = 0;
 
 // A track is [[step, value], ...]: the value holds from its step on; null takes the attribute away.
@@ -64,6 +65,10 @@ function show(wanted) {
   stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, step));
   for (const [cut, boxes] of cuts) cut.setAttribute("viewBox", at(boxes, step));
   caption.textContent = film.captions[step];
+  chosen.reduceRight((rest, list) => {  // the last list turns fastest
+    list.selectedIndex = rest % list.length;
+    return Math.floor(rest / list.length);
+  }, step);
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${film.step_name} ${step} of ${last}`);
   told.textContent = `${film.step_name} ${step} of ${last}`;
@@ -136,6 +141,12 @@ for (const name of ["first", "back", "on", "end"]) {
 }
 play.addEventListener("click", toggle);
 slider.addEventListener("input", () => { run(false); go(Number(slider.value)); });
+for (const list of chosen) {
+  list.addEventListener("change", () => {
+    run(false);
+    go(chosen.reduce((sum, { length, selectedIndex }) => sum * length + selectedIndex, 0));
+  });
+}
 speed.addEventListener("change", () => { if (timer !== null) run(true); });
 const fromAddress = () => Number((/^#t=(\d+)$/.exec(location.hash) || [0, film.start])[1]);
 addEventListener("hashchange", () => show(fromAddress()));

@@ -5,6 +5,7 @@ The page's script only sets attributes. Knows scenes and captions; knows no engi
 """
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -46,8 +47,12 @@ def player(
     start: int = 0,
     card: Card | None = None,
     links: Mapping[str, str] | None = None,
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The HTML of a page that shows these frames. ValueError for none, or a start outside.
+
+    `choices`, control -> its options, are lists above the picture: there is a frame for each way to
+    choose, the last control turning fastest. ValueError for another number of frames.
 
     The address may end in `#t=17`; ← → Home End and the space bar work; nothing is requested from
     anywhere. With `?card` it is a small moving picture of what `card` says, to be put into another
@@ -56,6 +61,9 @@ def player(
     """
     if not 0 <= start < len(frames):
         raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
+    choices = choices or {}
+    if choices and math.prod(map(len, choices.values())) != len(frames):
+        raise ValueError(f"{len(frames)} frames, and not one for each way to choose from {choices}")
     film = film_of(frames) | {"step_name": step_name, "start": start}
     if card:
         boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
@@ -70,10 +78,20 @@ def player(
         box=escape(film["boxes"][0][1]),
         width=max(frame.scene.width for frame in frames),
         caption=escape(frames[start].caption),
+        choices=_choices(choices),
         links=_links(links or {}),
         film=_safe_json(film),
         script=script,
     )
+
+
+def _choices(choices: Mapping[str, Sequence[str]]) -> str:
+    lists = []
+    for name, options in choices.items():
+        inside = "".join(f"<option>{escape(one)}</option>" for one in options)
+        name = escape(name)
+        lists.append(f'<label>{name} <select aria-label="{name}">{inside}</select></label>')
+    return f'<p class="choices">{" ".join(lists)}</p>\n' if lists else ""
 
 
 def _links(links: Mapping[str, str]) -> str:
@@ -226,7 +244,7 @@ h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 .parts{{display:none;gap:.4rem 0}}.parts+.parts{{margin-top:.6rem}}
 .parts svg{{min-width:0;height:auto}}
 @media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}.hint{{display:block}}
-main{{display:flex;flex-direction:column}}h1{{order:-2}}
+main{{display:flex;flex-direction:column}}h1{{order:-3}}.choices{{order:-2}}
 #caption{{order:-1;min-height:9em;margin:0 0 .6rem}}.stacked .parts{{display:flex}}
 .stacked .parts:last-child{{flex-wrap:wrap}}.stacked+.hint{{display:none}}
 .stacked #stage{{position:absolute;width:0;height:0;min-width:0}}}}
@@ -234,7 +252,9 @@ main{{display:flex;flex-direction:column}}h1{{order:-2}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
 .card .parts:last-child{{flex-wrap:nowrap}}
-.card h1,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
+.choices{{display:flex;flex-wrap:wrap;gap:.5rem 1.2rem;margin:.2rem 0 .8rem}}
+.choices select{{font:inherit;padding:.25rem .4rem;min-height:2.2rem}}
+.card h1,.card .choices,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
 position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
@@ -259,7 +279,7 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <h1>{title}</h1>
-<div id="view" tabindex="0" role="region" aria-label="picture">
+{choices}<div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption">{defs}<g id="all" font-family="{font}"></g></svg>
 </div>

@@ -1,0 +1,97 @@
+"""An edited memory: the same edit in every cache gives the same tokens, and V alone does it."""
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from tutorial_engine.lab.hf import run_transformers_from
+from tutorial_engine.lab.kv_edit import Exchange, continued, edited_paths, kv_of
+from tutorial_engine.lab.ledger import ledger, loop_path
+from tutorial_engine.learn.own_cache import MyCache
+from tutorial_engine.learn.own_engine import OwnEngine
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+
+KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
+NEW = 24
+
+
+class AsLists:
+    """A right cache of a learner's in another form: a list of rows a layer."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[Any]] = {}
+
+    def update(self, layer: int, k: Any, v: Any, batch: Any) -> Any:
+        self.rows.setdefault(layer, []).extend(zip(k, v, strict=True))
+        return [tuple(torch.stack(part) for part in zip(*self.rows[layer], strict=True))]
+
+
+def exchange(model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, layer: int = 3) -> Exchange:
+    return Exchange(kv_of(model, tokenizer.encode(KUMO).ids[:-1]), [1], [layer], which)
+
+
+def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    ids, other = (tokenizer.encode(text).ids for text in (KAMO, KUMO))
+    own, donors = (continued(model, one, dict, NEW) for one in (ids, other))
+    assert "Kamo" in tokenizer.decode(own) and "Kumo" in tokenizer.decode(donors)
+    for layer in range(model.config.num_hidden_layers):
+        for which in ("k", "v", "kv"):
+            got = continued(model, ids, exchange(model, tokenizer, which, layer), NEW)
+            assert got == (donors if layer == 3 and "v" in which else own), (layer, which)
+
+
+@pytest.mark.parametrize("which", ["k", "v", "kv"])
+@pytest.mark.parametrize("cache", [MyCache, AsLists])
+def test_every_cache_tells_the_same_story_after_the_same_edit(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, cache: Any
+) -> None:
+    edit, mine = exchange(model, tokenizer, which), OwnEngine(model, tokenizer, cached=True)
+    mine.parts.own["MyCache"] = cache
+    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    paths = edited_paths(model, edit)
+    paths["theirs"] = loop_path(
+        lambda _: run_transformers_from(theirs, lambda ids: edit(kv_of(model, ids)))
+    )
+    paths["a learner's"] = loop_path(lambda _: mine.runner(edit=edit))
+    rows = ledger(paths, [tokenizer.encode(KAMO).ids], NEW)
+    assert len(rows) == 7 and all(row.ok for row in rows), rows
+    plain = {"no cache": paths["no cache"], "unedited": loop_path(lambda _: mine.runner())}
+    assert ledger(plain, [tokenizer.encode(KAMO).ids], NEW)[1].difference > 0.1
+
+
+def test_an_edit_below_the_last_layer_has_no_reference(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ValueError, match="only an edit of layer 3"):
+        edited_paths(model, exchange(model, tokenizer, "v", layer=1))
+
+
+def test_a_learners_memory_is_forgotten_moved_and_cut(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    mine = OwnEngine(model, tokenizer, cached=True)
+    mine.parts.own["MyCache"] = AsLists
+    text = f"{KAMO} Tima was a friend of K"
+    ids = tokenizer.encode(text).ids
+    memory, wanted = mine.memory(text), mine.last_logits(ids)
+    at = len(ids) - 1
+    assert len(memory[0][0]) == at
+    assert (mine.logits_after(memory, ids[-1], at) - wanted).abs().max() < 1e-4
+    forgotten = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
+    known, lost = (
+        mine.logits_after(m, ids[-1], at).softmax(-1)[ids[1]] for m in (memory, forgotten)
+    )
+    assert known > 0.9 and lost < 0.1
+    angles = 100 * model.model.rotary_emb.inv_freq.expand(at, -1)
+    turned = {layer: (mine.parts("rope", k, angles), v) for layer, (k, v) in memory.items()}
+    assert (mine.logits_after(turned, ids[-1], at + 100) - wanted).abs().max() < 1e-4
+    assert (mine.logits_after(memory, ids[-1], at + 100) - wanted).abs().max() > 0.1
+    begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
+    for end in (" Tima", " Ben"):
+        assert mine.go_on(begun, KAMO + end) == KAMO + end + mine.story(KAMO + end)

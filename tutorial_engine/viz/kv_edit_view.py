@@ -1,0 +1,220 @@
+"""Pictures of a cached memory that is edited: a transplant, what matters in it, where it lies.
+
+Knows `lab.kv_edit`, which edits; draws scenes.
+"""
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tutorial_engine.lab.kv_edit import Exchange, continued, kv_of
+from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
+from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.request_look import Look, look
+from tutorial_engine.viz.style import INK
+from tutorial_engine.viz.tokens import token_labels
+from tutorial_engine.viz.words import listed, numbered
+
+TEXTS = ("Kamo had an old coat.", "Kumo had an old coat.")
+PARTS = {"K": "k", "V": "v", "K and V": "kv"}  # as a reader chooses them
+WIDE, CELL = 560.0, 58.0
+SIDE = 88.0  # of the labels in front of the rows of a map
+
+
+class Transplant(NamedTuple):
+    """A text whose memory got parts of another one's, and what follows it: four stories.
+
+    `own` and `donors` follow the two texts as they are, `story` the first one after the edit.
+    """
+
+    labels: tuple[list[str], list[str]]  # of the two texts' tokens
+    slots: tuple[int, ...]
+    layers: tuple[int, ...]
+    which: str
+    texts: tuple[str, str]
+    own: str
+    donors: str
+    story: str
+
+    @property
+    def parts(self) -> str:
+        """What was exchanged, in words."""
+        part = listed(name for name in ("K", "V") if name.lower() in self.which)
+        return f"{part} of {numbered(self.slots, 'slot')}, {numbered(self.layers, 'layer')}"
+
+
+def transplant(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    texts: tuple[str, str] = TEXTS,
+    layers: Sequence[int] = (3,),
+    which: str = "kv",
+    num_tokens: int = 18,
+) -> Transplant:
+    """Run both texts, exchange what differs, and go on. ValueError for texts that are not alike.
+
+    The slots are those whose tokens are not the same; both texts need as many tokens.
+    """
+    ids = [tokenizer.encode(text).ids for text in texts]
+    slots = tuple(i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b)
+    if len(ids[0]) != len(ids[1]) or not slots:
+        raise ValueError(f"{texts} must have as many tokens, and not all the same ones")
+    exchange = Exchange(kv_of(model, ids[1][:-1]), slots, tuple(layers), which)
+
+    def told(of: int, edit: object = dict) -> str:
+        new = continued(model, ids[of], edit, num_tokens)  # type: ignore[arg-type]
+        return tokenizer.decode(new).strip()
+
+    labels = token_labels(tokenizer, ids[0]), token_labels(tokenizer, ids[1])
+    stories = told(0), told(1), told(0, exchange)
+    return Transplant(labels, slots, tuple(layers), which, texts, *stories)
+
+
+def transplant_scene(edit: Transplant) -> Sheet:
+    """The two texts as tokens, the exchanged slots marked, and the story before and after."""
+    sheet = Sheet(WIDE, 300)
+    looks = look(0), look(1)
+    sheet.note("screen", MARGIN, 20, "the text on the screen, and its memory", 14)
+    _tokens(sheet, "a", edit.labels[0], 30, looks[0])
+    sheet.note("other", MARGIN, 149, "another text, and its memory", 14)
+    _tokens(sheet, "b", edit.labels[1], 104, looks[1])
+    for slot in edit.slots:
+        x = MARGIN + (slot + 0.5) * CELL
+        _cell(sheet, f"new.{slot}", slot, edit.labels[0][slot], 30, looks[0], looks[1])
+        sheet.arrow(f"moved.{slot}", [(x, 102), (x, 64)], INK, 2.2)
+    sheet.text("parts", MARGIN + (edit.slots[-1] + 1) * CELL + 4, 88, edit.parts, 15, **BOLD)
+    y = _story(sheet, "before", "without the exchange the story goes on", edit.own, 178)
+    _story(sheet, "after", "with the exchange", edit.story, y)
+    sheet.parts = [[(0, 0, WIDE, sheet.height)]]
+    return sheet
+
+
+def _tokens(sheet: Sheet, name: str, labels: Sequence[str], y: float, one: Look) -> None:
+    for slot, label in enumerate(labels):
+        _cell(sheet, f"{name}.{slot}", slot, label, y, one, one)
+
+
+def _cell(
+    sheet: Sheet, name: str, slot: int, label: str, y: float, one: Look, memory: Look
+) -> None:
+    """A token, in the colour of the text whose memory its slot holds."""
+    box = (MARGIN + slot * CELL, y, CELL - 4, 28.0)
+    sheet.cell(name, box, "cached" if one is memory else "written", memory)
+    sheet.inside(f"{name}.label", box, label, 14, **({} if one is memory else BOLD))
+
+
+def _story(sheet: Sheet, name: str, title: str, words: str, y: float) -> float:
+    """A story below its title → where it ends."""
+    sheet.note(f"{name}.title", MARGIN, y, title, 14)
+    for i, line in enumerate(textwrap.wrap(words, 50)[:2]):
+        sheet.text(f"{name}.{i}", MARGIN, y + 24 + 21 * i, line, 16, **BOLD)
+    return y + 66
+
+
+def transplant_caption(edit: Transplant) -> str:
+    """Which of the two stories it tells now."""
+    first, other = (text.split()[0] for text in edit.texts)
+    if edit.story == edit.donors:
+        told = f"The screen says {first}, and the story is that of {other}, word for word."
+    elif edit.story == edit.own:
+        told = "The story is the one that it told before, word for word."
+    else:
+        told = "The story is neither of the two texts' own."
+    return f"Exchanged: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
+
+
+def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture:
+    """K and V of the one slot that differs, in the last layer."""
+    edit = transplant(model, tokenizer, layers=(model.config.num_hidden_layers - 1,))
+    return transplant_scene(edit).picture(transplant_caption(edit))
+
+
+def transplant_choices(num_layers: int) -> dict[str, list[str]]:
+    """What a reader of the player chooses: control -> options."""
+    layers = [*map(str, range(num_layers)), "all"]
+    names = [text.split()[0] for text in TEXTS]
+    texts = [f"{a} gets {b}'s" for a, b in (names, names[::-1])]
+    return {"memory": texts, "exchange": [*PARTS], "layer": layers}
+
+
+def transplant_frames(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Frame]:
+    """All that can be chosen, the last control turning fastest."""
+    layers = range(model.config.num_hidden_layers)
+    found = []
+    for texts, which, of in itertools.product(
+        (TEXTS, TEXTS[::-1]), PARTS.values(), [*((n,) for n in layers), tuple(layers)]
+    ):
+        edit = transplant(model, tokenizer, texts, of, which)
+        found.append(Frame(transplant_scene(edit), transplant_caption(edit)))
+    return found
+
+
+# -- what matters ---------------------------------------------------------------------------------
+
+
+def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
+    """How far P(goal) falls when V of a slot in a layer is taken away: falls [layers, slots]."""
+    layers, slots = falls.shape
+    wide = min(46.0, 860.0 / slots)
+    sheet = Sheet(SIDE + wide * slots + 2 * MARGIN, 74.0 + 34 * layers)
+    ends = (0.0, max(1.0, float(falls.max())))
+    sheet.note("title", MARGIN, 20, f"how far P({goal}) falls without V of a slot in a layer", 13)
+    for layer, slot in itertools.product(range(layers), range(slots)):
+        fall = max(0.0, float(falls[layer, slot]))
+        box = (SIDE + wide * slot, 32.0 + 34 * layer, wide - 2, 32.0)
+        sheet.rect(f"{layer}.{slot}", box, shade(part_of(fall, ends)), f"−{fall:.2f}")
+        if fall >= 0.05:
+            ink = INK if fall > 0.5 else "#ffffff"
+            sheet.inside(f"{layer}.{slot}.fall", box, f"−{fall:.2f}", 12.5, fill=ink)
+    for layer in range(layers):
+        sheet.note(f"layer.{layer}", MARGIN, 53.0 + 34 * layer, f"layer {layer}", 13)
+    for slot, label in enumerate(labels):
+        x = SIDE + wide * (slot + 0.5) - 1
+        sheet.text(f"token.{slot}", x, 50.0 + 34 * layers, label, 11.5, **CENTRE)
+    best = int(falls.argmax())
+    layer, slot = divmod(best, slots)
+    others = falls.flatten()[[i for i in range(layers * slots) if i != best]].max()
+    rest = f"{float(others):.2f}" if others >= 0.01 else "0.01"
+    return sheet.picture(
+        f"{layers * slots} forwards: without V of slot {slot} ({labels[slot]}) in layer {layer} "
+        f"P({goal}) falls by {float(falls.max()):.2f}; without any other V by "
+        f"{'at most' if others >= 0.01 else 'less than'} {rest}."
+    )
+
+
+# -- two ways to grow -----------------------------------------------------------------------------
+
+
+def strips_picture(held: Mapping[str, Sequence[tuple[int, int]]], room: int) -> Picture:
+    """Memory of one layer while a text grows: name -> (tokens copied, tokens written) a step.
+
+    Each step of a name is a strip of `room` slots in which what was copied is hatched.
+    """
+    names, cell, left = list(held), 26.0, 62.0
+    block = left + room * cell + 34
+    steps = max(len(steps) for steps in held.values())
+    sheet = Sheet(block * len(names) + MARGIN, 62.0 + 32 * steps)
+    one = look(0)
+    for n, (name, rows) in enumerate(held.items()):
+        x0 = MARGIN + n * block
+        sheet.text(f"{name}.title", x0, 20, name, 14, **BOLD)
+        for step, (copied, written) in enumerate(rows):
+            y, old = 32.0 + 32 * step, sum(new for _, new in rows[:step])
+            sheet.note(f"{name}.{step}", x0, y + 17, f"step {step + 1}", 12)
+            for slot in range(max(room if not any(c for c, _ in rows) else 0, old + written)):
+                state = "cached" if slot < old else "written" if slot < old + written else "free"
+                box = (x0 + left + slot * cell, y, cell - 2, 24.0)
+                sheet.cell(f"{name}.{step}.{slot}", box, state, one)
+                if slot < copied:
+                    sheet.inside(f"{name}.{step}.{slot}.copied", box, "copy", 9.5)
+    told = [
+        f"{name} copies {sum(copied for copied, _ in rows)} old tokens"
+        for name, rows in held.items()
+    ]
+    return sheet.picture(f"In {steps} steps {listed(told)}; both write each new token once.")
