@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
+from tutorial_engine.learn import OwnServer, check_num_tokens, check_plan, own_scheduler
+from tutorial_engine.learn.own_scheduler import plan_step as right
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -37,10 +39,11 @@ from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_explorer import (
     CLASSES,
     DETAILS,
+    MINE,
     STEPS,
     SchedulerExplorer,
 )
-from tutorial_engine.viz.scheduler_view import COLUMNS
+from tutorial_engine.viz.scheduler_view import COLUMNS, OVER
 from tutorial_engine.viz.tokens import token_label, token_labels
 from tutorial_engine.viz.words import percent
 
@@ -517,6 +520,93 @@ def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> No
         turn(scheduler, arrivals=pattern)
         came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
     assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
+
+
+FIVE = [*PROMPTS, "Tom saw a dog.", "Mia had a red hat."]
+
+
+@pytest.fixture
+def five(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
+    """As notebook 03 opens it."""
+    server = OwnServer(model, tokenizer)
+    mine = server.as_written
+    return SchedulerExplorer(model, tokenizer, FIVE, [6, 3, 5, 8, 4], max_num_seqs=2, mine=mine)
+
+
+def test_the_four_policies_take_four_numbers_of_steps(five: SchedulerExplorer) -> None:
+    took = {policy: turn(five, policy=policy).num_steps for policy in CLASSES}
+    assert len({*took.values()}) == 4 and min(took, key=lambda policy: took[policy]) == "one rule"
+
+
+def test_no_position_of_a_knob_is_refused(five: SchedulerExplorer) -> None:
+    """With every policy: the ends of each knob, a budget below the longest prompts, each pattern."""
+    for policy in (*CLASSES, MINE):
+        for arrivals in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
+            for budget, places in ((1, 6), (9, 1), (25, 2), (128, 6)):
+                five.turn(policy=policy, arrivals=arrivals, budget=budget, max_num_seqs=places)
+                assert not five.error, (policy, arrivals, budget, places)
+                assert len(five.run.lives) == 5 + (arrivals == LATE_LONG)
+
+
+def test_who_cannot_chunk_gets_the_budget_of_the_longest_prompt_and_says_so(
+    five: SchedulerExplorer,
+) -> None:
+    longest = len(five.tokenizer.encode(FIVE[0]).ids)
+    turn(five, policy="prefill first", budget=8)
+    assert five.run.budget == longest > 8 and five.value("budget") == 8
+    assert f"a budget of {longest} and not of 8." in five._message_html.value
+    turn(five, policy="one rule")
+    assert five.run.budget == 8 and five._message_html.value == ""
+    turn(five, policy="prefill first", budget=longest)
+    assert five.run.budget == longest and five._message_html.value == ""
+
+
+def plan_step(running: Any, waiting: Any, budget: int, max_num_seqs: int) -> dict[str, int]:
+    """Wrong: it forgets the budget."""
+    return dict([*running, *waiting[: max_num_seqs - len(running)]])
+
+
+def test_a_rule_of_ones_own_is_seen_right_or_wrong(five: SchedulerExplorer) -> None:
+    server: Any = five.mine.__self__  # type: ignore[union-attr]
+    ours = [dict(step.scheduled) for step in turn(five, policy="one rule").run.steps]
+    turn(five, policy=MINE)
+    assert "You have not written a rule yet" in five.note
+    for part, check in ((own_scheduler.num_tokens_to_run, check_num_tokens), (right, check_plan)):
+        server.use(part, check)
+        turn(five, policy="one rule")
+        turn(five, policy=MINE)
+        assert [dict(step.scheduled) for step in five.run.steps] == ours
+        assert five.note == f"This is your {part.__name__}." and five.run.policy == "mine"
+    assert server.use(plan_step, check_plan).verdict.ok is False
+    turn(five, policy="one rule")
+    turn(five, policy=MINE, step=0)
+    assert five.note.endswith("The check of plan_step says ✘: see what it does.")
+    assert five.run.steps[0].num_tokens == 17 and five.num_steps < len(ours)
+    budget = items(five, r"budget\d+").values()
+    red = [cell for cell in budget if cell.attributes.get("stroke") == OVER]
+    assert len(red) == 17 - 8
+    assert words(five, "budget.sum") == ["A 10 + B 7 = 17 of 8 tokens · 9 over the budget"]
+    assert server.parts.own.keys() == {"num_tokens_to_run"}, "it serves nobody"
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_a_rule_of_ones_own_that_fails_is_shown_up_to_there(
+    five: SchedulerExplorer, step: int
+) -> None:
+    asked = [0]
+
+    def plan_step(*work: Any) -> dict[str, int]:
+        asked[0] += 1
+        return {} if asked[0] > step else right(*work)
+
+    before = turn(five, policy="static batching").num_steps
+    plugged = five.mine.__self__.use(plan_step, check_plan)  # type: ignore[union-attr]
+    assert plugged.verdict.ok is False
+    asked[0] = 0
+    turn(five, policy=MINE)
+    said = f"It stops before step {step}: your plan_step gave {{}}, which no step can run"
+    assert said in (five.note if step else five.error)
+    assert five.num_steps == (step or before)
 
 
 @pytest.mark.parametrize("policy", list(CLASSES))

@@ -78,6 +78,8 @@ class OwnScheduler(Scheduler):
     """
 
     parts: Parts
+    policy_name: str  # of the class below this one
+    is_checked = True  # must the learner's rules keep the limits?
     _shares: dict[str, int] | None = None  # request_id -> tokens that the plan gives it
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -93,7 +95,11 @@ class OwnScheduler(Scheduler):
         super().schedule_waiting(plan)
 
     def may_admit(self, plan: StepPlan) -> bool:
-        return super().may_admit(plan) and (self._shares is None or self._planned() is not None)
+        if self._shares is None:
+            return super().may_admit(plan)
+        has_place = len(self.running) < self.config.max_num_seqs
+        is_possible = super().may_admit(plan) if self.is_checked else has_place
+        return is_possible and self._planned() is not None
 
     def next_waiting(self) -> Request:
         """The plan's next, or the policy's."""
@@ -107,12 +113,15 @@ class OwnScheduler(Scheduler):
             return super().num_tokens_to_run(request, plan)
         known, computed = request.num_tokens, request.num_computed_tokens
         with self.parts.blamed("num_tokens_to_run"):
-            answer = self.parts("num_tokens_to_run", known, computed, plan.budget)
-            share, most = whole(answer), min(known - computed, plan.budget)
+            left = max(0, plan.budget)  # overdrawn by an unchecked rule
+            answer = self.parts("num_tokens_to_run", known, computed, left)
+            share, most = whole(answer), known - computed
+            if self.is_checked:
+                most = min(most, left)
             if share is None or not 0 <= share <= most:
                 raise CannotBe(
                     f"gave {answer!r} for request {request.request_id}: it has "
-                    f"{known - computed} tokens left to run, and the budget has {plan.budget}"
+                    f"{known - computed} tokens left to run, and the budget has {left}"
                 )
         return min(share, self.config.long_prefill_token_threshold or share)
 
@@ -134,11 +143,6 @@ class OwnScheduler(Scheduler):
                     "self.waiting"
                 )
         return chosen
-
-    @property
-    def policy_name(self) -> str:
-        """The name of the class below this one."""
-        return type(self).__name__
 
     def _in_order(self) -> list[Request]:
         """The waiting requests, as the policy would take them one after the other."""
@@ -166,21 +170,21 @@ class OwnScheduler(Scheduler):
         most = self.config.max_num_seqs
         with self.parts.blamed("plan_step"):
             answer = self.parts("plan_step", list(running), list(waiting), budget, most)
-            return _possible(answer, running, waiting, budget, most)
+            return _possible(answer, running, waiting, budget, most, self.is_checked)
 
 
 def _possible(
-    answer: object, running: Work, waiting: Work, budget: int, max_num_seqs: int
+    answer: object, running: Work, waiting: Work, budget: int, max_num_seqs: int, keeps_limits: bool
 ) -> dict[str, int]:
-    """The plan as whole numbers. CannotBe for one that no step can run."""
+    """The plan as whole numbers. CannotBe for one that no step can run, or that may not."""
     left = dict([*running, *waiting])
     given = answer if isinstance(answer, Mapping) else {}
     shares = {name: share for name, n in given.items() if (share := whole(n)) != 0}
     if (
         not shares
         or any(n is None or not 0 < n <= left.get(name, 0) for name, n in shares.items())
-        or sum(n or 0 for n in shares.values()) > budget
-        or len(shares.keys() | dict(running).keys()) > max_num_seqs
+        or (keeps_limits and sum(n or 0 for n in shares.values()) > budget)
+        or (keeps_limits and len(shares.keys() | dict(running).keys()) > max_num_seqs)
     ):
         raise CannotBe(
             f"gave {answer!r}, which no step can run: the tokens left to run are {left}, the "
@@ -189,9 +193,15 @@ def _possible(
     return {name: n for name, n in shares.items() if n is not None}
 
 
-def with_parts(policy: type[Scheduler], parts: Parts) -> type[Scheduler]:
-    """The policy as a class of the same name, with the parts in it."""
-    return type(policy.__name__, (OwnScheduler, policy), {"parts": parts})
+def with_parts(
+    policy: type[Scheduler], parts: Parts, name: str = "", is_checked: bool = True
+) -> type[Scheduler]:
+    """The policy as a class of the same name, or of `name`, with the parts in it.
+
+    Unchecked, they may break the budget: the engine then runs what they say, as far as it can.
+    """
+    own = {"parts": parts, "is_checked": is_checked, "policy_name": policy.__name__}
+    return type(name or policy.__name__, (OwnScheduler, policy), own)
 
 
 def checked_metrics(parts: Parts, name: str, metrics: RequestMetrics) -> tuple[float, float]:

@@ -46,7 +46,7 @@ from tutorial_engine.learn.own_scheduler import (
     checked_metrics,
     with_parts,
 )
-from tutorial_engine.learn.parts import CannotBe, PartsHolder, Plugged, whole
+from tutorial_engine.learn.parts import CannotBe, Parts, PartsHolder, Plugged, whole
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -127,6 +127,8 @@ class OwnServer(PartsHolder):
             "num_cells": num_cells,
         }
         self.policy = ""  # the one that was used last
+        self.written: dict[str, Plugged] = {}  # what came of each part, right or wrong
+        self.functions: dict[str, Callable[..., Any]] = {}  # and the part itself
         self.in_place = False  # was `block_attention` handed in?
         self.tells_times = memory != "rows"  # or was `ttft_and_tpot` handed in?
 
@@ -142,6 +144,7 @@ class OwnServer(PartsHolder):
         `ttft_and_tpot` serve prints times, as it always does with pages and cells.
         """
         plugged = super().use(function, check)
+        self.written[plugged.name], self.functions[plugged.name] = plugged, function
         if plugged.name in POLICIES:
             self.policy = plugged.name
         self.in_place |= plugged.name == "block_attention"
@@ -149,6 +152,28 @@ class OwnServer(PartsHolder):
         return plugged
 
     # -- engines
+
+    def as_written(self) -> tuple[type[Scheduler], str]:
+        """The learner's rule as a scheduler, right or wrong, and a sentence about it.
+
+        It is the last policy over `plan_step`, or where that is not written `num_tokens_to_run`.
+        Nothing is taken out: a wrong rule runs as far as an engine can run it.
+        """
+        said = {name: plugged.verdict.ok for name, plugged in self.written.items()}
+        done = [name for name in NAMES["rows"] if said.get(name) is not None]
+        rules = [name for name in done if name == self.policy or name not in POLICIES]
+        rules = [name for name in rules if name != "ttft_and_tpot" and INSIDE.get(name) not in done]
+        parts = Parts(self.parts.package, self.parts.where)
+        parts.own = {name: self.functions[name] for name in rules}
+        own_policy = parts.own.get(self.policy, POLICIES.get(self.policy, Scheduler))
+        scheduler = with_parts(cast("type[Scheduler]", own_policy), parts, "mine", is_checked=False)
+        wrong = [name for name in rules if said[name] is False]
+        told = f"This is your {' with your '.join(rules)}."
+        if not rules:
+            told = "You have not written a rule yet: this is the package's."
+        elif wrong:
+            told += f" The check of {' and '.join(wrong)} says ✘: see what it does."
+        return scheduler, told
 
     def engine(
         self,

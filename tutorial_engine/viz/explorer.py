@@ -32,7 +32,7 @@ class Explorer:
     """Base class. A subclass names its parameters and says what is seen at a step.
 
     It implements `rerun()` (run the engine for the present parameters; ValueError = tell the
-    learner and keep the last picture), `scene(step)` and `caption(step)`.
+    learner and keep the last picture; `note` = tell and draw), `scene(step)` and `caption(step)`.
     """
 
     title = "Explorer"
@@ -81,6 +81,7 @@ class Explorer:
         self.view = widgets.VBox([together, self._caption_html, style])
         self._changing = False
         self.error = ""  # what the last rerun complained about
+        self.note = ""  # what it has to say of a picture that it did draw
         self._rerun()
         if self.error:
             raise ValueError(self.error)
@@ -187,6 +188,7 @@ class Explorer:
         try:
             for name, parameter in self.parameters.items():
                 check_text(name, parameter.value)
+            self.note = ""
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
@@ -210,8 +212,9 @@ class Explorer:
     def _draw(self) -> None:
         if self._changing:
             return
-        if not self.error:
-            self._message_html.value = ""  # that a page was saved
+        if not self.error:  # and no longer that a page was saved
+            note = f'<div class="te-note" role="status">{escape(self.note)}</div>'
+            self._message_html.value = note if self.note else ""
         self.shown, self.shown_caption = self.scene(self.step), self.caption(self.step)
         self._scene_html.value = self.shown.svg()
         caption = escape(self.shown_caption)

@@ -3,7 +3,7 @@
 Runs the real engine with a recorder and shows what scheduler_steps reads from the trace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 
@@ -39,7 +39,9 @@ CLASSES: dict[str, type[Scheduler]] = {
 }
 
 
+MINE = "mine"
 STEPS, DETAILS = "the steps", "the steps, the cache and all tokens"
+Mine = Callable[[], tuple[type[Scheduler], str]]  # a scheduler, and a sentence about it
 
 
 class SchedulerExplorer(Explorer):
@@ -47,7 +49,8 @@ class SchedulerExplorer(Explorer):
 
     `prompts` become the requests A, B, ...; the knobs run them again through the real engine.
     `new_tokens`: for each, or for all. `trace` is the run that is shown. `details`: begin with the
-    cache and all tokens in view.
+    cache and all tokens in view. `mine` gives the policy "mine", asked anew for each run; where it
+    fails the run is shown up to there.
     """
 
     title = "Scheduler explorer"
@@ -62,6 +65,7 @@ class SchedulerExplorer(Explorer):
         budget: int = 8,
         max_num_seqs: int = 3,
         details: bool = False,
+        mine: Mine | None = None,
     ) -> None:
         if not 1 <= len(prompts) < MAX_REQUESTS:
             raise ValueError(f"give 1 to {MAX_REQUESTS - 1} prompts, got {len(prompts)}")
@@ -74,7 +78,9 @@ class SchedulerExplorer(Explorer):
         self.model, self.tokenizer = model, tokenizer
         self.prompts = list(prompts)
         self.params = SamplingParams(max_tokens=max(wanted), ignore_eos=True)
-        arrivals, policies = [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG], list(CLASSES)
+        self.mine = mine
+        arrivals = [ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG]
+        policies = [*CLASSES, *([MINE] if mine else [])]
         super().__init__(
             {
                 "budget": number("token budget", budget, 1, MAX_CELLS, "180px"),
@@ -103,23 +109,46 @@ class SchedulerExplorer(Explorer):
                 f"A prompt of {longest_prompt} tokens and {self.params.max_tokens} new ones need "
                 f"{longest} slots, and the picture has rows of {room}: shorten it."
             )
+        scheduler, self.note = self._policy()
+        budget = self.value("budget")
+        if not scheduler.can_chunk and budget < longest_prompt:
+            self.note = (
+                f"“{self.value('policy')}” runs a prompt in one step. The longest has "
+                f"{longest_prompt} tokens, so this run has a budget of {longest_prompt} and not of "
+                f"{budget}."
+            )
+            budget = longest_prompt
         config = EngineConfig(
             max_num_seqs=self.value("max_num_seqs"),
-            max_num_batched_tokens=self.value("budget"),
+            max_num_batched_tokens=budget,
             max_model_len=min(-(-longest // 4) * 4, room),
         )
         engine = LLMEngine(
             self.model,
             self.tokenizer,
             config,
-            scheduler=CLASSES[self.value("policy")],
+            scheduler=scheduler,
             clock=VirtualClock(),
             trace=Recorder(),
         )
-        trace = record(engine, requests, self.params)
+        try:
+            trace = record(engine, requests, self.params)
+        except Exception as error:  # the learner's rule may do anything at all
+            if self.value("policy") != MINE:
+                raise
+            self.note += f" It stops before step {engine.num_steps}: {error}"
+            if not engine.num_steps:
+                raise ValueError(self.note) from error
+            trace = engine.trace.trace()  # type: ignore[union-attr]  # it is recorded
         self.run = SchedulerRun(trace, labels(trace, self.tokenizer))
         self.drawing = SchedulerView(self.run, self.value("show") == DETAILS)
         return len(self.run.steps)
+
+    def _policy(self) -> tuple[type[Scheduler], str]:
+        """The scheduler of the knob's position, and what there is to say about it."""
+        if self.value("policy") == MINE and self.mine is not None:
+            return self.mine()
+        return CLASSES[self.value("policy")], ""
 
     def scene(self, step: int) -> Scene:
         """The timeline, the budget, the requests; and what `show` asks for."""

@@ -43,7 +43,7 @@ COLUMNS = {  # of the table: what -> the middle of its numbers
 }
 OUTCOME = 500.0
 LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
-PILL = "#e9edf0"
+PILL, OVER = "#e9edf0", "#D55E00"  # OVER: what a wrong rule runs beyond the budget
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
     "waits": "waits",
@@ -98,7 +98,8 @@ class SchedulerView:
         widest = max(text_width(self.words(share.kind, share.num_tokens), 1) for share in shares)
         self.size = min(11.0, (self.pitch - 5) / widest)  # of the words in boxes, one for all
         self.middle = TOP + ROW * len(run.lives) + 46
-        cells = min(run.budget, MAX_CELLS)
+        fullest = max(step.num_tokens for step in run.steps)  # a wrong rule may overdraw the budget
+        cells = self.cells = min(max(run.budget, fullest), MAX_CELLS)
         in_line = 32 if cells <= 64 else 64
         wide = min(30.0, BUDGET / min(cells, in_line))
         self.budget = Grid(MARGIN, self.middle + 10, wide, 26, in_line, (2, 4))
@@ -166,7 +167,7 @@ class _StepSheet(Sheet):
         end = max(LEFT + view.shown * view.pitch + 60 - STEPS, LEFT)
         x = min(max(LEFT + (self.step - first + 0.5) * view.pitch - STEPS / 2, LEFT), end)
         names = (0.0, top, LEFT - 2, tall)
-        cells = min(self.run.budget, MAX_CELLS, view.budget.columns)
+        cells = min(view.cells, view.budget.columns)
         asked = (view.table - 14, ASKED * len(self.run.lives) + 26)
         budget = (0.0, view.middle - 14, max(MARGIN + cells * view.budget.wide, 360.0))
         said, rows = view.table + 8, asked[1] - 22
@@ -273,23 +274,26 @@ class _StepSheet(Sheet):
         """One cell per token that the step may run, filled by those that it does run."""
         run, now, grid = self.run, self.now, self.view.budget
         self.text("budget", MARGIN, self.view.middle, f"budget in step {self.step}", 12, **BOLD)
-        cells = min(run.budget, MAX_CELLS)
+        cells = self.view.cells
         owners = [name for name, event in now.scheduled.items() for _ in event.slots]
         for i in range(cells):
             name, box = f"budget{i}", grid.box(i)
             if i >= len(owners):
-                self.cell(name, box, "free", tip="free: nobody needs it")
+                if i < run.budget:
+                    self.cell(name, box, "free", tip="free: nobody needs it")
                 continue
             who = owners[i]
             share = run.share(who, self.step)
             state = "solid" if share is not None and share.kind == "decode" else "cached"
-            self.cell(name, box, state, self.looks[who], run.ran(who, self.step))
+            over: Style = {"stroke": OVER, "stroke_width": 3} if i >= run.budget else {}
+            self.cell(name, box, state, self.looks[who], run.ran(who, self.step), **over)
             if grid.wide >= 14 or i == owners.index(who):
                 size = SIZE if grid.wide >= 14 else 9.0
                 self.inside(f"{name}.who", box, *name_in(max(box[2], 14), who, size))
         parts = " + ".join(f"{name} {len(event.slots)}" for name, event in now.scheduled.items())
         said = f"{parts} = {now.num_tokens} of {run.budget} tokens"
         said += f" · {run.budget - cells} more are not drawn" * (cells < run.budget)
+        said += f" · {now.num_tokens - run.budget} over the budget" * (now.num_tokens > run.budget)
         self.note("budget.sum", MARGIN, grid.y + grid.height(cells) + 14, said)
 
     def cache_rows(self) -> None:
