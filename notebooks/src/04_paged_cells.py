@@ -19,7 +19,7 @@ import torch
 from tutorial_engine.cache import PagedKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.learn import OwnServer, Predictions, show_source
-from tutorial_engine.model import TINY, load_model, load_tokenizer
+from tutorial_engine.model import load_model, load_tokenizer
 from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
 from tutorial_engine.viz import token_label

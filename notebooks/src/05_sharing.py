@@ -98,6 +98,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-shared"]
+from tutorial_engine.viz import block_view
+
 sharing_two = make_engine(make_pages())
 for name, ids in (("A", ids_a), ("B", ids_b)):
     sharing_two.add_request(name, ids, params[0])
@@ -732,7 +734,6 @@ predictions.ask(
 
 # %% tags=["figure-thrash"]
 from tutorial_engine.learn import cost, drama, tokens
-from tutorial_engine.trace import TokenSampled
 from tutorial_engine.viz import timelines
 
 rules = drama(model, tokenizer)
