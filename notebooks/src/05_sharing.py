@@ -673,6 +673,8 @@ print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
 # common token is found, because each of them fills a block.</details>
 
 # %% tags=["figure-full-explorer"]
+from tutorial_engine.viz import BlockExplorer
+
 shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
 explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=12)
 explorer.set(step=3)
