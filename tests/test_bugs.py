@@ -207,8 +207,8 @@ def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
 # bug -> the tests that see it; every bug is seen by another one
 SEEN: dict[str, set[str]] = {
     "no bug": set(),
-    "a taken block keeps its name": {"small_pool", "found", "integrity"},
-    "names without the parent's": {"together"},
+    "a taken block keeps its hash": {"small_pool", "found", "integrity"},
+    "hashes without the parent's": {"together"},
     "found before it is written": {"together"},
     "a shared block is written": {"samples", "integrity"},
     "blocks are freed head first": {"found"},

@@ -10,7 +10,7 @@ __getattr__, __all__ = hands_out(
     __name__,
     {
         "block_attention_check": "check_block_attention",
-        "block_checks": ("check_free, check_stale, check_take, log_text, stale_log, wrong_texts"),
+        "block_checks": "check_free, check_stale, check_take, leak, log_text, stale_log",
         "bugs": "BUGS_01, diff, planted, zoo",
         "bugs_02": "BUGS_02",
         "bugs_03": "BUGS_03",

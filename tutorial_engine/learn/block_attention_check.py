@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.judge import Slips, judge, rewritten, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
 from tutorial_engine.learn.own_memory import slots
 from tutorial_engine.learn.verdict import CannotBe, Verdict, close
@@ -102,6 +102,13 @@ BLOCK_SLIPS: Slips = {
     "together must sum to 1": lambda *case: _each_block(*case).mean(0),
     "each block has a softmax of its own, and these are added; the weights of all blocks together "
     "must sum to 1": lambda *case: _each_block(*case).sum(0),
+    "the factor is exp(old m − new m), which is below 1: not exp(new m − old m)": rewritten(
+        right,
+        (
+            "math.exp(largest - new_largest)",
+            "math.exp(new_largest - largest) if start else 0.0",
+        ),
+    ),
     "only the first block is read": lambda q, k, v, t, n: right(q, k, v, t, min(n, BLOCK_SIZE)),
 }
 
@@ -156,16 +163,23 @@ def check_block_attention(function: Attention) -> Verdict:
         f"block_attention: {tokens} tokens read in their blocks, none gathered",
         call=_answer,
         where=lambda got, *case: f"block_table {case[3]}, kv_len {case[4]}",
-        otherwise=lambda got, want, *_: (
-            f"differs by {float((got - want).abs().max()):.2g}; compare with softmax over all "
-            "tokens"
-        ),
+        otherwise=_differs,
         explain="q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head.",
         then=lambda: _not_in_place(function, cases),
     )
     if verdict.ok:
         return Verdict(True, verdict.message + _not_running(function, cases[3]))
     return verdict
+
+
+def _differs(got: Tensor, want: Tensor, *_: object) -> str:
+    if got.isnan().any():
+        return (
+            "the answer is NaN. Before the first block the old m is −inf: the factor "
+            "exp(old m − new m) is then 0, but exp(new m − old m) is infinite"
+        )
+    differs = float((got - want).abs().max())
+    return f"differs by {differs:.2g}; compare with softmax over all tokens"
 
 
 def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:

@@ -1,7 +1,7 @@
 """The checks of the exercises on blocks: eviction, a bug to be found."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -17,15 +17,16 @@ from tutorial_engine.learn.parts import PartFailed, Parts, listed, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockTaken
+from tutorial_engine.viz.leak_view import Leak, record_leak
 
 # ---- eviction
 
 Part = Callable[..., object]
-FREE_CASES = (  # a table, ref_cnt, the free queue, names
+FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
     ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], dict(enumerate("abcd"))),
     ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e"}),  # another holds 0 and 1
     (
-        [5, 2, 9, 3],  # two equal blocks were computed, so one of them has no name
+        [5, 2, 9, 3],  # two equal blocks were computed, so one of them has no hash
         {5: 1, 2: 1, 9: 1, 3: 1},
         [7, 8],
         {5: "a", 2: "b", 9: None, 3: None},
@@ -37,14 +38,14 @@ FREE_SLIPS: Slips = slips_of(
     reversed(table) → table
         head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
         nothing, though 1, 2 and 3 are still there; last block first
-    nameless + free_queue + named → free_queue + named + nameless
-        nobody can find the blocks without a name, so they are taken first: put them in front
-    nameless + free_queue + named → free_queue + gone
-        nobody can find the blocks without a name, so they are taken first: put them in front of all
-    nameless + free_queue + named → nameless[::-1] + free_queue + named
+    without + free_queue + with_hash → free_queue + with_hash + without
+        nobody can find the blocks without a hash, so they are taken first: put them in front
+    without + free_queue + with_hash → free_queue + gone
+        nobody can find the blocks without a hash, so they are taken first: put them in front of all
+    without + free_queue + with_hash → without[::-1] + free_queue + with_hash
         in front, too, the last block of the table comes first
-    nameless + free_queue + named → gone + free_queue
-        put those with a name at the end: 7 and 8 have been free for longer
+    without + free_queue + with_hash → gone + free_queue
+        put those with a hash at the end: 7 and 8 have been free for longer
     free_queue[:] = → free_queue =
         four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + ...`
         makes a new list that nobody else sees: change it in place, free_queue[:] = ...
@@ -63,30 +64,30 @@ FREE_SLIPS: Slips = slips_of(
 )
 
 
-Names = dict[int, Any]  # block → its name, or None
+Hashes = dict[int, Any]  # block → its hash, or None
 
 
 def _freed(
-    free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], names: Names
+    free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
 ) -> list[Any]:
     """The queue and the counts, after the table was given back."""
     held = list(table)
-    free(table, ref_cnt, queue, names)
+    free(table, ref_cnt, queue, hashes)
     return [queue, [ref_cnt.get(block, 0) for block in held]]
 
 
 def check_free(free: Part) -> Verdict:
-    """Check free(table, ref_cnt, free_queue, names): by hand, then beside our BlockManager."""
+    """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
 
     def where(
-        got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], names: Names
+        got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
     ) -> str:
         if got == [queue, list(ref_cnt.values())] and has_gap(free):
             raise Told(Verdict(None, "not done yet: there is still a `...` in free"))
         counts = dict(zip(table, got[1], strict=True))
         return (
-            f"the table {table}, ref_cnt {ref_cnt}, the names {names} and the queue {queue} became "
-            f"ref_cnt {counts} and the queue {got[0]}"
+            f"the table {table}, ref_cnt {ref_cnt}, the hashes {hashes} and the queue {queue} "
+            f"became ref_cnt {counts} and the queue {got[0]}"
         )
 
     return judge(
@@ -107,38 +108,38 @@ TAKE_SLIPS: Slips = slips_of(
         the first one is next: 3
     free_queue.pop(0) → free_queue[0]
         3 is taken, expected the queue [5] (in place: free_queue.pop(0))
-    del cached[names[block]] → pass
-        block 3 is taken, and its old name still leads to it: whoever looks for that prefix will
+    del cached[hashes[block]] → pass
+        block 3 is taken, and its old hash still leads to it: whoever looks for that prefix will
         read another request's tokens (the freed-block bug)
-    del cached[names[block]] → cached.clear()
+    del cached[hashes[block]] → cached.clear()
         only block 3 is taken, or nothing is ever found
-    names[block] = None →
-        names[3] still has the old name; block 3 is empty: None
-    names[block] = None → names.update(dict.fromkeys(names))
-        names[1] has changed; only block 3 is taken
+    hashes[block] = None →
+        hashes[3] still has the old hash; block 3 is empty: None
+    hashes[block] = None → hashes.update(dict.fromkeys(hashes))
+        hashes[1] has changed; only block 3 is taken
     """,
 )
 
 
 def _taken(
-    take: Part, queue: list[int], names: dict[int, Any], cached: dict[Any, int]
+    take: Part, queue: list[int], hashes: dict[int, Any], cached: dict[Any, int]
 ) -> list[Any] | None:
-    """Which block it gave, the queue, the names and the cache, after it."""
-    got = take(queue, names, cached)
+    """Which block it gave, the queue, the hashes and the cache, after it."""
+    got = take(queue, hashes, cached)
     if got is None or got is ...:
         return None
     block = whole(got)
-    return [repr(got) if block is None else block, queue, [names.get(b) for b in (1, 3)], cached]
+    return [repr(got) if block is None else block, queue, [hashes.get(b) for b in (1, 3)], cached]
 
 
 def check_take(take: Part) -> Verdict:
-    """Check take(free_queue, names, cached) → block, in the same two ways."""
+    """Check take(free_queue, hashes, cached) → block, in the same two ways."""
 
     def then() -> str:
         try:
             take([5], {5: None}, {})
         except KeyError as error:
-            return f"KeyError: {error}; block 5 has no name, nothing to forget"
+            return f"KeyError: {error}; block 5 has no hash, nothing to forget"
         return _first_difference(right_free, take)
 
     return judge(
@@ -192,16 +193,16 @@ PROMPTS = (tuple(range(40, 50)), tuple(range(60, 67)), (70, 71, 72))
 
 
 class Line(NamedTuple):
-    """What a request did to a block. `what`: "takes" it, "names" it when full, "finds" it by name.
+    """What a request did to a block. `what`: "takes" it, "caches" it when full, "finds" it by hash.
 
-    `name` is "" for a block that is taken.
+    `hash` is "" for a block that is taken.
     """
 
     step: int
     who: str
     what: str
     block: int
-    name: str = ""
+    hash: str = ""
 
 
 def stale_log(
@@ -213,41 +214,36 @@ def stale_log(
     scene = scenes(prompts)["small_pool"]
     memory = pages(model, scene.num_blocks, blocks)
     serve(model, memory, *scene[:3])
-    names: dict[str, list[str]] = {}  # of the full blocks of a prompt
+    hashes: dict[str, list[str]] = {}  # of the full blocks of a prompt
     log = []
     assert memory.trace is not None
     for event in memory.trace.events:
         at = event.step, getattr(event, "request_id", "")
         if isinstance(event, Added):
             ids, parent = event.prompt_token_ids, None
-            names[event.request_id] = []
+            hashes[event.request_id] = []
             for end in range(BLOCK_SIZE, len(ids) + 1, BLOCK_SIZE):
                 parent = memory.blocks.hash_of(parent, ids[end - BLOCK_SIZE : end])
-                names[event.request_id].append(parent.hex()[:4])
+                hashes[event.request_id].append(parent.hex()[:4])
         elif isinstance(event, BlockTaken):
             log.append(Line(*at, "takes", event.block))
         elif isinstance(event, BlockShared):
-            log.append(Line(*at, "finds", event.block, names[event.request_id].pop(0)))
+            log.append(Line(*at, "finds", event.block, hashes[event.request_id].pop(0)))
         elif isinstance(event, BlockCached):
-            log.append(Line(*at, "names", event.block, event.hash[:4]))
+            log.append(Line(*at, "caches", event.block, event.hash[:4]))
     return log
 
 
-def wrong_texts(
+def leak(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
-    blocks: type[BlockManager],
-    prompts: Sequence[Sequence[int]],
-) -> list[tuple[str, str, str, str]]:
-    """The requests of `stale_log` that get other tokens than alone: name, prompt, both texts."""
-    scene = scenes(prompts)["small_pool"]
-    got = serve(model, pages(model, scene.num_blocks, blocks), *scene[:3]).tokens
-    alone, decode = serve(model, None, *scene[:3]).tokens, tokenizer.decode
-    return [
-        (name, decode(scene.prompts[name]), decode(got[name][0]), decode(want[0]))
-        for name, want in alone.items()
-        if got[name] != want
-    ]
+    asked: Mapping[str, str],
+    blocks: type[BlockManager] = StaleBlocks,
+    num_blocks: int = 9,
+    max_tokens: int = 28,
+) -> Leak:
+    """Name → prompt, served one after the other under a block manager: what each of them reads."""
+    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens)
 
 
 def log_text(log: Sequence[Line]) -> str:
@@ -257,7 +253,7 @@ def log_text(log: Sequence[Line]) -> str:
         did = []
         for what, same in groupby(lines_of, key=lambda line: line.what):
             blocks = ", ".join(
-                f"{line.block} {line.name and f'as {line.name}'}".strip() for line in same
+                f"{line.block} {line.hash and f'as {line.hash}'}".strip() for line in same
             )
             did.append(f"{what} {blocks}")
         lines.append(f"step {step:2}  {who} {'; '.join(did)}")
@@ -265,35 +261,36 @@ def log_text(log: Sequence[Line]) -> str:
 
 
 def right_stale(log: Sequence[Line]) -> list[Line]:
-    """The lines that find a block under a name which is not that of its tokens now."""
-    name_of: dict[int, str] = {}
+    """The lines that find a block by a hash which is not that of its tokens now."""
+    hash_of: dict[int, str] = {}
     found = []
     for line in log:
-        if line.what == "finds" and name_of.get(line.block) != line.name:
+        if line.what == "finds" and hash_of.get(line.block) != line.hash:
             found.append(line)
         elif line.what != "finds":
-            name_of[line.block] = line.name
+            hash_of[line.block] = line.hash
     return found
 
 
 STALE_SLIPS: Slips = slips_of(
     right_stale,
     """
-    elif line.what != "finds" → elif line.what == "names"
-        a block that is taken has no name until it is full again: look at the lines that take
-    name_of.get(line.block) != line.name → name_of[line.block] > 1
+    elif line.what != "finds" → elif line.what == "caches"
+        a block that is taken has no hash until it is full again: look at the lines that take
+    hash_of.get(line.block) != line.hash → hash_of[line.block] > 1
     elif line.what != "finds" → elif line.what == "takes"
-    = line.name → = name_of.get(line.block, 0) + 1
-        a block that was taken again may be found under its new name
-    elif line.what != "finds" → elif line.what == "names"
-    name_of[line.block] = line.name → name_of.setdefault(line.block, line.name)
-        a block has its newest name, not its first
+    = line.hash → = hash_of.get(line.block, 0) + 1
+        a block that was taken again may be found by its new hash
+    elif line.what != "finds" → elif line.what == "caches"
+    hash_of[line.block] = line.hash → hash_of.setdefault(line.block, line.hash)
+        a block has its newest hash, not its first
     return found → return found[:1]
         the log has more than one of them: return all
-    name_of.get(line.block) != line.name → name_of.get(line.block) == line.name
+    hash_of.get(line.block) != line.hash → hash_of.get(line.block) == line.hash
         these are the lines that are right; return the others
-    and name_of.get(line.block) != line.name →
-        these are all the lines that find a block
+    and hash_of.get(line.block) != line.hash →
+        these are all the lines that find a block; one that was taken, and is full again, may be
+        found by its new hash
     return found → return []
         a stale read is not there in every log: this is always empty
     """,
@@ -302,8 +299,8 @@ STALE_SLIPS: Slips = slips_of(
 
 def _logs() -> list[list[Line]]:
     """Logs by hand: nothing stale; found before and after a block is full again; two at once."""
-    begin = [Line(0, "A", "takes", 0), Line(0, "A", "takes", 1), Line(0, "A", "names", 0, "aa")]
-    again = [Line(2, "B", "takes", 0), Line(3, "B", "names", 0, "bb")]
+    begin = [Line(0, "A", "takes", 0), Line(0, "A", "takes", 1), Line(0, "A", "caches", 0, "aa")]
+    again = [Line(2, "B", "takes", 0), Line(3, "B", "caches", 0, "bb")]
     return [
         [*begin, Line(1, "B", "finds", 0, "aa")],
         [*begin, again[0], Line(2, "C", "finds", 0, "aa")],
@@ -313,7 +310,7 @@ def _logs() -> list[list[Line]]:
 
 
 def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdict:
-    """Check stale(log) → the lines that find a block which does not hold what the name says.
+    """Check stale(log) → the lines that find a block which does not hold what the hash says.
 
     If it is right, the verdict tells what is stale in the log that is given.
     """

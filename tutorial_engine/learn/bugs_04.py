@@ -33,8 +33,8 @@ class StaleBlocks(BlockManager):
 
 
 BUGS_04: Zoo = {
-    "a taken block keeps its name": (BlockManager, "forget", StaleBlocks.forget),
-    "names without the parent's": edited(
+    "a taken block keeps its hash": (BlockManager, "forget", StaleBlocks.forget),
+    "hashes without the parent's": edited(
         BlockManager, "hash_of", ("(parent or self._root)", "self._root")
     ),
     "found before it is written": edited(

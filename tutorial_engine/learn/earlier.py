@@ -13,7 +13,8 @@ from typing import Any
 import nbformat
 import torch
 
-from tutorial_engine.learn import checks_01, checks_02, checks_03
+from tutorial_engine.learn import checks_01, checks_02, checks_03, checks_04
+from tutorial_engine.learn.block_attention_check import check_block_attention
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_scheduler import POLICIES
@@ -45,6 +46,11 @@ CHECKS: dict[str, Checks] = {
         "ttft_and_tpot": checks_03.check_metrics,
         "ShortestFirst": checks_03.check_shortest,
         "Fair": checks_03.check_fair,
+    },
+    "04": {
+        "num_blocks": checks_04.check_num_blocks,
+        "slots": checks_04.check_slots,
+        "block_attention": check_block_attention,
     },
 }
 
@@ -90,7 +96,7 @@ def own_file(path: Path, number: str) -> Path:
 def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
     """Put the right functions of the exercises of a notebook (a file that was saved) into `mine`.
 
-    The number in the file's name (01, 02 or 03) says which one it is; a file my_01.ipynb beside it
+    The number in the file's name (01 to 04) says which one it is; a file my_01.ipynb beside it
     is read in its place. `names` says which parts (none given: all that both have, but no policy).
     An exercise that is not done or not right, or a file that is not there, leaves the package's
     part where it is. ValueError for a name without a number.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.judge import Slips, judge, slips_of
-from tutorial_engine.learn.own_memory import NameOf
+from tutorial_engine.learn.own_memory import HashOf
 from tutorial_engine.learn.own_memory import find as right_find
 from tutorial_engine.learn.parts import listed, whole
 from tutorial_engine.learn.verdict import CannotBe, Verdict
@@ -40,8 +40,8 @@ CASES: tuple[Case, ...] = (
 FIND_SLIPS: Slips = slips_of(
     right_find,
     """
-    name_of(name, token_ids → name_of(None, token_ids
-        a name stands for all that is before the block, too: give name_of the name of the block
+    hash_of(last, token_ids → hash_of(None, token_ids
+        a hash stands for all that is before the block, too: give hash_of the hash of the block
         before it, and None only for the first block
     len(token_ids), → len(token_ids) + 1,
         all of its tokens are found, and then no token is left to run: without one there are no
@@ -54,18 +54,18 @@ FIND_SLIPS: Slips = slips_of(
         there are more blocks than the first
     break → continue
         stop at the first miss: a later block is of no use without the ones before it
-    name = name_of(name → parent = name; name = name_of(name
-    break → name = parent; continue
+    last = hash_of(last → parent = last; last = hash_of(last
+    break → last = parent; continue
         after a miss nothing more is looked for: the next block would be found at a place where it
         does not belong
-    append(cached[name]) → append(name)
-        these are names: return the blocks that `cached` has for them
+    append(cached[last]) → append(last)
+        these are hashes: return the blocks that `cached` has for them
     return found → return list(range(len(found)))
         these are logical blocks: return the physical blocks that `cached` has
     return found → return found[::-1]
         the block of the first tokens comes first
-    if name not in cached → if not cached.get(name)
-        block 0 is a block like all others: a miss is a name that is not in `cached`
+    if last not in cached → if not cached.get(last)
+        block 0 is a block like all others: a miss is a hash that is not in `cached`
     return found → return len(found)
         return the list of blocks, not how many there are
     return found → return block_size * len(found)
@@ -74,35 +74,35 @@ FIND_SLIPS: Slips = slips_of(
 )
 
 
-def _names_for(size: int) -> NameOf:
-    """BlockManager.hash_of. CannotBe for a parent that is no name, and for more than one block."""
-    name_of = BlockManager(1, size).hash_of
+def _hashes_for(size: int) -> HashOf:
+    """BlockManager.hash_of. CannotBe for a parent that is no hash, and for more than one block."""
+    hash_of = BlockManager(1, size).hash_of
 
     def watched(parent: object, tokens: Iterable[int]) -> bytes:
         token_ids = list(tokens)
         if parent is not None and not isinstance(parent, bytes):
             raise CannotBe(
-                f"name_of got {parent!r} as the parent; that is the name of the block before "
-                "(what name_of gave for it), or None for the first block"
+                f"hash_of got {parent!r} as the parent; that is the hash of the block before "
+                "(what hash_of gave for it), or None for the first block"
             )
         if len(token_ids) > size:
             raise CannotBe(
-                f"name_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
-                "one block alone, because the name before it stands for all earlier tokens"
+                f"hash_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
+                "one block alone, because the hash before it stands for all earlier tokens"
             )
-        return name_of(parent, token_ids)
+        return hash_of(parent, token_ids)
 
     return watched
 
 
 def _cached(known: dict[Tokens, int], size: int) -> dict[bytes, int]:
-    """Name of the last block of each beginning → its block."""
-    name_of, cached = _names_for(size), dict[bytes, int]()
+    """Hash of the last block of each beginning → its block."""
+    hash_of, cached = _hashes_for(size), dict[bytes, int]()
     for tokens, block in known.items():
-        name = name_of(None, tokens[:size])
+        last = hash_of(None, tokens[:size])
         for end in range(2 * size, len(tokens) + 1, size):
-            name = name_of(name, tokens[end - size : end])
-        cached[name] = block
+            last = hash_of(last, tokens[end - size : end])
+        cached[last] = block
     return cached
 
 
@@ -124,11 +124,11 @@ def _random_cases(count: int) -> list[Case]:
 def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
     cached = _cached(known, size)
     try:
-        answer = find(list(tokens), size, _names_for(size), cached)
+        answer = find(list(tokens), size, _hashes_for(size), cached)
     except KeyError as error:
         if error.args[0] in cached or not isinstance(error.args[0], bytes):
             raise
-        message = "KeyError: there is no such name in `cached`, which is the first miss"
+        message = "KeyError: there is no such hash in `cached`, which is the first miss"
         raise CannotBe(message) from error
     if answer is not None and cached != _cached(known, size):
         raise CannotBe("`cached` has changed; find only looks")
@@ -137,7 +137,7 @@ def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> o
 
 
 def check_find(function: Find) -> Verdict:
-    """Check find(token_ids, block_size, name_of, cached) → blocks: by hand, then at random."""
+    """Check find(token_ids, block_size, hash_of, cached) → blocks: by hand, then at random."""
     cases = [*CASES, *_random_cases(40)]
     return judge(
         *("find", function, right_find, cases, FIND_SLIPS),
@@ -153,7 +153,7 @@ def check_find(function: Find) -> Verdict:
 
 
 def _told(answer: object) -> str:
-    """An answer to be read: the first characters of a name are enough."""
+    """An answer to be read: the first characters of a hash are enough."""
     if not isinstance(answer, list):
         return repr(answer)
     short = (block.hex()[:6] if isinstance(block, bytes) else repr(block) for block in answer)

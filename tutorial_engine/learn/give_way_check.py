@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.scheduler import Scheduler, StepPlan
+from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.eager_pages import crowd, tokens
 from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.own_scheduler import PARTS_03, slots_for, with_parts
+from tutorial_engine.learn.parts import Parts
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
-from tutorial_engine.model.batch import Allocation
+from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Preempted
 
@@ -40,18 +41,6 @@ class _Letter:
         return self.name
 
 
-def slots_for(
-    request: Any, running: list[Any], allocate: Callable[[Any], Any], preempt: Callable[[Any], None]
-) -> Any:
-    """The loop of Scheduler.schedule_running: the right answer."""
-    while (slots := allocate(request)) is None:
-        victim = running[-1]
-        preempt(victim)
-        if victim is request:
-            return None
-    return slots
-
-
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
@@ -72,8 +61,9 @@ GIVE_WAY_SLIPS: Slips = slips_of(
 }
 
 
-def check_slots_for(function: SlotsFor, model: Qwen3ForCausalLM) -> Verdict:
+def check_slots_for(function: SlotsFor) -> Verdict:
     """Check a learner's slots_for(request, running, allocate, preempt) → slots or None."""
+    model = load_model()
 
     def otherwise(got: tuple[object, str], want: tuple[object, str], *_: object) -> str:
         if got[0] is None and has_gap(function):
@@ -101,12 +91,15 @@ def check_slots_for(function: SlotsFor, model: Qwen3ForCausalLM) -> Verdict:
 
 def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[object, str]:
     """What came of a case: what was returned, and who gave way. CannotBe for what cannot be."""
-    running, gave_way, calls = [_Letter(name) for name in run], list[_Letter](), Counter[str]()
+    running, calls = [_Letter(name) for name in run], Counter[str]()
+    gave_way, out_of_turn = list[_Letter](), list[_Letter]()
     request = running[run.index(asks)]
 
     def allocate(asking: object) -> str | None:
         if asking is not request:
             raise CannotBe(f"it asks for slots for {asking!r}; they are for {asks}")
+        if request in out_of_turn:
+            raise CannotBe(f"{asks} gives way: the last of running gives way, not the first")
         if request in gave_way:
             raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
@@ -117,6 +110,7 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
     def preempt(victim: Any) -> None:
         if victim not in running:
             raise CannotBe(f"preempt({victim!r}), which is not in running: preempt takes it out")
+        out_of_turn.extend([victim] * (victim is not running[-1]))
         gave_way.append(victim)
         running.remove(victim)
 
@@ -124,38 +118,13 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
     return answer, "".join(asking.name for asking in gave_way)
 
 
-class _Asking(Scheduler):
-    """Scheduler.schedule_running with the learner's function for its inner loop."""
-
-    function: SlotsFor
-
-    def schedule_running(self, plan: StepPlan) -> None:
-        def preempt(victim: Request) -> None:
-            self.preempt(victim)
-            plan.preempted.append(victim)
-
-        for request in list(self.running):
-            if request in plan.preempted:
-                break
-            num_tokens = self.num_tokens_to_run(request, plan)
-            if num_tokens == 0:
-                continue
-
-            def allocate(one: Request, n: int = num_tokens) -> Allocation | None:
-                ask = one.request_id, one.token_ids, one.num_computed_tokens, n
-                return self.memory.allocate(*ask)
-
-            allocation = type(self).function(request, self.running, allocate, preempt)
-            if allocation is None:
-                return
-            self._schedule(plan, request, allocation)
-
-
 def _served(
     function: SlotsFor, model: Qwen3ForCausalLM, num_blocks: int
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The tokens of three requests in a pool of so many blocks of 4, and who gave way."""
-    scheduler = type("Asking", (_Asking,), {"function": staticmethod(function)})
+    parts = Parts({**PARTS_03, "slots_for": slots_for}, "engine")
+    parts.own["slots_for"] = function
+    scheduler = with_parts(Scheduler, parts)
     sizes: dict[str, Any] = {"num_blocks": num_blocks, "max_tokens": 6, "budget": 16, "chunk": 16}
     trace = crowd(PagedKVCache, model, PROMPTS, **sizes, prefix_caching=True, scheduler=scheduler)
     return tokens(trace), [

@@ -1,6 +1,7 @@
 """The learner's slots, eviction and attention in the real memory.
 
-The parts of notebook 04 under the signatures of its exercises, and pages and cells that ask them.
+The parts of notebooks 04 and 05 under the signatures of the exercises, and pages and cells that ask
+them.
 An exercise has plain lists and dicts: what the memory holds is turned into those, and back.
 """
 
@@ -18,13 +19,14 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import attend_in_blocks
 from tutorial_engine.cache.storage import KVStorage, as_slots
+from tutorial_engine.learn.own_scheduler import slots_for
 from tutorial_engine.learn.parts import CannotBe, Parts, whole, whole_numbers
 from tutorial_engine.model.batch import Allocation, Slots
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.trace.events import Recorder
 
 Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
-NameOf = Callable[[Any, Sequence[int]], Any]  # (name of the block before or None, tokens) -> name
+HashOf = Callable[[Any, Sequence[int]], Any]  # (hash of the block before or None, tokens) -> hash
 
 # -- the package's own parts, under the names and signatures of the exercises ----------------------
 
@@ -47,40 +49,40 @@ def slots(block_table: Sequence[int], block_size: int, num_tokens: int) -> list[
 
 
 def free(
-    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], names: dict[int, Any]
+    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], hashes: dict[int, Any]
 ) -> None:
     """One request gives its table back: ref_cnt and free_queue change in place."""
     for block in table:
         ref_cnt[block] -= 1
     gone = [block for block in reversed(table) if ref_cnt[block] == 0]
-    nameless = [block for block in gone if names[block] is None]
-    named = [block for block in gone if names[block] is not None]
-    free_queue[:] = nameless + free_queue + named
+    without = [block for block in gone if hashes[block] is None]
+    with_hash = [block for block in gone if hashes[block] is not None]
+    free_queue[:] = without + free_queue + with_hash
 
 
-def take(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:
-    """The next block, which nobody finds under its old name any more."""
+def take(free_queue: list[int], hashes: dict[int, Any], cached: dict[Any, int]) -> int:
+    """The next block, which nobody finds by its old hash any more."""
     block = free_queue.pop(0)
-    if names[block] is not None:
-        del cached[names[block]]
-        names[block] = None
+    if hashes[block] is not None:
+        del cached[hashes[block]]
+        hashes[block] = None
     return block
 
 
 def find(
-    token_ids: Sequence[int], block_size: int, name_of: NameOf, cached: dict[Any, int]
+    token_ids: Sequence[int], block_size: int, hash_of: HashOf, cached: dict[Any, int]
 ) -> list[int]:
     """The blocks of the longest beginning that is cached, up to the first miss.
 
-    At least one token is left to run. `name_of(name of the block before or None, tokens)` → name.
+    At least one token is left to run. `hash_of(hash of the block before or None, tokens)` → hash.
     """
     found: list[int] = []
-    name = None
+    last = None
     for end in range(block_size, len(token_ids), block_size):
-        name = name_of(name, token_ids[end - block_size : end])
-        if name not in cached:
+        last = hash_of(last, token_ids[end - block_size : end])
+        if last not in cached:
             break
-        found.append(cached[name])
+        found.append(cached[last])
     return found
 
 
@@ -109,14 +111,22 @@ def visible(cells: Cells, seq_id: SeqId, pos: int) -> list[int]:
     return [i for i, (p, own) in enumerate(cells) if p is not None and seq_id in own and p <= pos]
 
 
+def in_any_order(answer: object) -> object:
+    """A set of numbers as a list; anything else as it is."""
+    return list(answer) if isinstance(answer, set | frozenset) else answer
+
+
 PARTS_04: dict[str, Callable[..., Any]] = {
     "num_blocks": num_blocks,
     "slots": slots,
-    "free": free,
-    "take": take,
-    "find": find,
     "block_attention": block_attention,
     "visible": visible,
+}
+PARTS_05: dict[str, Callable[..., Any]] = {
+    "find": find,
+    "free": free,
+    "take": take,
+    "slots_for": slots_for,
 }
 
 # -- pages made of parts ---------------------------------------------------------------------------
@@ -149,12 +159,12 @@ class OwnBlocks(BlockManager):
         """Of a sequence that is over; or of a copy-on-write, which loses one block."""
         if self.parts.is_package("free"):
             return super()._give_back(table)
-        names = {number: block.hash for number, block in enumerate(self.blocks)}
+        hashes = {number: block.hash for number, block in enumerate(self.blocks)}
         held = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
         want = {number: count - (number in table) for number, count in held.items()}
         queue = list(self.free_queue)
         with self.parts.blamed("free"):
-            self.parts("free", list(table), held, queue, names)
+            self.parts("free", list(table), held, queue, hashes)
             counts = {number: whole(held.get(number, 0)) for number in want}
             free_ones = sorted(number for number, count in want.items() if count == 0)
             if counts != want or sorted(queue) != free_ones:
@@ -170,9 +180,9 @@ class OwnBlocks(BlockManager):
         if self.parts.is_package("take"):
             return super()._claim()
         queue, cached = list(self.free_queue), dict(self.cached)
-        hash_of = {number: block.hash for number, block in enumerate(self.blocks)}
+        hashes = {number: block.hash for number, block in enumerate(self.blocks)}
         with self.parts.blamed("take"):
-            answer = self.parts("take", queue, hash_of, cached)
+            answer = self.parts("take", queue, hashes, cached)
             taken, left = whole(answer), list(self.free_queue)
             if taken not in left or queue != [block for block in left if block != taken]:
                 raise CannotBe(f"gave {answer!r}, and left the free queue {queue}; it was {left}")
@@ -181,7 +191,7 @@ class OwnBlocks(BlockManager):
         evicted = self.blocks[taken].hash is not None
         self.cached = cached
         for number, block in enumerate(self.blocks):
-            block.hash = hash_of.get(number)
+            block.hash = hashes.get(number)
         self.blocks[taken].ref_cnt = 1
         return taken, evicted
 
@@ -288,7 +298,7 @@ class OwnTable(CellTable):
         cells = [(cell.pos, set(cell.owners)) for cell in map(self.__getitem__, numbers)]
         with self.parts.blamed("visible"):
             answer = self.parts("visible", cells, seq_id, pos)
-            seen = whole_numbers(answer)
+            seen = whole_numbers(in_any_order(answer))
             if seen is None or not {*seen} <= {*numbers}:
                 raise CannotBe(f"gave {answer!r}: the cells are 0 .. {self.num_cells - 1}")
         return sorted(seen, key=lambda cell: cells[cell][0] or 0)  # as the package reads them

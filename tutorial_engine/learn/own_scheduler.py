@@ -1,6 +1,7 @@
 """The learner's plan and policy, running as the real Scheduler.
 
-The parts of notebook 03 under the signatures of its exercises, and a Scheduler that asks them.
+The parts of notebook 03, and `slots_for` of 05, under the signatures of the exercises, and a
+Scheduler that asks them.
 """
 
 from collections import deque
@@ -11,6 +12,7 @@ from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.learn.parts import CannotBe, Parts, listed, number, whole
+from tutorial_engine.model.batch import Allocation
 
 Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
 
@@ -37,6 +39,21 @@ def ttft_and_tpot(arrival: float, token_times: Sequence[float]) -> tuple[float, 
     metrics = RequestMetrics(arrival, None, tuple(token_times))
     assert metrics.ttft is not None and metrics.tpot is not None, "there are two tokens at least"
     return metrics.ttft, metrics.tpot
+
+
+def slots_for(
+    request: Any, running: list[Any], allocate: Callable[[Any], Any], preempt: Callable[[Any], None]
+) -> Any:
+    """The slots for a request; the last of `running` gives way until there are some.
+
+    None if it had to give way itself.
+    """
+    while (slots := allocate(request)) is None:
+        victim = running[-1]
+        preempt(victim)
+        if victim is request:
+            return None
+    return slots
 
 
 class ShortestFirst(Scheduler):
@@ -88,6 +105,49 @@ class OwnScheduler(Scheduler):
         budget = self.config.max_num_batched_tokens
         self._shares = None if is_package else self._ask_plan(budget)
         return super().schedule()
+
+    def schedule_running(self, plan: StepPlan) -> None:
+        """With the part `slots_for` as the inner loop."""
+        if self.parts.is_package("slots_for"):
+            return super().schedule_running(plan)
+        for request in list(self.running):
+            if request in plan.preempted:
+                break  # and all after it
+            num_tokens = self.num_tokens_to_run(request, plan)
+            if num_tokens == 0:
+                continue
+            allocation = self._slots_for(request, num_tokens, plan)
+            if allocation is None:
+                return None
+            self._schedule(plan, request, allocation)
+
+    def _slots_for(self, request: Request, num_tokens: int, plan: StepPlan) -> Allocation | None:
+        """The answer of the learner's `slots_for`. PartFailed for one that cannot be."""
+        ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
+        given, most = list[Allocation | None](), len(self.running)
+
+        def allocate(asking: object) -> Allocation | None:
+            if asking is not request or request in plan.preempted:
+                raise CannotBe(f"asks for {_name(asking)} while {_name(request)} is served")
+            if len(given) > most:
+                raise CannotBe("asks again and again, and nobody gives way")
+            if not given or given[-1] is None:
+                given.append(self.memory.allocate(*ask))
+            return given[-1]
+
+        def preempt(victim: Request) -> None:
+            if not self.running or victim is not self.running[-1]:
+                raise CannotBe(f"lets {_name(victim)} give way, who is not the last of running")
+            self.preempt(victim)
+            plan.preempted.append(victim)
+
+        self.parts.calls["slots_for"] += 1
+        with self.parts.blamed("slots_for"):
+            answer = self.parts.own["slots_for"](request, self.running, allocate, preempt)
+            want = None if request in plan.preempted or not given else given[-1]
+            if answer is not want or (want is None and request not in plan.preempted):
+                raise CannotBe(f"gave {answer!r} for {_name(request)}, expected {want!r}")
+        return want
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         if self._shares is not None and plan.preempted:  # the plan was made for another state
@@ -171,6 +231,10 @@ class OwnScheduler(Scheduler):
         with self.parts.blamed("plan_step"):
             answer = self.parts("plan_step", list(running), list(waiting), budget, most)
             return _possible(answer, running, waiting, budget, most, self.is_checked)
+
+
+def _name(request: object) -> str:
+    return f"request {getattr(request, 'request_id', repr(request))}"
 
 
 def _possible(

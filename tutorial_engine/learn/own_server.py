@@ -39,7 +39,7 @@ from tutorial_engine.lab.beside_vllm import (
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
 from tutorial_engine.learn.own_engine import OwnSampler
-from tutorial_engine.learn.own_memory import PARTS_04, InBlocks, OwnCells, OwnPages
+from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05, InBlocks, OwnCells, OwnPages
 from tutorial_engine.learn.own_scheduler import (
     PARTS_03,
     POLICIES,
@@ -60,11 +60,11 @@ EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {
     "rows": ("num_tokens_to_run", "plan_step", "ttft_and_tpot", *POLICIES),
-    "pages": ("num_blocks", "slots", "free", "take", "find", "block_attention"),
+    "pages": ("num_blocks", "slots", "find", "free", "take", "slots_for", "block_attention"),
     "cells": ("visible",),
 }
 VLLM_RUNS = {"rows": (0, 35), "pages": (17, 28)}  # with rows no memory that is too small
-DECIDING = ("num_tokens_to_run", "plan_step", *POLICIES, "free", "take", "find")
+DECIDING = {"num_tokens_to_run", "plan_step", *POLICIES, "num_blocks", "slots", *PARTS_05}
 INSIDE = {"num_tokens_to_run": "plan_step", "project": "layer", "rope": "layer"}
 
 
@@ -117,7 +117,7 @@ class OwnServer(PartsHolder):
         block_size: int = 16,
         num_cells: int | None = None,
     ) -> None:
-        super().__init__({**EARLIER, **PARTS_03, **PARTS_04}, "engine")
+        super().__init__({**EARLIER, **PARTS_03, **PARTS_04, **PARTS_05}, "engine")
         if memory not in NAMES:
             raise ValueError(f"memory must be one of {sorted(NAMES)}, got {memory!r}")
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
@@ -290,6 +290,7 @@ class OwnServer(PartsHolder):
             message = f"{' and '.join(others)} {verb} other tokens than alone."
             return message if others else ""
 
+        before = {*self.parts.own}
         run = self.settle(lambda: self._run(asked, when, limits), wrong)
         right = sum(_tokens(output) == alone[output.request_id] for output in run.outputs)
         for output in run.outputs:
@@ -298,7 +299,9 @@ class OwnServer(PartsHolder):
             print(f"attention copied {run.bytes_gathered:,} bytes of K and V")
         print(self.who_ran(INSIDE))
         mark = "✔" if right == len(alone) else "✘"
-        print(f"{mark} {right} of {len(alone)} requests have the tokens that they have alone.")
+        whose = "with the package's part: " if before - {*self.parts.own} else ""
+        told = f"{right} of {len(alone)} requests have the tokens that they have alone"
+        print(f"{mark} {whose}{told}.")
         return run
 
     def _run(
@@ -368,7 +371,7 @@ class OwnServer(PartsHolder):
         found = []
         for run in runs:
             engine = self.engine(
-                num_blocks=run["num_blocks"],
+                memory_bytes=self._bytes_of(run),
                 block_size=run["block_size"],
                 prefix_caching=run["enable_prefix_caching"],
                 **{name: run[name] for name in LIMITS},
@@ -377,6 +380,12 @@ class OwnServer(PartsHolder):
             engine.runner = ModelRunner(self.model, engine.memory.storage)
             found.append(beside(run, decide_again(run, engine).steps, "yours"))
         return BesideVLLM(names, found)
+
+    def _bytes_of(self, run: Run) -> int | None:
+        """The memory of vLLM's blocks in a run, for the part `num_blocks`; with rows None."""
+        spec = KVCacheSpec.from_model(self.model.config, self.model.dtype)
+        size: int = run["num_blocks"] * run["block_size"] * spec.bytes_per_token
+        return size if self.memory == "pages" else None
 
     @property
     def _deciding(self) -> list[str]:

@@ -27,12 +27,14 @@ __getattr__, __all__ = hands_out(
         "induction_view": "two_steps_picture",
         "kv_edit_view": "matters_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",
+        "leak_view": "leak_picture",
         "memory_plots": "dial, layer_factor, shift_picture, users_at_once, waste_over_time",
         "model_plots": (
             "ablation_picture, block_picture, gqa_picture, qkv_picture, three_token_picture"
         ),
         "parallel_plots": "ranks_picture",
         "place_plots": "places, read_places",
+        "radix_view": "radix_tree",
         "request_plots": "one_request, state_machine",
         "rope_explorer": "RopeExplorer",
         "sampling_explorer": "SamplingExplorer",

@@ -1,0 +1,872 @@
+# %% [markdown]
+# # 05 · Shared beginnings and full memory
+#
+# In notebook 04 each request had blocks of its own. Here requests *share* blocks, and the memory gets full. You write
+# the search in the prefix cache, the eviction and the preemption of the engine. You also find a bug by which one
+# user reads what another user wrote.
+#
+# | sitting | about | time |
+# |---|---|---|
+# | sections 1 to 4 | sharing, eviction, a leak | 1¼ hours |
+# | sections 5 to 8 | misses, full memory, your whole engine | ¾ hour |
+#
+# You should have done notebook 04 up to section 4, or know what a block table is. Cells whose code is folded only measure and print: run them, and
+# skip their code.
+
+# %%
+import torch
+
+from tutorial_engine.cache import PagedKVCache
+from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
+from tutorial_engine.learn import OwnServer, Predictions, show_source
+from tutorial_engine.model import TINY, load_model, load_tokenizer
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.trace import Recorder
+from tutorial_engine.viz import token_label
+
+torch.set_grad_enabled(False)
+torch.set_num_threads(1)  # for a model this small a second thread costs more than it brings
+predictions = Predictions()
+model, tokenizer = load_model(), load_tokenizer()
+PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+prompts = [tokenizer.encode(text).ids for text in PROMPTS]
+labels = {i: token_label(tokenizer, i) for i in range(tokenizer.get_vocab_size())}
+print([len(ids) for ids in prompts], "tokens")
+
+# %% jupyter={"source_hidden": true}
+params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (6, 3, 5)]
+
+
+def make_pages(num_blocks=12, block_size=4, **options):
+    """A pool of blocks, with a recorder."""
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return PagedKVCache.from_config(model.config, **sizes, **options, trace=Recorder())
+
+
+def make_engine(memory):
+    """An engine for three requests at once, on this memory."""
+    config = EngineConfig(max_model_len=64, max_num_seqs=3)
+    trace = memory.trace
+    return LLMEngine(model, tokenizer, config, memory=memory, clock=VirtualClock(), trace=trace)
+
+
+# %% [markdown]
+# `server` is the engine of notebook 04. The next cell reads your notebook 04 from its saved file. What is right there runs
+# in `server` from the beginning.
+
+# %%
+from tutorial_engine.learn import bring
+
+server = OwnServer(model, tokenizer, memory="pages", num_blocks=12, block_size=4)
+bring(server, "04_paged_cells.ipynb")
+
+# %% [markdown]
+# ## 1 · Sharing a beginning
+#
+# **Objective:** compute a beginning once for all requests that have it.
+#
+# Many requests begin alike: with the same instructions, the same document, the same conversation so far.
+# The **prefix cache** finds such beginnings. A **hash** is a short number computed from data: the same data always give
+# the same one, and other data practically never do. Each full block gets a hash, made of its tokens *and
+# of the hash of the block before it*. So a hash stands for all tokens from the start. A new request looks up
+# the hashes of its blocks. A block that is there is a **hit**: the request takes it into its table, and does not run its
+# tokens again. The first **miss** ends the search.
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.trace import Admitted
+
+STORY = PROMPTS[0] + " " + PROMPTS[1]
+ids_a, ids_b = (
+    tokenizer.encode(STORY + end).ids for end in (" Anna had a dog.", " Anna had a cat.")
+)
+same = next(i for i, (x, y) in enumerate(zip(ids_a, ids_b, strict=False)) if x != y)
+
+
+def found_by(engine):
+    """Request → how many of its tokens were found in the prefix cache when it was admitted."""
+    return {e.request_id: e.num_cached for e in engine.trace.events if isinstance(e, Admitted)}
+
+
+print(f"A has {len(ids_a)} prompt tokens, B {len(ids_b)}; the first {same} are the same")
+
+# %%
+predictions.ask(
+    "shared",
+    f"A runs its first step, then B comes. Their first {same} tokens are the same, and blocks have 4. How many "
+    "tokens does B find in the prefix cache?",
+    [str(same), str(same // 4 * 4), "0, because A is still running"],
+)
+
+# %% tags=["figure-shared"]
+from tutorial_engine.viz import block_view
+
+sharing_two = make_engine(make_pages())
+for name, ids in (("A", ids_a), ("B", ids_b)):
+    sharing_two.add_request(name, ids, params[0])
+    sharing_two.step()
+chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
+block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
+
+# %% [markdown]
+# In the picture, `ref` is the number of tables that hold a block. Below a block stand the first characters of
+# its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
+# blocks have a hash, so the rest of the common beginning is computed twice.
+#
+# Another rule holds even when everything is cached:
+
+# %%
+predictions.ask(
+    "full",
+    "A prompt has 48 tokens, blocks have 16, and all of it is in the cache. How many tokens does a second "
+    "request with this prompt find?",
+    ["48", "47", "32"],
+)
+
+# %%
+again = make_engine(make_pages(num_blocks=8, block_size=16))
+for name in "AB":
+    again.add_request(name, (ids_a * 3)[:48], SamplingParams(max_tokens=4))
+    again.run()  # A is over when B comes
+chosen = predictions.reveal("full", found_by(again)["B"])
+
+# %% [markdown]
+# At least one token must run, because without a forward there are no logits to choose the next token from.
+# And blocks are found whole or not at all. So the last block runs again. Note that A was over when B came:
+# a block that nobody holds any more keeps its content, and can be found until somebody takes it.
+#
+# Here the hash is made:
+
+# %%
+from tutorial_engine.cache import BlockManager
+
+show_source(BlockManager.hash_of)
+
+# %% [markdown]
+# ### Exercise 1: search the prefix cache (10 minutes)
+#
+# `find` gets the tokens of a new request, and returns the physical blocks that hold its beginning already.
+# The dictionary `cached` has the block for each known hash. The hash of a full block comes from
+# `hash_of(parent, tokens)`: `parent` is the hash of the block before it, or None for the first block, and
+# `tokens` are the tokens of this block alone. The search ends at the first miss, and it leaves at least one token to
+# run.
+#
+# <details><summary>Hint</summary>Go through the prompt block by block, and remember the hash of the last block.
+# For 12 tokens in blocks of 4, how many blocks may be found? And for 13? <code>range(block_size,
+# len(token_ids), block_size)</code> gives the places where such blocks end.</details>
+
+
+# %% tags=["exercise"]
+def find(token_ids, block_size, hash_of, cached):
+    """The blocks of the longest beginning that is cached. cached: {hash: block}."""
+    ### BEGIN SOLUTION
+    found, last = [], None
+    for end in range(block_size, len(token_ids), block_size):
+        last = hash_of(last, token_ids[end - block_size : end])
+        if last not in cached:
+            break
+        found.append(cached[last])
+    return found
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_find
+
+server.use(find, check_find)
+
+# %% [markdown]
+# B comes a little after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
+# has to find it:
+
+# %%
+both = [STORY + " Anna had a dog.", STORY + " Anna had a cat."]
+run = server.serve(both, SamplingParams(max_tokens=8), times=[0.0, 0.05], num_blocks=32)
+print("tokens found in the prefix cache:", found_by(run))
+
+# %% [markdown]
+# If two different texts had the same hash, one user would read another user's K and V. SHA-256 makes this
+# practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
+# requests with the same salt share blocks, for example those of one user.
+#
+# SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
+# new request walks down as far as its tokens agree. So it also finds the tokens that fill no block:
+
+# %% tags=["figure-radix"]
+from tutorial_engine.viz import radix_tree
+
+radix_tree([ids_a, ids_b], labels, block_size=4)
+
+# %%
+from tutorial_engine.learn import box
+
+box("radix")
+
+# %% [markdown]
+# A block gets its hash when the step is planned, *before* its K and V are written. So a request that comes in the same
+# step finds it. Is this right? Yes: in each layer, attention first writes the K and V of all tokens of the step, and only
+# then reads. Three users who come at once with one beginning run it once:
+
+# %%
+at_once = make_engine(make_pages())
+for name in "ABC":
+    at_once.add_request(name, ids_a, params[0])
+at_once.run()
+print("found by each of them:", found_by(at_once))
+
+# %% [markdown]
+# <details><summary>What if the forward fails, or if two requests compute the same block?</summary>If the forward fails,
+# nothing was written. Then the hashes of this step are taken back, and who counted on them is computed again. If two
+# requests have computed the same block, the first one keeps the hash and is found. The other one stays in its table,
+# without a hash. The methods are <code>BlockManager.admit</code>, <code>extend</code> and
+# <code>cache_full_blocks</code>.</details>
+
+# %% [markdown]
+# ## 2 · Two answers to one prompt
+#
+# **Objective:** see *copy on write*.
+#
+# A user may ask for several continuations of one prompt, here two (`n=2`). vLLM forks nothing for this: it runs two requests, and the
+# second one finds the full blocks of the prompt in the prefix cache. Our engine **forks** the request, as the first vLLM
+# did: A.1 gets a table with the same blocks, the open last one included. Each block counts its holders in `ref_cnt`.
+
+# %%
+predictions.ask(
+    "copies",
+    "The prompt has 10 tokens, and blocks have 4. Blocks 0 and 1 are full, block 2 is open. Both requests go "
+    "on writing. How many blocks are copied?",
+    ["none", "1", "2", "3"],
+)
+
+# %% tags=["figure-fork"]
+from tutorial_engine.trace import BlockCopied
+
+two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+forked = make_engine(make_pages())
+forked.add_request("A", PROMPTS[0], two)
+(answers,) = forked.run()
+copied = [event for event in forked.trace.events if isinstance(event, BlockCopied)]
+if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
+    for event in copied:
+        print(f"step {event.step}: {event.request_id} copies block {event.source} to {event.block}")
+    for one in answers.outputs:
+        print(one.index, repr(one.text))
+block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
+
+# %% [markdown]
+# Full blocks are only read, so both may hold them. The open block is different: the next token of one request
+# and the next token of the other would get the same slot. Whoever writes first gets a copy of it. The other one is
+# then the only holder, and goes on in the original. This is *copy on write*.
+
+# %%
+box("fork")
+
+# %% [markdown]
+# ## 3 · Who is evicted first?
+#
+# **Objective:** decide which block is given away next.
+#
+# Free blocks stand in a queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
+# prefix cache. A block that is freed goes to the end, so the block that was least recently used is evicted first. This
+# rule is called *LRU*. Below, A had a prompt of 12 tokens, so it held the blocks 0, 1 and 2 of
+# 7. It is over, and its blocks are put at the end of the queue. In which order?
+
+
+# %% jupyter={"source_hidden": true}
+def after_a():
+    """A block manager with 7 blocks of 4, in which A held three blocks and is over."""
+    blocks = BlockManager(num_blocks=7, block_size=4)
+    blocks.admit("A", ids_a[:12])
+    blocks.cache_full_blocks("A", ids_a[:12], 12)  # they can be found from now on
+    blocks.commit("A", 12)  # and are computed
+    blocks.free("A")
+    return blocks
+
+
+# %%
+predictions.ask(
+    "queue",
+    "Blocks 3 to 6 were never used. In which order are the blocks taken from now on?",
+    ["3 4 5 6 0 1 2", "3 4 5 6 2 1 0", "0 1 2 3 4 5 6"],
+)
+
+# %%
+blocks = after_a()
+if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
+    blocks.admit("B", [1] * 20)
+    print("B needs five blocks and gets", blocks.tables["B"])
+    blocks.free("B")
+    later = ids_a[:13]  # A's prompt and one token more
+    print("of A's three blocks C finds", len(blocks.find(later)))
+
+# %% [markdown]
+# The *tail* of A, block 2, goes first, so C still finds the blocks 0 and 1. If the head had gone first, C would have
+# found nothing, because a chain of hashes is searched from its start.
+#
+# All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
+# hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
+# of the queue.
+
+# %% [markdown]
+# ### Exercise 2: a request ends and gives its blocks back (10 minutes)
+#
+# `free` puts the blocks of a table into the queue, and changes `ref_cnt` and `free_queue` in place. For example `ref_cnt`
+# is `{0: 2, 1: 1}` if two requests hold block 0, `free_queue` is `[7, 8]`, and `hashes` is `{0: "c4", 1: None}`. A block
+# that another request still holds must stay out of the queue. Blocks without a hash go to the front, the others to
+# the end, and in both parts the last block of the table comes first.
+#
+# <details><summary>Hint</summary>First count the holders down. Then make the list of the blocks that nobody holds any
+# more, from the last to the first, and divide it in two: those <code>without</code> and those <code>with_hash</code>.
+# <code>free_queue[:] = ...</code> changes the list in place.</details>
+
+
+# %% tags=["exercise"]
+def free(table, ref_cnt, free_queue, hashes):
+    """A request gives its table back. ref_cnt: {block: holders}; hashes: {block: its hash or None}."""
+    ### BEGIN SOLUTION
+    for block in table:
+        ref_cnt[block] -= 1
+    gone = [block for block in reversed(table) if ref_cnt[block] == 0]
+    without = [block for block in gone if hashes[block] is None]
+    with_hash = [block for block in gone if hashes[block] is not None]
+    free_queue[:] = without + free_queue + with_hash
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_free, check_take
+
+server.use(free, check_free)
+
+# %% [markdown]
+# ### Exercise 3: hand out a free block, and forget what it held (5 minutes)
+#
+# `take` hands out the next block. This is where a block is evicted: it gets new content, so it must not be found
+# under its old hash.
+#
+# <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
+# <code>cached</code>, and set <code>hashes[block]</code> to None.</details>
+
+
+# %% tags=["exercise"]
+def take(free_queue, hashes, cached):
+    """The next block. hashes: {block: its hash or None}; cached: {hash: block that is found}."""
+    ### BEGIN SOLUTION
+    block = free_queue.pop(0)
+    if hashes[block] is not None:
+        del cached[hashes[block]]
+        hashes[block] = None
+    return block
+    ### END SOLUTION
+
+
+# %%
+server.use(take, check_take)
+
+# %%
+run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens=8))
+
+# %% [markdown]
+# Your functions now decide about every block of the engine.
+
+# %% [markdown]
+# ## 4 · How can she know of the coat?
+#
+# **Objective:** find out how one user can read what another one wrote.
+#
+# Somebody else's block manager, `StaleBlocks`, serves three requests, one after the other, in a pool of 9 blocks of 4.
+# Here is what they asked, and what they got:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.learn import StaleBlocks, leak
+
+anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
+asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
+story = leak(model, tokenizer, asked, StaleBlocks, max_tokens=26)
+print(story)
+
+# %%
+predictions.ask(
+    "coat",
+    "Nobody told Anna of a yellow coat, and the prompt of user 1 is the same both times. All choices are greedy. How can "
+    "the second answer know of the coat?",
+    [
+        "the model learned of Tom in its training",
+        "two different texts have the same hash",
+        "a block is found by its old hash, and holds Tom's text",
+    ],
+)
+
+# %% tags=["figure-leak"]
+from tutorial_engine.viz import leak_picture
+
+chosen = predictions.reveal("coat", 2 if story.stale else 0)
+leak_picture(story) if chosen else None
+
+# %% [markdown]
+# The search for user 1's beginning gave blocks 0 and 1, and its hashes were right. But user 2 had taken
+# these blocks in the meantime, and *this block manager had not forgotten their old hashes*. So the model read
+# K and V of Tom's words at the places of Anna's. No error was raised.
+
+# %% [markdown]
+# ### Exercise 4: find the stale read (15 minutes)
+#
+# Here is a log of four other requests under `StaleBlocks`. Each is over before the next one comes. A block is *cached*
+# when it is full (the log has four characters of its hash), and *found* by this hash. Which request reads K and V that
+# are not its own?
+
+# %%
+from tutorial_engine.learn import log_text, stale_log
+
+log = stale_log(model, StaleBlocks, prompts)
+print(log_text(log))
+
+# %% [markdown]
+# Do not search by eye: write `stale`. It goes through a log, and returns the list of all lines in which a block is
+# found that no longer holds what the hash says. Each line has `line.step`, `line.who`, `line.what` ("takes", "caches"
+# or "finds"), `line.block` and `line.hash`.
+#
+# <details><summary>Hint</summary>Keep a dictionary with the present hash of each block. What becomes of it when a
+# block is taken? And when it is full again? A find is right only if its hash is the present one.</details>
+
+
+# %% tags=["exercise"]
+def stale(log):
+    """The lines of a log that find a block which holds something else by now."""
+    ### BEGIN SOLUTION
+    present, found = {}, []
+    for line in log:
+        if line.what == "finds":
+            if present[line.block] != line.hash:
+                found.append(line)
+        else:
+            present[line.block] = line.hash if line.what == "caches" else None
+    return found
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_stale
+
+check_stale(stale, log)
+
+# %% [markdown]
+# This is the bug. First the package's method, then the other one, which clears the hash in the block and
+# leaves it in the dictionary `cached`. Your `take` does both.
+
+# %%
+show_source(BlockManager.forget)
+print()
+show_source(StaleBlocks.forget)
+
+# %% [markdown]
+# Now user 1 gets the answers of *your* block manager:
+
+# %%
+run = server.serve([anna, tom, anna], SamplingParams(max_tokens=26), times=[0, 1, 2], num_blocks=9)
+
+# %% [markdown]
+# How would a test have found this bug? Five bugs are planted one after the other:
+#
+# - a taken block keeps its hash: the bug above;
+# - hashes without the parent's: a hash stands for the tokens of one block only;
+# - found before it is written: a block has its hash when it is taken, full or not;
+# - a shared block is written: there is no copy on write;
+# - blocks are freed head first.
+#
+# There are four tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt;
+# and requests one after the other in a pool so small that blocks are used again.
+
+# %%
+predictions.ask(
+    "zoo",
+    "How many of the five bugs give a wrong token to a request that is alone in a fresh pool?",
+    ["none of them", "two", "all five"],
+)
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.learn import stress, stress_table
+
+rows = stress(model, prompts)
+wrong_alone = sum(row.alone != rows[0].alone for row in rows)
+if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_alone]):
+    print(stress_table(rows))
+
+# %% [markdown]
+# The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were hits in
+# the last test: fewer than “no bug” is wasted work, and more is an alarm, because those blocks are stale. `integrity` is
+# the first complaint of `check_integrity`, which runs after each step.
+#
+# No bug shows when a request is alone. Some need company, one needs samples, and one needs blocks that are used
+# again. Freeing the head first gives right tokens everywhere: only `found` tells. So a cache is tested with all of
+# these.
+
+# %% [markdown]
+# ---
+#
+# **The first sitting ends here.** You know what is shared, and in which order blocks are evicted. The second sitting takes
+# about ¾ hour. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
+# Cell").
+#
+# ---
+
+# %% [markdown]
+# ## 5 · Why is my hit rate zero?
+#
+# **Objective:** find out why a prefix is not found. Users of every engine ask this.
+#
+# The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
+# of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
+# the hit rate is 0 %. Each run has another cause. These are the causes:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases
+
+runs = cases(model, tokenizer)
+names = {"SHORT": SHORT, "BEGINS": BEGINS, "SALT": SALT, "EVICTED": EVICTED, "NOT_YET": NOT_YET}
+for name, cause in names.items():
+    print(f"{name:10} {cause}")
+
+# %% jupyter={"source_hidden": true}
+for case in runs[:3]:
+    print(case.describe(), end="\n\n")
+
+# %% jupyter={"source_hidden": true}
+for case in runs[3:]:
+    print(case.describe(), end="\n\n")
+
+# %% [markdown]
+# ### Exercise 5: name the causes (10 minutes)
+#
+# Find out why each of the five runs found nothing. Each cause belongs to one run.
+#
+# <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
+# block really the same? Do both requests use the same salt? Is the block still there when the second request
+# comes? Was it full by then?</details>
+
+
+# %% tags=["exercise"]
+def causes():
+    """The cause of each run: {"run 1": SHORT, "run 2": SALT}, and so on, for all five."""
+    ### BEGIN SOLUTION
+    four = {"run 1": EVICTED, "run 2": SHORT, "run 3": NOT_YET, "run 4": SALT}
+    return four | {"run 5": BEGINS}
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_causes
+
+check_causes(causes() or {}, runs)
+
+# %% [markdown]
+# Each cause has its cure: smaller blocks (a prompt of 10 tokens is hardly worth a cache); the time of day at the end of
+# the prompt and not at its beginning; one salt for all who may share; a larger pool; and larger chunks.
+#
+# Requests that come in the same step are no cause in our engine: they find what this step computes. Other engines differ.
+# In a service with several copies of the engine (*replicas*), ask first whether the second request went to the same
+# replica: each has a prefix cache of its own.
+
+# %%
+box("same_step")
+
+# %% [markdown]
+# ## 6 · Memory is full
+#
+# **Objective:** see what the engine does when no block is free.
+#
+# The three requests want 16 new tokens each. Finished, they would need 7, 6 and 5 blocks, which is 18. The
+# pool has 12.
+
+# %%
+more = [SamplingParams(max_tokens=16, ignore_eos=True)] * 3
+
+
+def serve_three(engine):
+    """Request → its new tokens."""
+    for name, ids, own in zip("ABC", prompts, more, strict=True):
+        engine.add_request(name, ids, own)
+    return {out.request_id: out.outputs[0].token_ids for out in engine.run()}
+
+
+plenty, scarce = make_engine(make_pages(24)), make_engine(make_pages())
+right_16, got_16 = serve_three(plenty), serve_three(scarce)
+
+# %%
+predictions.ask(
+    "preempt",
+    "C, which was admitted last, is preempted first: it gives its blocks back. Later B has computed 21 tokens, and is "
+    "preempted, too. It is admitted again in the next step. How many of these 21 tokens run again?",
+    ["none", "1", "21"],
+)
+
+# %%
+from tutorial_engine.lab import when_memory_full as when_full
+
+lost = when_full(scarce.trace.trace())
+again = [one.num_tokens - one.num_found for one in lost]
+if predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1]))):
+    for one, number in zip(lost, again, strict=True):
+        print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, runs {number} again")
+    print("same tokens as with plenty of memory:", got_16 == right_16)
+
+# %% [markdown]
+# A victim loses its blocks and keeps its tokens, the new ones included. Back from the front of the queue, it runs
+# them like one long prompt: *preemption by recompute*. But B's old blocks were free and not yet taken, so the
+# full ones were hits. C's had been taken.
+
+# %% [markdown]
+# ### Exercise 6: who gives way? (10 minutes)
+#
+# The engine goes through the running requests, in the order of admission, and asks for slots for each of them. If
+# there are none, the *last* of `running` gives way, which may be the asking one itself. Then it asks again.
+# `allocate(request)` gives its slots, or None without room. `preempt(victim)` takes the victim out of `running`.
+#
+# <details><summary>Hint</summary>Repeat while <code>allocate</code> gives None: the victim is <code>running[-1]</code>.
+# After the asking request itself has given way, nothing more is to be done: return None.</details>
+
+
+# %% tags=["exercise"]
+def slots_for(request, running, allocate, preempt):
+    """The slots for a request, or None if it had to give way itself."""
+    ### BEGIN SOLUTION
+    while (slots := allocate(request)) is None:
+        victim = running[-1]
+        preempt(victim)
+        if victim is request:
+            return None
+    return slots
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_slots_for
+
+server.use(slots_for, check_slots_for)
+
+# %% [markdown]
+# It is the pool of 12 blocks again, so your `slots_for`, `free` and `take` work hard:
+
+# %%
+run = server.serve(PROMPTS, more)
+
+# %% [markdown]
+# This is what `preempt` does, and what the lack of memory cost the three requests:
+
+# %%
+from tutorial_engine.engine import Scheduler
+
+show_source(Scheduler.preempt)
+
+# %% jupyter={"source_hidden": true}
+more_run = scarce.runner.num_tokens - plenty.runner.num_tokens
+print(
+    f"{plenty.runner.num_tokens} tokens run with plenty of memory, {more_run} more with 12 blocks"
+)
+print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
+
+# %% [markdown]
+# **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
+# A and B begin alike. Make the pool smaller until somebody is preempted. Then set 24 blocks of 1: how many tokens do A
+# and B share now, and why not 4 as before?
+#
+# <details><summary>Answer</summary>With blocks of 4 it begins at 7 blocks. With blocks of 1 they share 7 tokens: every
+# common token is found, because each of them fills a block.</details>
+
+# %% tags=["figure-full-explorer"]
+from tutorial_engine.viz import BlockExplorer
+
+shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
+explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=12)
+explorer.set(step=3)
+explorer
+
+# %% [markdown]
+# So a lack of memory costs time. The blocks of the victim could also be copied to the main memory of the machine, and
+# back later. This is called *swapping*. A block is many separate pieces of memory, K and V of every layer, and each piece
+# is a copy that must be started. So recompute is cheaper for small blocks, and swapping for large ones. vLLM could swap
+# once. Its v1 cannot.
+
+# %%
+box("swap")
+
+# %% [markdown]
+# As long as each request fits into the pool alone, a lack of memory changes no token. If it does not fit, its
+# answer ends early, or the request is refused when it is added:
+
+# %% jupyter={"source_hidden": true}
+for num_blocks in (12, 5, 4):
+    engine = make_engine(make_pages(num_blocks))
+    engine.add_request("A", prompts[0], more[0])
+    answer = engine.run()[0].outputs[0]
+    print(
+        f"{num_blocks:2} blocks: {len(answer.token_ids):2} of 16 new tokens, {answer.finish_reason}"
+    )
+try:
+    scarce.add_request("D", [65] * 48)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# ## 7 · Who may come in?
+#
+# **Objective:** see *thrash*, and what prevents it.
+#
+# A prompt may run in chunks, and it takes its blocks chunk by chunk. Is it enough if there is room for its first
+# chunk? The package asks for room for all of its tokens. This variant asks for the first chunk only:
+
+# %%
+from tutorial_engine.learn import EagerPages
+
+show_source(PagedKVCache.tokens_to_admit)
+print()
+show_source(EagerPages.tokens_to_admit)
+
+# %%
+predictions.ask(
+    "thrash",
+    "The pool has 100 blocks of 4, a chunk has at most 256 tokens, and there is no prefix cache. Four users get 32 "
+    "tokens each. E brings 387 tokens, which fit only when they are done. The last one that was admitted is preempted. "
+    "What becomes of E if room for its first chunk is enough?",
+    [
+        "it is never preempted",
+        "it is preempted once, and then waits for the users",
+        "it is preempted again and again",
+    ],
+)
+
+# %% tags=["figure-thrash"]
+from tutorial_engine.learn import cost, drama, tokens
+from tutorial_engine.viz import timelines
+
+rules = drama(model, tokenizer)
+patient, eager = rules.values()
+times = cost(eager).preempted["E"]
+if chosen := predictions.reveal("thrash", min(times, 2)):
+    ratio = cost(eager).num_tokens / cost(patient).num_tokens
+    print(f"E is preempted {times} times, and {ratio:.1f} times as many tokens run.")
+    print("same tokens:", tokens(patient) == tokens(eager))
+    for name, trace in rules.items():
+        its = cost(trace)
+        print(
+            f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end=""
+        )
+        print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
+timelines(rules, title="The same requests under two rules of admission") if chosen else None
+
+# %% [markdown]
+# E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
+# those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for a chunk that is
+# thrown away: this is *thrash*. With the whole prompt as the condition, E simply waits until they are done.
+
+# %% [markdown]
+# <details><summary>And with a prefix cache?</summary>These runs had none. With one, E is preempted only once here. The
+# tokens that are found <em>and</em> the next chunk must fit, and this is just what did not fit one step ago. So E waits.
+# If others took its old blocks meanwhile, the thrash would be back.</details>
+
+# %%
+box("admission")
+
+# %% [markdown]
+# ## 8 · Your engine
+#
+# **Objective:** let everything that you wrote serve requests together.
+#
+# The next cell reads your notebooks 01 to 03 from their saved files. What is right there becomes a part of `server`. If a
+# line says that the package's part runs, save that notebook with your answers in it, and run the cell again. Some
+# parts stay behind, such as your cache of notebook 02: pages have taken its place.
+
+# %%
+print(bring(server, "01_attention_rope.ipynb"))
+print(bring(server, "02_kv_cache.ipynb"))
+print(bring(server, "03_scheduler.ipynb"))
+
+# %% [markdown]
+# Twelve users, a pool that is too small for them, and your code from the first matrix product to the last
+# block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
+# picture, *recompute* is what a request runs when it comes back: the tokens that it has lost, and its newest one. Who
+# comes back with few of them has found the rest in the prefix cache.
+
+# %% tags=["figure-preempted"]
+from tutorial_engine.trace import Preempted
+from tutorial_engine.viz import timeline
+
+NAMES = "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo".split()
+THINGS = ["a red kite", "a blue ball", "a green hat"]
+users = [f"{name} had {THINGS[i % 3]}." for i, name in enumerate(NAMES)]
+run = server.serve(users, SamplingParams(max_tokens=12), num_blocks=24)
+print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
+timeline(run.trace)
+
+# %% [markdown]
+# Does it decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. The same requests,
+# in an engine of your parts: the plans, the hits, the preemptions and the blocks of each step are compared. (The numbers
+# of the blocks may be others, if each block of vLLM is always the same block here.)
+
+# %%
+server.beside_vllm()
+
+# %% [markdown]
+# The ledger of notebook 02 now has all ways through this engine, in groups. Its last row is your server:
+
+# %% jupyter={"source_hidden": true}
+from transformers import AutoModelForCausalLM, logging
+
+from tutorial_engine.lab import engine_paths, in_place_paths, ledger_table, loop_path, memory_paths
+from tutorial_engine.lab import equality_ledger as ledger
+from tutorial_engine.lab import our_paths, run_transformers, vllm_path
+
+logging.disable_progress_bar()
+theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+groups = {
+    "caches, chunks, batches": our_paths(model),
+    "the scheduler": engine_paths(model, neighbours=[ids_a, ids_b]),
+    "pages and cells: shared, forked, preempted": memory_paths(model),
+    "pages read in place": in_place_paths(model),
+    "transformers": {"transformers": loop_path(lambda n: run_transformers(theirs))},
+    "vLLM": {"vLLM 0.32, recorded here": vllm_path},
+    "yours": {"yours": server.path()},
+}
+
+# %% jupyter={"source_hidden": true}
+paths = {name: path for group in groups.values() for name, path in group.items()}
+rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
+for name, group in groups.items():
+    print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
+last = ("no cache", "transformers", "vLLM 0.32, recorded here", "yours")
+print(ledger_table([rows[path] for path in last]))
+
+# %% [markdown]
+# <details><summary>All of this with a real model</summary>
+#
+# Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to all three:
+#
+# ```python
+# name = "Qwen/Qwen3-0.6B"
+# model, tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
+# memory = PagedKVCache.from_config(model.config, memory_bytes=2 * 2**30, dtype=torch.bfloat16)
+# engine = LLMEngine(model, tokenizer, memory=memory)
+# print(engine.generate("What is a KV cache?")[0].outputs[0].text)
+# ```
+#
+# </details>
+#
+# <details><summary>Not in this lesson</summary>
+#
+# - Replicas and routing: a router that sends requests with the same beginning to the same replica.
+# - K and V on other machines and disks: a prefix that is fetched instead of computed.
+# - Requests that ask for the logprobs of their prompt. They need a forward of all of it, so vLLM does not look them up.
+# - Speculative decoding: guessed tokens take slots, too, and lose them when the guess was wrong.
+#
+# [Reading on](../docs/reading-on.md) says where to look for these in the source of three engines.
+#
+# </details>
+#
+# ## What you can do now
+#
+# You can say what is shared, evicted and computed again, and when. You find out why a prefix is not found, and which
+# test sees a stale block. This is an inference engine, and large parts of it are yours. The series ends here. The
+# appendix `A1_two_ranks` runs one model on two processes. In `A3_vllm` you see what vLLM decided for the same
+# requests, and find its functions.
+
+# %%
+print(predictions.score())
