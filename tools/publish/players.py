@@ -210,7 +210,7 @@ def show_of(name: str) -> Show:
 
 
 def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
-    """Run the engine and write all players into the folder → their files.
+    """Run the engine and write all players into the folder, each with a still → the players.
 
     `links` says which pages a player leads to: words -> address.
     """
@@ -219,6 +219,8 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
     files = []
     for show in SHOWS:
         run = show.make(model, tokenizer)
+        poster = run.frames[len(run.frames) // 2].scene.png(zoom=0.8)
+        (folder / f"{show.name}.png").write_bytes(poster)
         files.append(
             save_player(
                 run.frames,
