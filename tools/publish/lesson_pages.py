@@ -145,6 +145,7 @@ def pages(lesson: Lesson) -> list[Page]:
             if len(titles) == 2:  # the first sitting stands below the title
                 cell.source = f"#{cell.source}"
             elif len(titles) > 2:
+                _end(parts[-1])
                 parts.append([])
                 cell.source = f"# {_title(lesson, begins[1])}" + cell.source[begins.end() :]
         if cell.cell_type == "code":
@@ -158,6 +159,13 @@ def pages(lesson: Lesson) -> list[Page]:
         own = nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
         found.append(Page(name_of(lesson, number), title[1], own))
     return found
+
+
+def _end(cells: list[NotebookNode]) -> None:
+    """A page does not end with a rule: what it led to is another page."""
+    cells[-1].source = re.sub(r"\n+-{3,}\s*\Z", "\n", cells[-1].source)
+    if re.fullmatch(r"\s*-{3,}\s*", cells[-1].source):
+        del cells[-1]
 
 
 def _for_readers(lesson: Lesson, cell: NotebookNode) -> list[NotebookNode]:

@@ -101,7 +101,6 @@ SHOWS = (
         "01_attention_rope",
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
-        Card((284, 34, 306, 318), 4),
     ),
     Show(
         "cache",
@@ -111,7 +110,7 @@ SHOWS = (
         "02_kv_cache",
         "One storage and a map",
         lambda m, t: run_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
-        Card((0, 66, 780, 230), 0.8),
+        Card((0, 66, 780, 230), 0.8, phone=(112, 66, 446, 236)),
     ),
     Show(
         "softmax",
@@ -123,7 +122,6 @@ SHOWS = (
         lambda m, t: Run(
             softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "blocks read"
         ),
-        Card((0, 54, 560, 290), 0.6, phone=(0, 54, 402, 290)),
     ),
     Show(
         "scheduler-one-rule",
@@ -199,7 +197,6 @@ SHOWS = (
         "04_paged_cells",
         "Cells",
         lambda m, t: run_of(CellExplorer(m, t)),
-        Card((0, 36, 690, 430), 0.6, phone=(8, 36, 352, 298)),
     ),
 )
 

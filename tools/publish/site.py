@@ -38,7 +38,7 @@ from tools.publish.model_card import facts
 from tutorial_engine.viz.tokens import escape
 
 ROOMS = (*"model sampling trace cache engine lab parallel".split(),)  # what a user calls
-HOME = (*"pages scheduler cache transplant attention rope".split(),)  # its first four have cards
+HOME = (*"pages scheduler cache transplant attention".split(),)  # its first four have cards
 HEAD = re.compile(r"^Introduced in notebooks? .*?\. ")  # of a package: which lesson opens it
 ROOT = NOTEBOOKS.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
