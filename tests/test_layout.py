@@ -189,6 +189,9 @@ def test_templates_ask_for_what_helps() -> None:
         kinds = {part["type"] for part in form["body"]}
         assert kinds <= {"textarea", "input", "dropdown", "markdown", "checkboxes"}
         assert all(part["attributes"]["label"] for part in form["body"] if "id" in part)
+    (lost,) = (form["body"][0] for form in forms if form["body"][0]["id"] == "notebook")
+    names = {one.notebook.rpartition("/")[2] for one in LESSONS}
+    assert names <= {*lost["attributes"]["options"]}, "the site's pages name one of them"
     request = (GITHUB / "pull_request_template.md").read_text(encoding="utf-8")
     assert "make lint" in request and "make test" in request
 

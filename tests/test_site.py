@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
 from browser import APPEARANCE, barriers, chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tools.publish import site
+from tools.publish import cheat_sheet, lesson_pages, site
 from tools.publish.build import LESSONS
 from tools.publish.players import SHOWS
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -34,8 +35,7 @@ def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
 
 
 def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
-    cards = [show for show in SHOWS if show.card]
-    assert len(cards) == site.cards().count("<iframe") > 0
+    assert site.cards().count("<iframe") == len(site.home_shows()) == 4
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
     with pytest.raises(KeyError, match="nobody"):
         site.filled("<!-- nobody -->", {})
@@ -45,7 +45,9 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     page = tmp_path / "page.md"
     page.write_text("[a](b.py), [c](https://example.org), ![e](f.png) and [g](#h)")
     assert site.localised(page) == "a, [c](https://example.org), ![e](f.png) and [g](#h)"
-    assert "(architecture.md)" in site.localised(ROOT / "README.md")
+    readme = site.localised(ROOT / "README.md")
+    assert "(architecture.md)" in readme and "(lessons/01_attention_rope.ipynb)" in readme
+    assert f"({site.REPOSITORY}/tree/HEAD/examples)" in readme
     lesson = site.localised(ROOT / "docs" / "teaching" / "04.md")
     assert '<a href="../players/pages-shared.html#t=8">' in lesson
 
@@ -78,6 +80,71 @@ def test_a_module_of_the_package_names_the_lessons_that_use_it() -> None:
     pages = dict(site.api_pages())
     assert pages["cache"].index("## cache.rows") < pages["cache"].index("## cache.paged")
     assert all(f"\n{room}\n" in pages["index"] for room in site.ROOMS)
+
+
+def test_a_lesson_page_is_for_readers_and_loses_no_cell() -> None:
+    """No installer, no word of a cell that waits for a run; every question with its answer."""
+    for lesson in LESSONS:
+        notebook, sittings = lesson_pages.built(lesson), lesson_pages.pages(lesson)
+        asked = lesson_pages.questions(lesson)
+        inside = "".join(nbformat.writes(page.notebook) for page in sittings)
+        for words in ("Choose an answer above, then run", "not done yet: the body", "google.colab"):
+            assert words not in inside, words
+        assert inside.count('class=\\"ask\\"') == len(asked) > 0
+        assert inside.count("data:image/png;base64,") == 0, "pictures of answers are files"
+        texts = [one.source for one in notebook.cells if one.cell_type == "markdown"]
+        kept = [
+            one.source
+            for page in sittings
+            for one in page.notebook.cells
+            if one.cell_type == "markdown" and not one.source.startswith("<div class")
+        ]
+        assert len(kept) >= len(texts) - len(sittings)
+        code = [
+            one.source
+            for page in sittings
+            for one in page.notebook.cells
+            if one.cell_type == "code"
+        ]
+        all_code = [one for one in notebook.cells if one.cell_type == "code"]
+        assert len(code) >= len(all_code) - 1 - len(asked)
+        for page in sittings:
+            assert page.notebook.cells[0].source.startswith(f"# {page.title}")
+
+
+def test_each_question_has_one_right_answer_and_that_is_the_runs() -> None:
+    quiz = site.quiz_page()
+    for lesson in LESSONS:
+        for name, one in lesson_pages.questions(lesson).items():
+            assert len({*one.options}) == len(one.options) >= 2 and one.right in one.options, name
+            assert one.html("").count(" data-right>") == 1 and "\n" not in one.html("")
+            assert one.html("answers/") in quiz
+            assert site.link(lesson, one.heading) in quiz
+        for file, png in lesson_pages.answer_pictures(lesson).items():
+            assert f"answers/{file}" in quiz and png.startswith(b"\x89PNG")
+
+
+def test_a_heading_leads_to_the_page_of_its_sitting() -> None:
+    for lesson in LESSONS:
+        for page in lesson_pages.pages(lesson):
+            text = "\n".join(
+                cell.source for cell in page.notebook.cells if cell.cell_type == "markdown"
+            )
+            found = {lesson_pages.slug(one) for one in re.findall(r"^#{1,3} (.+)$", text, re.M)}
+            ours = {a for name, a in lesson_pages.headings(lesson).values() if name == page.name}
+            assert ours <= found, page.name
+
+
+def test_the_cheat_sheet_has_a_worked_example_of_each_formula() -> None:
+    page = (site.SITE / "cheat_sheet.md").read_text(encoding="utf-8")
+    blanks = set(re.findall(r"<!-- (\w+) -->", page))
+    figures = cheat_sheet.figures()
+    assert blanks == figures.keys() | cheat_sheet.SECTIONS.keys()
+    for code, heading in cheat_sheet.SECTIONS.values():
+        assert site.link(site.lesson_of(code), heading)
+    rows = [line for line in page.splitlines() if line.startswith("| **")]
+    assert len(rows) > 8 and all("<!--" in row for row in rows)
+    assert figures["token_bytes"] == f"{2 * 28 * 8 * 128 * 2:,} bytes" and figures["slot"] == "6"
 
 
 # -- the built pages ------------------------------------------------------------------------------
@@ -194,9 +261,12 @@ def test_every_link_lands_and_every_picture_has_its_words(built: Path) -> None:
     for show in SHOWS:
         assert "../players.html" in pages[built / "players" / show.file].goals
     for lesson in LESSONS:
-        page = pages[built / f"{site.page_of(lesson)}.html"]
-        captions = [words for words in page.alts if len(words.split()) > 8]
+        file = built / f"{site.page_of(lesson)}.html"
+        captions = [words for words in pages[file].alts if len(words.split()) > 8]
         assert captions or "/" in lesson.notebook, "pictures have their captions as alt texts"
+        for sitting in lesson_pages.pages(lesson):
+            size = (built / "lessons" / f"{sitting.name}.html").stat().st_size
+            assert size <= 300 * 1024, f"{sitting.name} has {size // 1024} KB"
 
 
 @pytest.mark.site
@@ -254,8 +324,9 @@ def test_the_search_finds_from_disk(built: Path, offline: BrowserContext, words:
     page.keyboard.press("Enter")
     found = page.locator("#search-results li a")
     expect(found.filter(has_text="Glossary").first).to_be_visible()
-    lesson = page.locator('#search-results li a[href*="04_paged_cells"]')
+    lesson = page.locator('#search-results li a[href*="lessons/0"]')
     expect(lesson.first).to_be_visible(timeout=15_000)  # the list grows as it is searched
+    assert page.locator('#search-results li a[href*="api/"]').count() == 0, "lessons come first"
     assert wrong == []
 
 
@@ -272,7 +343,7 @@ def test_the_first_page_moves_where_it_may_and_fits_a_phone(
     page.goto((built / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     frames = page.locator("iframe").all()
-    assert len(frames) == len([show for show in SHOWS if show.card])
+    assert len(frames) == len(site.home_shows())
     for frame in frames:
         frame.scroll_into_view_if_needed()
         inside = frame.content_frame
@@ -291,9 +362,37 @@ def test_the_first_page_moves_where_it_may_and_fits_a_phone(
 
 
 @pytest.mark.site
+@pytest.mark.browser
+def test_a_question_is_answered_with_the_keyboard_alone(
+    built: Path, offline: BrowserContext
+) -> None:
+    page, wrong = watched(offline)
+    page.goto((built / "quiz.html").as_uri())
+    asks = page.locator(".ask")
+    count = asks.count()
+    assert count == sum(len(lesson_pages.questions(lesson)) for lesson in LESSONS)
+    for number, ask in enumerate(asks.all(), 1):
+        button = ask.locator(
+            "button[data-right]" if number % 2 else "button:not([data-right])"
+        ).first
+        assert not ask.locator("details").evaluate("one => one.open")
+        button.focus()
+        page.keyboard.press("Enter")
+        assert ask.locator("details").evaluate("one => one.open")
+        assert ask.locator("button[aria-pressed=true]").count() == 1
+        good = "As you predicted." if number % 2 else "Read the answer to see why."
+        expect(ask.locator(".ask-said")).to_have_text(good)
+        ask.locator("button").last.press("Enter")  # the first choice counts
+        assert ask.locator("button[aria-pressed=true]").count() == 1
+    expect(page.locator("#score")).to_have_text(f"{(count + 1) // 2} of {count} right; 0 to go.")
+    assert wrong == []
+
+
+@pytest.mark.site
 def test_no_page_of_the_site_loads_from_another_host(built: Path) -> None:
     loads = re.compile(
         r"""(?:<(?:script|img|iframe|link)\b[^>]*(?:src|href)=|@import\s+|url\()["']?(https?:)?//"""
     )
     for file in [*built.rglob("*.html"), *built.rglob("*.css")]:
-        assert not loads.search(file.read_text(encoding="utf-8")), file
+        text = re.sub(r'<link rel="canonical"[^>]*>', "", file.read_text(encoding="utf-8"))
+        assert not loads.search(text), file

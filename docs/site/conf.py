@@ -5,6 +5,7 @@ Nothing is run, and nothing is loaded from another host: the site works from dis
 
 import json
 import re
+from html import escape
 from pathlib import Path, PurePosixPath
 
 from docutils import nodes
@@ -42,9 +43,24 @@ html_copy_source = False
 html_show_search_summary = False  # it would fetch pages, which a browser refuses from disk
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
-html_theme_options = {"light_css_variables": {"color-brand-content": "#0072B2"}}
+html_favicon = "_static/favicon.svg"
+html_use_index = False
+html_domain_indices = False
 
-ALTS = json.loads(Path(__file__).with_name("alts.json").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent
+WHERE = json.loads((HERE / "site.json").read_text(encoding="utf-8"))
+ALTS = json.loads((HERE / "alts.json").read_text(encoding="utf-8"))
+html_baseurl = WHERE["address"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-content": "#0072B2"},
+    "footer_icons": [
+        {"name": "Repository", "url": WHERE["repository"], "html": "GitHub", "class": "words"}
+    ],
+}
+ABOUT = (
+    "You write the parts of a real LLM inference engine, on a laptop. It gives the same tokens as "
+    "Hugging Face and plans the same steps as vLLM."
+)
 MARKUP = re.compile(r"(?<!`)([*|\\]|_(?=\W|$))")
 
 
@@ -74,8 +90,25 @@ def level_headings(app, name, template, context, doctree):
     )
 
 
+def name_for_others(app, name, template, context, doctree):
+    """What a search engine and a message with a link to the page show of it."""
+    title = re.sub(r"<[^>]+>", "", context.get("title") or project)
+    tags = {
+        "og:title": title,
+        "og:description": ABOUT,
+        "og:type": "website",
+        "og:site_name": project,
+        "og:image": f"{html_baseurl}social.png",
+    }
+    lines = [f'<meta property="{key}" content="{escape(words)}">' for key, words in tags.items()]
+    lines.append('<meta name="twitter:card" content="summary_large_image">')
+    lines.append(f'<meta name="description" content="{escape(ABOUT)}">')
+    context["metatags"] = context.get("metatags", "") + "".join(lines)
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("html-page-context", name_for_others)
     app.connect("autodoc-process-docstring", plain_docstring)
     app.connect("doctree-read", name_pictures)
     app.connect("html-page-context", level_headings, priority=900)  # after the theme

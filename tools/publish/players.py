@@ -104,7 +104,6 @@ SHOWS = (
         "01_attention_rope",
         "RoPE: position as rotation",
         lambda *_: run_of(RopeExplorer()),
-        Card((284, 34, 306, 318), 4),
     ),
     Show(
         "jukebox",
@@ -123,7 +122,7 @@ SHOWS = (
         "02_kv_cache",
         "One storage and a map",
         lambda m, t: run_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
-        Card((0, 66, 780, 230), 0.8),
+        Card((0, 66, 780, 230), 0.8, phone=(112, 66, 446, 236)),
     ),
     Show(
         "transplant",
@@ -149,7 +148,6 @@ SHOWS = (
         lambda m, t: Run(
             softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "blocks read"
         ),
-        Card((0, 54, 560, 290), 0.6, phone=(0, 54, 402, 290)),
     ),
     Show(
         "scheduler-one-rule",
@@ -225,7 +223,6 @@ SHOWS = (
         "04_paged_cells",
         "Cells",
         lambda m, t: run_of(CellExplorer(m, t)),
-        Card((0, 36, 690, 430), 0.6, phone=(8, 36, 352, 298)),
     ),
 )
 
@@ -236,7 +233,7 @@ def show_of(name: str) -> Show:
 
 
 def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
-    """Run the engine and write all players into the folder → their files.
+    """Run the engine and write all players into the folder, each with a still → the players.
 
     `links` says which pages a player leads to: words -> address.
     """
@@ -245,6 +242,8 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
     files = []
     for show in SHOWS:
         run = show.make(model, tokenizer)
+        poster = run.frames[len(run.frames) // 2].scene.png(zoom=0.8)
+        (folder / f"{show.name}.png").write_bytes(poster)
         files.append(
             save_player(
                 run.frames,

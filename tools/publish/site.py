@@ -22,24 +22,38 @@ from typing import NamedTuple
 import nbformat
 
 import tutorial_engine
-from tools.publish import players
-from tools.publish.build import LESSONS, NOTEBOOKS, Lesson, make_notebook, sources, target
+from tools.publish import cheat_sheet, players
+from tools.publish.build import LESSONS, NOTEBOOKS, REPOSITORY, Lesson, make_notebook, sources
+from tools.publish.lesson_pages import (
+    NUMBER,
+    Page,
+    built,
+    headings,
+    name_of,
+    pages,
+    questions,
+    write_answers,
+)
 from tools.publish.model_card import facts
 from tutorial_engine.viz.tokens import escape
 
-# in reading order; a room that is not named here comes after them
-ROOMS = (*"model sampling trace cache engine tiny lab parallel viz learn".split(),)
+ROOMS = (*"model sampling trace cache engine lab parallel".split(),)  # what a user calls
+HOME = (*"pages scheduler cache transplant attention".split(),)  # its first four have cards
 HEAD = re.compile(r"^Introduced in notebooks? .*?\. ")  # of a package: which lesson opens it
 ROOT = NOTEBOOKS.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
+FIGURES = ROOT / "figures"
 DOCS, SITE = ROOT / "docs", ROOT / "docs" / "site"
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
-HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
-NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
+ROW = re.compile(
+    r"^\| \[(\w\d) [^\]]*\]\(\S+\) \| ([^|]+) \| ([^|]+) \|", re.M
+)  # of the readme's table
+ADDRESS = "https://{}.github.io/{}/".format(*REPOSITORY.split("/")[3:5])
 LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names
 IMPORTED = re.compile(r"^from (tutorial_engine[\w.]*) import (\(.*?\)|.*?$)", re.M | re.S)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
+SOCIAL = "04_pages.png"  # what a message with a link to the site shows
 WIDE = 560  # a card whose picture is so wide takes a line of its own
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
 
@@ -66,28 +80,22 @@ def lesson_of(code: str) -> Lesson:
 
 
 def page_of(lesson: Lesson) -> str:
-    """Where a lesson's page lies in the site, without its ending."""
-    return f"lessons/{_file(lesson)}"
+    """Where a lesson's first page lies in the site, without its ending."""
+    return f"lessons/{name_of(lesson)}"
 
 
-def anchors(lesson: Lesson) -> dict[str, str]:
-    """Heading, without number and minutes → its anchor, for all headings of a lesson's source."""
-    found = HEADING.findall(sources()[lesson.notebook].read_text(encoding="utf-8"))
-    return {NUMBER.sub(r"\1", text): slug(text) for _, text in found}
-
-
-def slug(heading: str) -> str:
-    """The anchor that MyST gives a heading: GitHub's."""
-    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
-    return kept.replace(" ", "-")
+def place(lesson: Lesson, heading: str, ending: str) -> str:
+    """Where a section lies in the site. ValueError, with the known headings, for another one."""
+    known = headings(lesson)
+    if heading not in known:
+        raise ValueError(f"lesson {lesson.code} has no section {heading!r}; it has {list(known)}")
+    page, anchor = known[heading]
+    return f"lessons/{page}{ending}#{anchor}"
 
 
 def link(lesson: Lesson, heading: str) -> str:
-    """A Markdown link to a section. ValueError, with the headings there are, for another one."""
-    known = anchors(lesson)
-    if heading not in known:
-        raise ValueError(f"lesson {lesson.code} has no section {heading!r}; it has {list(known)}")
-    return f"[{lesson.code} · {heading}]({page_of(lesson)}.ipynb#{known[heading]})"
+    """A Markdown link to a section."""
+    return f"[{lesson.code} · {heading}]({place(lesson, heading, '.ipynb')})"
 
 
 def glossary() -> list[Term]:
@@ -135,6 +143,8 @@ def players_page() -> str:
         where = link(lesson_of(show.lesson), show.heading)
         lines += [
             f"## {show.title}\n",
+            f'<a href="players/{show.file}"><img class="poster" src="players/{show.name}.png" '
+            f'alt="{escape(show.title)}: a step of it"></a>\n',
             f"{show.words}\n",
             f'<a href="players/{show.file}">Open the player</a> · Lesson {where}\n',
         ]
@@ -144,7 +154,7 @@ def players_page() -> str:
 def links_of(show: players.Show) -> dict[str, str]:
     """Where a player leads to: the section about it, and the others."""
     lesson = lesson_of(show.lesson)
-    goal = f"../{page_of(lesson)}.html#{anchors(lesson)[show.heading]}"
+    goal = f"../{place(lesson, show.heading, '.html')}"
     return {
         f"Lesson {lesson.code}: {show.heading}": goal,
         "All players": "../players.html",
@@ -153,11 +163,10 @@ def links_of(show: players.Show) -> dict[str, str]:
 
 
 def cards() -> str:
-    """The moving pictures of the first page."""
+    """The moving pictures of the first page: the first four of HOME that there are."""
     parts = ['<div class="cards">']
-    for show in players.SHOWS:
-        if show.card is None:
-            continue
+    for show in home_shows():
+        assert show.card is not None
         _, _, wide, tall = show.card.box
         _, _, small, high = show.card.phone or show.card.box
         title, words, file = escape(show.title), escape(show.words), f"players/{show.file}"
@@ -172,25 +181,63 @@ def cards() -> str:
     return "\n".join([*parts, "</div>"])
 
 
+def home_shows() -> list[players.Show]:
+    """The players whose cards stand on the first page."""
+    known = {show.name: show for show in players.SHOWS if show.card}
+    ours = (
+        next((one for name, one in known.items() if name.startswith(want)), None) for want in HOME
+    )
+    return [show for show in ours if show is not None][:4]
+
+
 def lessons_list(folder: str) -> str:
-    """Links to the lessons, from a page whose lessons lie in that folder."""
-    lines = []
+    """The lessons' pages, times and aims, from a page whose lessons lie in that folder."""
+    rows = {code: more for code, *more in ROW.findall(README.read_text(encoding="utf-8"))}
+    lines = ["| lesson | time | you will be able to |", "|---|---|---|"]
     for lesson in LESSONS:
-        title = HEADING.search(sources()[lesson.notebook].read_text(encoding="utf-8"))
-        assert title is not None, "a lesson begins with its title"
-        lines.append(f"- [{title[2]}]({folder}{_file(lesson)}.ipynb)")
+        links = [f"[{one.title}]({folder}{one.name}.ipynb)" for one in pages(lesson)]
+        time, aim = rows.get(lesson.code, ("", ""))
+        lines.append(f"| {'<br>'.join(links)} | {time.replace(' h', ' h')} | {aim} |")
     return "\n".join(lines)
 
 
 def lessons_page() -> str:
     """The lessons in their order."""
-    head = "# Lessons\n\nThe pages show the lessons with the outputs of a run.\n"
-    tree = ["```{toctree}", ":hidden:", *map(_file, LESSONS), "```", ""]
-    return "\n".join([head, lessons_list(""), "", *tree])
+    head = (
+        "# Lessons\n\nThe pages show the lessons with the outputs of a run. At **Predict**, choose "
+        "an answer: the page says whether it is right, and why. To write the exercises, run the "
+        "notebook.\n"
+    )
+    names = [page.name for lesson in LESSONS for page in pages(lesson)]
+    return "\n".join([head, lessons_list(""), "", "```{toctree}", ":hidden:", *names, "```", ""])
 
 
-def _file(lesson: Lesson) -> str:
-    return lesson.notebook.rpartition("/")[2]
+def bridge(lesson: Lesson) -> str:
+    """The ways from a lesson's page to what runs, and to us."""
+    path, owner = f"notebooks/{lesson.notebook}.ipynb", "/".join(REPOSITORY.split("/")[3:5])
+    colab = "https://colab.research.google.com/github"
+    links = {
+        "Open in Colab": f"{colab}/{owner}/blob/HEAD/{path}",
+        "Open in Binder": f"https://mybinder.org/v2/gh/{owner}/HEAD?urlpath=lab/tree/{path}",
+        "Notebook": f"{REPOSITORY}/blob/HEAD/{path}",
+        "I got lost here": f"{REPOSITORY}/issues/new?template=lost.yml&notebook={name_of(lesson)}",
+    }
+    return " · ".join(f"[{words}]({goal})" for words, goal in links.items())
+
+
+def quiz_page() -> str:
+    """All questions of the lessons."""
+    every = {lesson: questions(lesson) for lesson in LESSONS}
+    lines = [
+        "# Quiz\n",
+        f"All {sum(map(len, every.values()))} questions of the lessons; a run answered each.\n",
+        '<p id="score" role="status"></p>\n',
+    ]
+    for lesson, asked in every.items():
+        lines.append(f"## {pages(lesson)[0].title}\n")
+        for one in asked.values():
+            lines += [one.html("answers/"), "", f"Section {link(lesson, one.heading)}", ""]
+    return "\n".join(lines)
 
 
 def decisions_page(names: list[str]) -> str:
@@ -221,18 +268,13 @@ def api_pages() -> Iterator[tuple[str, str]]:
     """(name, page) of each room: what its docstrings say, and the lessons that use a module."""
     lessons = shown_in()
     there = {one.name: one.ispkg for one in pkgutil.iter_modules(tutorial_engine.__path__)}
-    rooms = sorted(
-        (name for name, is_room in there.items() if is_room),
-        key=lambda name: ROOMS.index(name) if name in ROOMS else len(ROOMS),
-    )
+    rooms = [name for name in ROOMS if there[name]]
     for room in rooms:
         package = import_module(f"tutorial_engine.{room}")
         what = HEAD.sub("", (package.__doc__ or "").partition("\n")[0])
         modules = [f"{room}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
         yield room, api_page(room, what, modules, lessons)
-    alone = [name for name, is_room in there.items() if not is_room]
-    yield "beside", api_page("beside", "Beside the rooms, below all of them.", alone, lessons)
-    tree = ["```{toctree}", ":maxdepth: 1", *rooms, "beside", "```", ""]
+    tree = ["```{toctree}", ":maxdepth: 1", *rooms, "```", ""]
     head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
     yield "index", "\n".join([head, *tree])
 
@@ -241,7 +283,7 @@ def api_page(
     room: str, what: str, modules: Sequence[str], lessons: Mapping[str, list[Lesson]]
 ) -> str:
     """The page of a room: its modules, those that the first lessons use first."""
-    parts = [f"# {room}\n", f"{what}\n"]
+    parts = ["---\nnosearch: true\n---\n", f"# {room}\n", f"{what}\n"]  # lessons are found first
     used = {name: lessons.get(f"tutorial_engine.{name}", []) for name in modules}
     for name in sorted(used, key=lambda name: min(map(LESSONS.index, used[name]), default=99)):
         if name.endswith("__main__"):
@@ -261,25 +303,24 @@ def gather(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SITE, folder)
     players.write(folder / "extra" / "players", links_of)
+    shutil.copy(FIGURES / SOCIAL, folder / "extra" / "social.png")
     alts: dict[str, str] = {}
+    write_answers(LESSONS, folder / "extra" / "answers")
     for lesson in LESSONS:
-        path = target(lesson.notebook, solved=False)
-        if not path.is_file():
-            raise ValueError(f"{path} is not there: run `make notebooks` first")
-        notebook = nbformat.read(path, as_version=4)
-        alts |= captions(notebook)
-        for cell in notebook.cells[1:]:
-            if cell.cell_type == "markdown":  # a page has one title; a sitting is a section
-                cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.M)
-                cell.source = with_players(cell.source, lesson)
-        _write(folder / f"{page_of(lesson)}.ipynb", nbformat.writes(notebook) + "\n")
+        alts |= captions(built(lesson))
+        for sitting in pages(lesson):
+            write_lesson(sitting, lesson, folder / "lessons")
+    where = {"repository": REPOSITORY, "address": ADDRESS}
+    _write(folder / "site.json", json.dumps(where))
     _write(folder / "alts.json", json.dumps(alts, ensure_ascii=False, indent=0, sort_keys=True))
     documents = {README: "README.md", CHANGELOG: "CHANGELOG.md"}
     documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
     for room in ("bench", "decisions", "teaching"):
         documents |= {path: f"{room}/{path.name}" for path in (DOCS / room).glob("*.md")}
     for path, name in documents.items():
-        _write(folder / name, localised(path))
+        under = teaching_tree() if name == "teaching/README.md" else ""
+        alone = "---\norphan: true\n---\n" if path == CHANGELOG else ""
+        _write(folder / name, alone + localised(path) + under)
         for words in PICTURE.findall(path.read_text(encoding="utf-8")):
             picture = folder / Path(name).parent / words.removeprefix("docs/")
             picture.parent.mkdir(parents=True, exist_ok=True)
@@ -293,14 +334,40 @@ def gather(folder: Path) -> None:
         "glossary.md": glossary_page(),
         "players.md": players_page(),
         "lessons/index.md": lessons_page(),
+        "quiz.md": quiz_page(),
         "decisions/index.md": decisions_page(decisions),
         **{f"api/{name}.md": page for name, page in api_pages()},
     }
-    known = {"cards": cards(), "lessons": lessons_list("lessons/")}
+    known = {"cards": cards(), "lessons": lessons_list("lessons/"), "first": name_of(LESSONS[0])}
     made["index.md"] = filled((SITE / "index.md").read_text(encoding="utf-8"), known)
+    there = {
+        name: link(lesson_of(code), words) for name, (code, words) in cheat_sheet.SECTIONS.items()
+    }
+    sheet = (SITE / "cheat_sheet.md").read_text(encoding="utf-8")
+    made["cheat_sheet.md"] = filled(sheet, cheat_sheet.figures() | there)
     made["model_card.md"] = filled((SITE / "model_card.md").read_text(encoding="utf-8"), facts())
     for name, page in made.items():
         _write(folder / name, page)
+
+
+def teaching_tree() -> str:
+    """The pages for teachers, below their first page and not in the sidebar of all."""
+    names = [
+        path.stem for path in sorted((DOCS / "teaching").glob("*.md")) if path.stem != "README"
+    ]
+    return "\n".join(["", "```{toctree}", ":hidden:", *names, "```", ""])
+
+
+def write_lesson(page: Page, lesson: Lesson, folder: Path) -> None:
+    """A sitting's page, with the ways out below its title, and the players of its sections."""
+    for number, cell in enumerate(page.notebook.cells):
+        if cell.cell_type == "markdown":
+            cell.source = with_players(cell.source, lesson)
+            if number == 0:
+                cell.source = re.sub(
+                    r"\A(# .+)$", rf"\1\n\n{bridge(lesson)}\n", cell.source, flags=re.M
+                )
+    _write(folder / f"{page.name}.ipynb", nbformat.writes(page.notebook) + "\n")
 
 
 def with_players(text: str, lesson: Lesson) -> str:
@@ -352,6 +419,12 @@ def localised(path: Path) -> str:
             return f'<a href="{match[2]}">{words[1:-1]}</a>'
         if DOCS in goal.parents or goal.suffix == ".png" or goal.name == CHANGELOG.name:
             return match[0]
+        if NOTEBOOKS in goal.parents and "solutions" not in goal.parts and goal.exists():
+            up = "" if path.parent == ROOT else "../" * (len(path.parent.relative_to(DOCS).parts))
+            return f"{words}({up}lessons/{goal.name})"
+        if ROOT in goal.parents and goal.exists():
+            kind = "tree" if goal.is_dir() else "blob"
+            return f"{words}({REPOSITORY}/{kind}/HEAD/{goal.relative_to(ROOT)})"
         return words.removeprefix("[").removesuffix("]")
 
     return LINK.sub(mend, path.read_text(encoding="utf-8"))

@@ -265,6 +265,17 @@ position:sticky;bottom:0;background:{PAPER}}}
 #told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 #caption{{min-height:3em;max-width:60em}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
+#play{{font-weight:600}}
+.bar button,.bar select{{border:1px solid {QUIET};border-radius:6px;color:inherit}}
+.bar button,.bar select{{background:#f3f5f7}}
+.bar button:hover{{background:#e4e9ed}}
+/* by night light becomes dark and a colour keeps its hue: the picture was drawn for white */
+@media (prefers-color-scheme:dark){{html{{color-scheme:dark}}
+body,.bar{{background:#121212;color:#e4e7ea}}#told,.keys{{color:#a8b2ba}}a{{color:#6cb8ea}}
+#view{{background:{PAPER};filter:invert(.93) hue-rotate(180deg)}}
+.bar button,.bar select{{background:#2a2d30;border-color:#7d868d}}
+.bar button:hover{{background:#3a3f44}}
+:focus-visible{{outline-color:#6cb8ea}}}}
 """
 _PAGE = """<!doctype html>
 <html lang="en">

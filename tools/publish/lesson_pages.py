@@ -1,0 +1,193 @@
+"""A built notebook as pages of the site: one for each sitting, its questions as buttons.
+
+What only somebody who runs the notebook can use is left out: the cell that installs, and what an
+open exercise or an open question prints. Knows cells; runs nothing and knows no Sphinx.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from nbformat import NotebookNode
+
+from tools.publish.build import QUESTION, Lesson, sources, target
+from tutorial_engine.viz.tokens import escape
+
+HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
+NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
+TITLE = re.compile(r"\A# (.+)$", re.M)  # of a lesson, or of a sitting
+OPEN = ("Choose an answer above", "☐")  # how the outputs begin that only a run can change
+INLINE = re.compile(r'src="data:image/png;base64,([^"]+)"')
+
+
+class Question(NamedTuple):
+    """A prediction of a lesson: what is asked, the options, which is right, and the answer."""
+
+    lesson: Lesson
+    name: str
+    words: str
+    options: tuple[str, ...]
+    right: str
+    answer: str  # HTML
+    heading: str  # of its section, without number and minutes
+
+    def html(self, pictures: str) -> str:
+        """Buttons that open the answer below them. `pictures`: where its pictures lie."""
+        buttons = "".join(
+            f'<button type="button"{mark}>{escape(option)}</button>'
+            for option in self.options
+            for mark in [" data-right" if option == self.right else ""]
+        )
+        answer = INLINE.sub(lambda one: f'src="{pictures}{_file(one[1])}"', self.answer)
+        return (
+            f'<div class="ask"><p><b>Predict:</b> {escape(self.words)}</p>'
+            f'<div class="ask-options" role="group" aria-label="answers">{buttons}</div>'
+            f"<details><summary>Answer</summary>{answer}</details></div>"
+        ).replace("\n", "&#10;")  # an empty line would end the HTML in Markdown
+
+
+class Page(NamedTuple):
+    """A page of the site: its file without ending, its title, its notebook."""
+
+    name: str
+    title: str
+    notebook: NotebookNode
+
+
+def built(lesson: Lesson) -> NotebookNode:
+    """The learner's notebook. ValueError for one that is not built."""
+    path = target(lesson.notebook, solved=False)
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: run `make notebooks` first")
+    return nbformat.read(path, as_version=4)
+
+
+def name_of(lesson: Lesson, sitting: int = 1) -> str:
+    """The file of a sitting, without its ending: "02_kv_cache", "02_kv_cache-2"."""
+    name = lesson.notebook.rpartition("/")[2]
+    return name if sitting == 1 else f"{name}-{sitting}"
+
+
+def headings(lesson: Lesson) -> dict[str, tuple[str, str]]:
+    """Heading, without number and minutes → its page and its anchor, for a lesson's source."""
+    found, sitting = dict[str, tuple[str, str]](), -1  # the title, then the first sitting
+    for level, text in HEADING.findall(sources()[lesson.notebook].read_text(encoding="utf-8")):
+        sitting += level == "#"
+        own = _title(lesson, text) if level == "#" and sitting > 1 else text
+        found[NUMBER.sub(r"\1", text)] = name_of(lesson, max(sitting, 1)), slug(own)
+    return found
+
+
+def slug(heading: str) -> str:
+    """The anchor that MyST gives a heading: GitHub's."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def _title(lesson: Lesson, words: str) -> str:
+    return f"{lesson.code} · {words}"
+
+
+def questions(lesson: Lesson) -> dict[str, Question]:
+    """The predictions of a lesson by their names, in order."""
+    found, heading = dict[str, Question](), ""
+    for cell in built(lesson).cells:
+        if cell.cell_type == "markdown":
+            for words in re.findall(r"^#{1,3} (.+)$", cell.source, re.M):
+                heading = NUMBER.sub(r"\1", words)
+        elif (one := _question(lesson, cell, heading)) is not None:
+            found[one.name] = one
+    return found
+
+
+def _question(lesson: Lesson, cell: NotebookNode, heading: str = "") -> Question | None:
+    """What a cell asks; ValueError where its answer is none of the options."""
+    names = [name for kind, name in QUESTION.findall(cell.source) if kind == "ask"]
+    if not names:
+        return None
+    asked, folded = (output["data"] for output in cell.outputs[-2:])
+    first, *options = asked["text/plain"].split("\n  ( ) ")
+    answer = re.sub(r"^<details><summary>Answer</summary>|</details>$", "", folded["text/html"])
+    said = html.unescape(re.sub(r"<[^>]+>", "\n", answer))
+    right = [one for one in options if re.search(rf"^Answer: {re.escape(one)}\.", said, re.M)]
+    if not right:
+        raise ValueError(f"{names[0]!r} of {lesson.code} has no answer among {options}: {said!r}")
+    words = first.removeprefix("Predict: ")
+    right_one = max(right, key=len)
+    return Question(lesson, names[0], words, tuple(options), right_one, answer, heading)
+
+
+def _file(data: str) -> str:
+    return hashlib.sha256(base64.b64decode(data)).hexdigest()[:24] + ".png"
+
+
+def answer_pictures(lesson: Lesson) -> dict[str, bytes]:
+    """File name → PNG, of the pictures in the answers."""
+    found = [data for one in questions(lesson).values() for data in INLINE.findall(one.answer)]
+    return {_file(data): base64.b64decode(data) for data in found}
+
+
+def pages(lesson: Lesson) -> list[Page]:
+    """The lesson's pages, in their order. The first has the introduction and the first sitting."""
+    notebook = built(lesson)
+    parts: list[list[NotebookNode]] = [[]]
+    titles = list[str]()
+    for cell in notebook.cells:
+        if cell.get("id") == "install":
+            continue
+        begins = TITLE.match(cell.source) if cell.cell_type == "markdown" else None
+        if begins:
+            titles.append(begins[1])
+            if len(titles) == 2:  # the first sitting stands below the title
+                cell.source = f"#{cell.source}"
+            elif len(titles) > 2:
+                _end(parts[-1])
+                parts.append([])
+                cell.source = f"# {_title(lesson, begins[1])}" + cell.source[begins.end() :]
+        if cell.cell_type == "code":
+            parts[-1] += _for_readers(lesson, cell)
+        else:
+            parts[-1].append(cell)
+    found = []
+    for number, cells in enumerate(parts, 1):
+        title = TITLE.match(cells[0].source)
+        assert title is not None, "a page begins with its title"
+        own = nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+        found.append(Page(name_of(lesson, number), title[1], own))
+    return found
+
+
+def _end(cells: list[NotebookNode]) -> None:
+    """A page does not end with a rule: what it led to is another page."""
+    cells[-1].source = re.sub(r"\n+-{3,}\s*\Z", "\n", cells[-1].source)
+    if re.fullmatch(r"\s*-{3,}\s*", cells[-1].source):
+        del cells[-1]
+
+
+def _for_readers(lesson: Lesson, cell: NotebookNode) -> list[NotebookNode]:
+    """A code cell for who runs nothing: its question as buttons, no word about what is not done."""
+    question = _question(lesson, cell)
+    if question is not None:
+        del cell.outputs[-2:]
+    cell.outputs = [output for output in cell.outputs if not _said(output).startswith(OPEN)]
+    found = [] if question and cell.source.startswith("predictions.ask(") else [cell]
+    if question is not None:
+        inside = question.html("../answers/")
+        found.append(nbformat.v4.new_markdown_cell(inside, id=f"{cell.id}-ask"))
+    return found
+
+
+def _said(output: NotebookNode) -> str:
+    return output.get("text") or output.get("data", {}).get("text/plain", "")
+
+
+def write_answers(lessons: tuple[Lesson, ...], folder: Path) -> None:
+    """The answers' pictures as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in lessons:
+        for name, png in answer_pictures(lesson).items():
+            (folder / name).write_bytes(png)
