@@ -147,7 +147,7 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
     """Check a learner's size(lens) → rows, longest context, unused part of a recorded step."""
     return judge(
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
-        "size: rows and contexts are rounded up; others fill the rest",
+        "size: both are rounded up, and every slot of the size is read",
         call=_size,
         where=lambda got, lens: f"contexts of {lens}, got {got}",
         otherwise=lambda got, want, *_: f"expected {want[0]}, {want[1]} and {want[2]:.2f}",
@@ -185,7 +185,7 @@ class GpuMemory:
         raise ValueError(f"no place for {size} numbers: keep fewer tensors")
 
     def record(self, function: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Tensor]:
-        """A function that computes the same again, from what lies at the places of these tensors."""
+        """A function that computes the same again, from what lies at these tensors' places."""
         places = [(tensor.storage_offset(), len(tensor)) for tensor in tensors]
 
         def replay() -> Tensor:
