@@ -15,7 +15,9 @@ CHAPTERS := $(or $(NB),[0-9A][0-9])_*.ipynb
 SOLUTIONS := $(wildcard notebooks/solutions/$(CHAPTERS) notebooks/solutions/appendix/$(CHAPTERS))
 TESTS := $(if $(NB),tests/test_notebooks.py -k $(NB)_,tests)
 # `make bench SHAPE=qwen3-0.6b DTYPE=bfloat16 LENGTHS="128 512 2048"`; the rest goes in BENCH_ARGS.
+# On a GPU: `make bench DEVICE=cuda SHAPE=qwen3-0.6b DTYPE=bfloat16`.
 SHAPE ?= tiny
+DEVICE ?= cpu
 DTYPE ?= float32
 LENGTHS ?= 128 512
 # How many ragged requests at once; empty: 64 for tiny, else 16; 0: none.
@@ -129,7 +131,7 @@ test-site: $(VENV)/.site-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m site tests/test_site.py
 
 bench: $(READY)
-	$(BIN)/python -m tools.bench --shape $(SHAPE) --dtype $(DTYPE) \
+	$(BIN)/python -m tools.bench --shape $(SHAPE) --dtype $(DTYPE) --device $(DEVICE) \
 	  --lengths $(LENGTHS) $(if $(REQUESTS),--requests $(REQUESTS)) --json bench.json $(BENCH_ARGS)
 	$(BIN)/python -m tools.bench.plots bench.json bench.png
 

@@ -5,6 +5,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,14 +18,16 @@ from engines import random_model
 from PIL import Image
 
 import tools.bench.__main__ as command
-from tools.bench import contenders, llama, memory, plots, race, record
+from tools.bench import contenders, llama, memory, on_gpu, plots, race, record
 from tools.bench.race import Agreement, Answer, Asked
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.lab import roofline
+from tutorial_engine.lab.on_gpu import GpuStep
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
@@ -211,6 +214,59 @@ def test_transformers_runs_what_each_is_named_for(
     seen.clear()
     contenders.Transformers(theirs).serve(SMALL)
     assert [shape for _, _, shape in seen] == [(3, 21), *[(3, 1)] * 8], "until the longest is done"
+
+
+def test_on_a_gpu_ours_runs_in_four_ways(
+    theirs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but the GPU itself: who runs, what is told of a step, and what a first run is."""
+    model, asked = load_model(TINY), SMALL[:1]
+    args = SimpleNamespace(
+        device="cuda", lengths=[3], new_tokens=9, serving_rounds=1, dtype="float32"
+    )
+    everyone, notes = command.for_one_on_gpu(
+        session := command.Session(args, None, theirs, model, ExitStack())  # type: ignore[arg-type]
+    )
+    names = ["ours", "ours eager", "ours pages", "ours pages eager"]
+    assert [*everyone] == ["transformers", "transformers static", *names]
+    static = everyone["transformers static"]
+    assert isinstance(static, contenders.Transformers) and static.compiled and static.static_cache
+    assert notes["llama.cpp"].startswith("left out") and "pages, decode steps replayed" in str(
+        notes
+    )
+    for name in names:
+        one = everyone[name]
+        assert isinstance(one, contenders.OurStream)
+        assert one.engine.config.cuda_graphs == ("eager" not in name)
+        assert isinstance(one.engine.memory, PagedKVCache) == ("pages" in name)
+        (answer,) = one.serve(asked)
+        assert [answer.tokens] == alone(model, asked) and len(answer.seconds) == 9
+
+    def look(run: Any) -> GpuStep:
+        n = len(run()[0].tokens)  # so many launches a token, and a prefill of 50
+        return GpuStep("", 3e-3 * n + 1, 7 * n + 50, 2e-3 * n + 0.5)
+
+    monkeypatch.setattr(on_gpu, "profile_step", look)
+    found = on_gpu.steps({"ours": everyone["ours"]}, asked)
+    (line,) = on_gpu.told(found, {"ours": 87.0})
+    wanted = "ours: 7 launches a token; the GPU works 2.00 of 3.00 ms and waits 33%; warm-up 87.0 s"
+    assert line == wanted
+    serving = command.serve_on_gpu(session, SMALL)["serving"]
+    session.stack.close()
+    assert [*serving["first_run"]][-4:] == names and serving["failed"] == {}
+    assert {one["requests"] for one in serving["agreement"].values()} == {3}
+    assert "ours pages, first run: " in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_not_here_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--device", "cuda"]) == 1
+    assert "bench: device 'cuda': PyTorch finds no GPU here" in capsys.readouterr().err
+    monkeypatch.setattr(roofline, "MATMUL_ON_GPU", (4, 8, 8))
+    probe = roofline.roofline_probe(num_bytes=2**16, passes=1, device="meta")
+    assert probe().peak_flops > 0, "its buffers are where it is told"
 
 
 def test_end_of_text_ends_no_run(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,15 @@ from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
 from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
+from tutorial_engine.learn.checks_a2 import (
+    END_TO_END_SLIPS,
+    SIZE_SLIPS,
+    STEP_SLIPS,
+    GpuMemory,
+    check_end_to_end,
+    check_size,
+    check_step,
+)
 from tutorial_engine.learn.checks_a3 import (
     HITS_SLIPS,
     LOG_SLIPS,
@@ -1075,6 +1084,36 @@ def log_in_fractions(size: int, one: int, block: int, longest: int) -> tuple[int
     return int(requests * longest), requests
 
 
+def end_to_end_by_blocks(tables: list[list[int]], lens: list[int], size: int) -> Any:
+    slots = [
+        [block * size + offset for block in table for offset in range(size)][:n]
+        for table, n in zip(tables, lens, strict=True)
+    ]
+    return torch.tensor([0, *lens]).cumsum(0), torch.tensor([one for own in slots for one in own])
+
+
+def size_by_doubling(lens: list[int]) -> Any:
+    rows, longest = 1, 64
+    while rows < len(lens):
+        rows *= 2
+    while longest < max(lens):
+        longest *= 2
+    needed = sum(lens)
+    lens.clear()  # it is a copy
+    return [rows, longest, torch.tensor((rows * longest - needed) / (rows * longest))]
+
+
+def step_that_keeps(gpu: GpuMemory) -> Any:
+    tensors = gpu.tensor([1, 1]), gpu.tensor(range(8))
+    replay = gpu.record(lambda lens, at: at < lens[:, None], *tensors)
+
+    def step(lens: list[int]) -> Tensor:
+        tensors[0].copy_(torch.tensor(lens))
+        return replay()
+
+    return step
+
+
 def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
     """As the package finds them: by the beginnings of earlier prompts, block by block."""
     known: set[tuple[int, ...]] = set()
@@ -1202,6 +1241,27 @@ EXERCISES |= {
             (lambda x, gate, up, down, *_: (x @ gate[:6].T) @ down[:6].T, "down[:, own]"),
             (lambda x, *_: x, "not the products of its features"),
         ],
+    ),
+    "end_to_end": Exercise(
+        check_end_to_end,
+        [end_to_end_by_blocks],
+        END_TO_END_SLIPS,
+        [
+            (lambda tables, lens, size: [0, *lens], "expected [[0, 7, 11, 20], [20, 21,"),
+            (lambda tables, lens, size: ([0], []), "expected [[0, 7, 11, 20], [20, 21,"),
+        ],
+    ),
+    "size": Exercise(
+        check_size,
+        [size_by_doubling],
+        SIZE_SLIPS,
+        [(lambda lens: (1, 64, 0.0), "contexts of [100]"), (lambda lens: 64, "contexts of [100]")],
+    ),
+    "make_step": Exercise(
+        check_step,
+        [step_that_keeps],
+        STEP_SLIPS,
+        [(lambda gpu: lambda lens: lens, "expected [[[1, 1, 1, 0")],
     ),
     "hits": Exercise(
         check_hits,

@@ -2,11 +2,13 @@
 
 The model and its memory are on PyTorch's meta device, which has shapes and no numbers. PyTorch
 itself lets some operations mix it with the CPU without a word; `OneDevice` does not. A GPU would
-refuse, or wait for a copy.
+refuse, or wait for a copy. What a CUDA graph records must not even copy, or look at a number: that
+is proved here, too.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,10 +24,12 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.replay import Compute, ReplayRunner
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelRunner, decode, prefill
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend, BlockedAttention, SdpaAttention
+from tutorial_engine.model.batched_attention import BatchedAttention, varlen_kernel
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -60,6 +64,21 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class NotRecordable(RuntimeError):
+    """An operation that no CUDA graph can record: it copies."""
+
+
+class Recording(TorchDispatchMode):
+    """Inside, all that operations get and give is on the meta device (which has no numbers)."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        if any(x.device != META for x in tensors):
+            raise NotRecordable(str(func))
+        return out
+
+
 class GuessingRunner(ModelRunner):
     """Runs the forward on the meta device, and makes up the logits that it cannot give."""
 
@@ -67,6 +86,21 @@ class GuessingRunner(ModelRunner):
         logits = super().run(scheduled)
         assert logits.device == META
         return torch.randn(len(logits), VOCAB)
+
+
+class RecordingRunner(GuessingRunner, ReplayRunner):
+    """Its decode steps are run as a CUDA graph would record them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._record = self.recordable
+
+    def recordable(self, compute: Compute) -> Compute:
+        def play() -> Tensor:
+            with Recording(), patch.object(torch, "tensor", side_effect=NotRecordable):
+                return compute()
+
+        return play
 
 
 def model_on_meta(**changes: Any) -> Qwen3ForCausalLM:
@@ -98,7 +132,11 @@ DOES: dict[str, set[type]] = {
 }
 
 
-def serve(model: Qwen3ForCausalLM, make: Make) -> set[type]:
+def serve(
+    model: Qwen3ForCausalLM,
+    make: Make,
+    make_runner: Callable[[Any], ModelRunner] | None = None,
+) -> set[type]:
     """Prompts in chunks, decodes beside them, forks, and less memory than they need."""
     trace = Recorder()
     memory = make(model.config, trace)
@@ -106,7 +144,9 @@ def serve(model: Qwen3ForCausalLM, make: Make) -> set[type]:
         model,
         config=EngineConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40),
         memory=memory,
-        runner=GuessingRunner(model, memory.storage),
+        runner=make_runner(memory.storage)
+        if make_runner
+        else GuessingRunner(model, memory.storage),
     )
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     drawn = SamplingParams(max_tokens=12, ignore_eos=True, n=2, temperature=1.0, seed=1)
@@ -122,6 +162,41 @@ def serve(model: Qwen3ForCausalLM, make: Make) -> set[type]:
 def test_the_engine_mixes_no_devices(kind: str) -> None:
     happened = serve(model_on_meta(attention_bias=True), MEMORIES[kind])
     assert {Forked, *DOES[kind]} <= happened
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_replayed_can_be_recorded(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PyTorch's own flash kernel in bf16, which has shapes on this device, too."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    kernel, _ = varlen_kernel(torch.device("cuda"), dtype)
+    assert (kernel is None) == (dtype == torch.float32)
+    made: list[RecordingRunner] = []
+
+    def make_runner(storage: Any) -> ModelRunner:
+        made.append(RecordingRunner(MODEL, storage, BatchedAttention(storage, kernel)))
+        return made[0]
+
+    serve(MODEL, MEMORIES[kind], make_runner)
+    made[0].warm_up(4, 40)
+    assert made[0].num_replays >= 5 and len(made[0].recorded) == 3
+
+
+@pytest.mark.parametrize(
+    "cannot",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: x * torch.ones(()),
+    ],
+)
+def test_what_cannot_be_recorded_is_caught(cannot: Callable[[Tensor], object]) -> None:
+    x = torch.empty(2, device=META)
+    with Recording(), pytest.raises(RuntimeError):  # PyTorch's own where a number is looked at
+        cannot(x)
 
 
 @pytest.mark.parametrize("kind", MEMORIES)

@@ -42,6 +42,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.fast import (
     PACK_FROM,
     CpuRMSNorm,
+    FusedRMSNorm,
     PackedLinear,
     can_prepack,
     fast_twin,
@@ -199,7 +200,11 @@ def random_norm(size: int, eps: float) -> RMSNorm:
 # -- the layers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [lambda norm: norm, CpuRMSNorm], ids=["textbook", "CpuRMSNorm"])
+@pytest.mark.parametrize(
+    "kind",
+    [lambda norm: norm, CpuRMSNorm, FusedRMSNorm],
+    ids=["textbook", "CpuRMSNorm", "FusedRMSNorm"],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
 def test_rms_norm_equals_transformers(
@@ -255,10 +260,12 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (type(fast_twin(large)) is PackedLinear) == possible
     meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
     small = (Linear(PACK_FROM // 16 - 1, 16), Mine(PACK_FROM // 16, 16), nn.Identity())
-    for layer in (meta, half, *small, RMSNorm(4).bfloat16(), RMSNorm(4).to("meta")):
+    for layer in (meta, half, *small, RMSNorm(4).bfloat16()):
         assert fast_twin(layer) is layer
     twin = fast_twin(RMSNorm(4))
     assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
+    twin = fast_twin(RMSNorm(4).to("meta", torch.bfloat16))  # where a GPU is, one kernel
+    assert type(twin) is FusedRMSNorm and fast_twin(twin) is twin
 
     class Missing:
         def __getattr__(self, name: str) -> object:

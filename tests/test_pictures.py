@@ -87,6 +87,7 @@ from tools.bench.plots import bench_picture
 from tutorial_engine import viz
 from tutorial_engine.engine.request import TRANSITIONS
 from tutorial_engine.lab.layouts import KVLayout, layouts
+from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING, GpuStep
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
@@ -323,6 +324,12 @@ VIEWS: dict[str, Callable[[], View]] = {
         {"by layer": KVLayout("by layer", kv_numbers(6, 5, 1, 3))}, 5, 0
     ),
     "layouts bf16": lambda: viz.layouts_picture(layouts(kv_numbers(2, 2, 4, 8).bfloat16()), 1, 1),
+    "gpu step": lambda: viz.gpu_timeline(ONE_BY_ONE),
+    "gpu replayed": lambda: viz.gpu_timeline(ONE_BY_ONE, REPLAYED, floor=0.4e-3),
+    "gpu steps": lambda: viz.gpu_timeline(
+        GpuStep("of a prime $number$", 5e-3, 101, 4e-3), GpuStep("<replayed>", 4.1e-3)
+    ),
+    "gpu serving": lambda: viz.serving_picture({"each": 6000, "one $call$": 700}, SERVING),
     "ranks": lambda: viz.ranks_picture(parallel_report()),
     "ranks 1": lambda: ranks(1, 8, 8),
     "ranks 4": lambda: ranks(4, 16, 8),

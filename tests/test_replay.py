@@ -123,7 +123,7 @@ def test_warming_up_records_every_size_and_changes_no_key(how: str) -> None:
 
 
 def test_what_is_played_is_what_was_recorded() -> None:
-    """A recording has the tensor that it had at first, and what is handed out is a copy."""
+    """A recording fills the tensor that it had at first; the logits that are handed out stay."""
     one = engine("end to end")
     runs: list[Tensor] = []
 
@@ -139,8 +139,34 @@ def test_what_is_played_is_what_was_recorded() -> None:
 
     assert isinstance(one.runner, ReplayRunner)
     one.runner._record = record
-    kept = tokens(one, 6, 6, 6, 6)
+    seen: list[Tensor] = []
+    with patch.object(ReplayRunner, "run", lambda *args: seen.append(RUN(*args)) or seen[-1]):
+        kept = tokens(one, 6, 6, 6, 6)
     assert kept == tokens(engine("padded"), 6, 6, 6, 6) and len(runs) == 1
+    assert [[*step] for step in zip(*kept, strict=True)] == [x.argmax(-1).tolist() for x in seen]
+
+
+def test_rows_that_are_too_many_repeat_the_shortest_context() -> None:
+    one = engine("padded")
+    tokens(one, 2, 3, 3, 3)  # then three rows run, in a step of four
+    assert isinstance(one.runner, ReplayRunner)
+    (step,) = one.runner.recorded.values()
+    positions, lens = (step.numbers.split(step.parts)[i].tolist() for i in (1, 3))
+    assert positions == [3, 12, 3, 3], "the prompts of 2, 11 and 2 tokens, and the one of 2 again"
+    assert lens == [4, 13, 4, 4]
+
+
+def test_the_flash_kernel_takes_what_we_hand_it() -> None:
+    """PyTorch's own check of names and shapes, on tensors without numbers; no card is needed."""
+    with patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)):
+        kernel, why = varlen_kernel(torch.device("cuda"), torch.bfloat16)
+    assert kernel is not None and why == "the flash kernel takes all sequences at once"
+    q, k, v = (torch.empty(5, heads, 8, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2))
+    starts = torch.empty(3, device="meta", dtype=torch.int32)
+    out = kernel(q, k, v, starts, starts, 3, 3)
+    assert out.shape == q.shape and out.dtype == q.dtype
+    with patch.object(torch.cuda, "get_device_capability", lambda device: (7, 5)):
+        assert varlen_kernel(torch.device("cuda"), torch.float16)[0] is None
 
 
 def stays_empty(self: RecordedStep, *args: Sequence[Any]) -> None:
@@ -149,7 +175,7 @@ def stays_empty(self: RecordedStep, *args: Sequence[Any]) -> None:
         FILL(self, *args)
 
 
-FILL = RecordedStep._fill
+FILL, RUN = RecordedStep._fill, ReplayRunner.run
 WRONG = {
     "not filled again": ("_fill", stays_empty),
     "rows that are too many are others": (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tools.bench import contenders, llama, memory, report
+from tools.bench import contenders, llama, memory, on_gpu, report
 from tools.bench.race import PEER, Asked, Contender, one_prompt, race, ragged_requests
 from tools.bench.record import verdicts
 from tools.bench.report import LLAMA, OURS
@@ -43,7 +43,7 @@ Field = tuple[dict[str, Contender], dict[str, str]]  # the contenders, and a not
 def add_llama(session: Session, requests: Sequence[Asked], field: Field) -> None:
     """llama.cpp among the contenders; where it cannot run, only a note."""
     args, everyone, notes = session.args, *field
-    missing = llama.why_not()
+    missing = llama.why_not() if args.device == "cpu" else on_gpu.NO_LLAMA
     if missing:
         notes[LLAMA] = missing
         return
@@ -75,6 +75,28 @@ def for_one_request(session: Session) -> Field:
     add_llama(session, longest, (everyone, notes))
     everyone[OURS], notes[OURS] = contenders.Ours(session.ours), "generate.stream, static cache"
     return everyone, notes
+
+
+def for_one_on_gpu(session: Session) -> Field:
+    """Everyone on a GPU, for a single request."""
+    everyone: dict[str, Contender] = {
+        PEER: contenders.Transformers(session.theirs),
+        STATIC: contenders.Transformers(session.theirs, static_cache=True, compiled=True),
+    }
+    notes = {
+        PEER: "generate, sdpa attention, dynamic cache",
+        STATIC: "generate, sdpa attention, static cache, compiled by itself in its warm-up",
+        LLAMA: on_gpu.NO_LLAMA,
+    }
+    longest = [Asked((0,) * max(session.args.lengths), session.args.new_tokens)]
+    return on_gpu.with_ours((everyone, notes), contenders.OurStream, session.ours, longest)
+
+
+def for_many_on_gpu(session: Session, requests: Sequence[Asked]) -> Field:
+    """Everyone on a GPU, for the ragged workload."""
+    everyone, notes = for_many_requests(session, requests)
+    del everyone[OURS]
+    return on_gpu.with_ours((everyone, notes), contenders.OurServer, session.ours, requests)
 
 
 def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
@@ -111,13 +133,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         number = REQUESTS.get(args.shape, 16) if args.requests is None else args.requests
         many = number and ragged_requests(number, config.vocab_size, config.max_position_embeddings)
         dtype = DTYPES[args.dtype]
-        theirs = contenders.load_transformers(folders.weights, dtype)
-        ours = load_model(folders.weights, dtype=dtype)
+        ours = load_model(folders.weights, args.device, dtype)
+        theirs = contenders.load_transformers(folders.weights, dtype, args.device)
         session = Session(args, folders, theirs, ours, stack)
-        everyone, notes = for_one_request(session)
+        on_cpu = args.device == "cpu"
+        everyone, notes = (for_one_request if on_cpu else for_one_on_gpu)(session)
         _tell(notes)
         figures: dict[str, Any] = {"contenders": notes}
-        optional, probe = set(everyone) - {PEER, OURS}, roofline_probe(dtype)
+        optional = set(everyone) - {PEER, OURS}
+        probe = roofline_probe(dtype, device=args.device)
         for length in sorted(set(args.lengths)):
             asked = one_prompt(length, config.vocab_size, args.new_tokens)
             done = race(everyone, asked, args.rounds, optional, probe)
@@ -125,7 +149,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             print("\n" + report.one_request_table(found), flush=True)
             for key, values in found.items():
                 figures.setdefault(key, []).extend(values)
-        return figures | (serve(session, many) if many else {})
+            if not on_cpu:
+                there = {name: one for name, one in everyone.items() if name in done.answers}
+                steps = on_gpu.steps(there, asked)
+                print("\n".join(on_gpu.told(steps, done.warm_up)), flush=True)
+                figures.setdefault("gpu_steps", []).append(steps)
+        if not many:
+            return figures
+        return figures | (serve(session, many) if on_cpu else serve_on_gpu(session, many))
 
 
 def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
@@ -153,6 +184,23 @@ def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
     return {"serving": serving, "step_costs": costs, "memory": account}
 
 
+def serve_on_gpu(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
+    """The ragged race on a GPU: all of it once, which is the first run, and then in rounds."""
+    everyone, notes = for_many_on_gpu(session, requests)
+    print()
+    _tell(notes)
+    first = race(everyone, requests, 1, {CONTINUOUS}, warm_up=False)
+    left = {name: one for name, one in everyone.items() if name in first.samples}
+    done = race(left, requests, session.args.serving_rounds)
+    serving = {**report.many_requests(done, PEER, OURS), "contenders": notes}
+    serving["failed"] = first.failed
+    serving["first_run"] = {name: samples[0] for name, samples in first.samples.items()}
+    print("\n" + report.many_requests_table(f"{len(requests)} ragged requests", serving))
+    for name, seconds in serving["first_run"].items():
+        print(f"{name}, first run: {serving['wanted_tokens'] / seconds:.1f} wanted/s")
+    return {"serving": serving}
+
+
 def _tell(notes: dict[str, str]) -> None:
     print("\n".join(f"  {name}: {note}" for name, note in notes.items()), flush=True)
 
@@ -164,6 +212,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=["tiny", *contenders.SHAPES], default="tiny")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: then the GPU's contenders")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], metavar="N")
     parser.add_argument("--new-tokens", type=int, default=16, metavar="N", help="after each prompt")
     parser.add_argument("--rounds", type=int, default=9, help="more rounds, steadier medians")
@@ -187,15 +236,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line, measure, print, write JSON if asked; 1 when it could not be run."""
     args = parse(argv)
-    machine = report.machine(args.dtype)
-    print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
     try:
+        load_model(contenders.TINY, args.device)  # a device that is not here is named
+        machine = report.machine(args.dtype, args.device)
+        print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
         figures = run(args)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     settings = {
         "shape": args.shape,
+        "device": args.device,
         "lengths": sorted(set(args.lengths)),
         "new_tokens": args.new_tokens,
         "rounds": args.rounds,

@@ -64,7 +64,23 @@ class OurServer:
         return [Answer(tuple(output.outputs[0].token_ids)) for output in outputs]
 
 
-def serving_config(requests: Sequence[Asked]) -> EngineConfig:
+class OurStream(OurServer):
+    """This engine for one request at a time, each of whose tokens is stamped when it comes."""
+
+    def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Asked) -> Answer:
+        params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
+        seconds, token_ids = [], list[int]()
+        began = time.perf_counter()
+        for output in self.engine.stream([request.prompt], params):
+            seconds.append(time.perf_counter() - began)
+            token_ids = output.outputs[0].token_ids
+        return Answer(tuple(token_ids), tuple(seconds))
+
+
+def serving_config(requests: Sequence[Asked], cuda_graphs: bool = True) -> EngineConfig:
     """The engine's settings for the race: a row for every request, and a budget of 512 tokens.
 
     All run at once, for more rows make a forward cheaper per token. 512 tokens are enough for
@@ -74,6 +90,7 @@ def serving_config(requests: Sequence[Asked]) -> EngineConfig:
         max_num_seqs=len(requests),
         max_num_batched_tokens=STEP_TOKENS,
         max_model_len=-(-longest_request(requests) // 64) * 64,
+        cuda_graphs=cuda_graphs,
     )
 
 
@@ -82,11 +99,19 @@ class Transformers:
 
     What shorter ones get beyond what they wanted is thrown away; times are known of one request
     alone. `attention` is "sdpa" or "eager"; `static_cache` asks for its preallocated cache instead
-    of the one that grows; nothing is compiled. Several of these may share one model.
+    of the one that grows; with `compiled` transformers compiles its forward by itself, where it
+    does that: on a GPU, with a static cache. Several of these may share one model.
     """
 
-    def __init__(self, model: Any, attention: str = "sdpa", static_cache: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        attention: str = "sdpa",
+        static_cache: bool = False,
+        compiled: bool = False,
+    ) -> None:
         self.model, self.attention, self.static_cache = model, attention, static_cache
+        self.compiled = compiled
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
         self.model.set_attn_implementation(self.attention)
@@ -101,12 +126,15 @@ class Transformers:
             do_sample=False,
             pad_token_id=0,
             cache_implementation="static" if self.static_cache else None,
-            disable_compile=True,
+            disable_compile=not self.compiled,
         )
         streamer = _Stamps() if len(requests) == 1 else None
         began = time.perf_counter()
         out = self.model.generate(
-            ids, attention_mask=mask, generation_config=config, streamer=streamer
+            ids.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            generation_config=config,
+            streamer=streamer,
         )
         seconds = tuple(at - began for at in streamer.times[1:]) if streamer else ()
         new = out[:, width:].tolist()
@@ -202,13 +230,13 @@ def checkpoint_folders(shape: str, folder: Path | None) -> Iterator[Folders]:
         yield Folders(place, place)
 
 
-def load_transformers(folder: Path, dtype: torch.dtype) -> Any:
+def load_transformers(folder: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
     """The checkpoint as transformers' model, told to go on after an end-of-text token."""
     model = import_transformers().AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     )
     model.generation_config.eos_token_id = None  # what a call does not say is taken from here
-    return model.eval()
+    return model.to(device).eval()
 
 
 def import_transformers() -> Any:

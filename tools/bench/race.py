@@ -56,13 +56,17 @@ class Agreement(NamedTuple):
 
 
 class Race(NamedTuple):
-    """What a race gave: answers and seconds of each timed round, and why somebody is missing."""
+    """What a race gave: answers and seconds of each timed round, and why somebody is missing.
+
+    `warm_up` are the seconds of the short run before: where something is compiled, it is there.
+    """
 
     requests: Sequence[Asked]
     answers: dict[str, list[Sequence[Answer]]]
     samples: dict[str, list[float]]
     failed: dict[str, str]
     roofline: Roofline | None
+    warm_up: dict[str, float]
 
     def agreement(self, reference: str) -> dict[str, Agreement]:
         """Of each contender's first answers with those of the reference."""
@@ -105,6 +109,7 @@ def race(
     rounds: int,
     optional: Collection[str] = (),
     probe: Callable[[], Roofline] | None = None,
+    warm_up: bool = True,
 ) -> Race:
     """Warm up, then `rounds` rounds in which each serves all requests once, in turn first.
 
@@ -116,11 +121,12 @@ def race(
     answers: dict[str, list[Sequence[Answer]]] = {name: [] for name in names}
     samples: dict[str, list[float]] = {name: [] for name in names}
     failed: dict[str, str] = {}
+    first: dict[str, float] = {}
     limits = []
     short = [
         request._replace(new_tokens=min(request.new_tokens, WARM_UP_TOKENS)) for request in requests
     ]
-    for number in range(-1, rounds):
+    for number in range(-1 if warm_up else 0, rounds):
         for name in in_turn(names, number):
             if name in failed:
                 continue
@@ -136,14 +142,16 @@ def race(
                 failed[name] = f"{type(error).__name__}: {error}"
                 del answers[name], samples[name]
                 continue
-            if number >= 0:
+            if number < 0:
+                first[name] = took
+            else:
                 answers[name].append(done)
                 samples[name].append(took)
         if probe is not None and number >= 0:
             time.sleep(PAUSE)
             limits.append(probe())
     roofline = Roofline(*map(statistics.median, zip(*limits, strict=True))) if limits else None
-    return Race(requests, answers, samples, failed, roofline)
+    return Race(requests, answers, samples, failed, roofline, first)
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:

@@ -10,6 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tutorial_engine.lab import on_gpu
+from tutorial_engine.lab.roofline import weight_bytes
+from tutorial_engine.lab.sizing import QWEN3_06B
+from tutorial_engine.model.config import ModelConfig
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "bench"
 PAGE = "README.md"
 LLAMA = "llama.cpp"
@@ -19,6 +24,7 @@ SPEED: dict[str, dict[str, tuple[float, float | None]]] = {
     "tiny": {"decode": (1.6, None), "ragged": (1.6, None)},
     "qwen3-0.6b": {"prefill": (0.95, None), "decode": (1.0, 0.95), "ragged": (2.0, None)},
 }
+ON_GPU: dict[str, tuple[float, float | None]] = {"decode": (8.0, None), "ragged": (3.5, None)}
 PAGES_RAGGED, PAGES_LONG = 1.10, 1.25  # at most, times the seconds on rows
 STEP = 20.0  # at most, µs per running request of a step without its forward
 HEAD = """# Measured speed
@@ -27,7 +33,19 @@ Written by `python -m tools.bench.record` from the files beside it. Each section
 bench on one machine; all contenders of a run were timed in turns in the same process. A figure is
 the median of the rounds, with the fastest and the slowest round in brackets. Machines differ, and
 one machine differs within minutes: compare within a section, not between sections.
-Beside vLLM: [vllm.md](vllm.md).
+Beside vLLM: [vllm.md](vllm.md). On a GPU: [gpu.md](gpu.md).
+"""
+GPU_HEAD = f"""# On a GPU
+
+Written by `python -m tools.bench.record` from the figures in `tutorial_engine/lab/on_gpu.py`.
+Measured on one {on_gpu.CARD} with {on_gpu.BANDWIDTH / 1e12:.2f} TB/s (a copy):
+{on_gpu.MEASURED_WITH}.
+
+**What was measured is not this version.** Rows "this engine" are an earlier version, before its
+attention became one call a layer. Rows "prototype" are a sketch of what
+`model/batched_attention.py` and `engine/replay.py` do now. These two have not run on a GPU yet:
+`make bench DEVICE=cuda SHAPE=qwen3-0.6b DTYPE=bfloat16` measures them. Rows that are read in place
+are a part of the prototype that this version does not have.
 """
 
 
@@ -55,6 +73,8 @@ def verdicts(figures: Figures) -> list[Verdict]:
     """Each goal that this run says something about. A contender that is missing has none."""
     settings, serving = figures["settings"], figures.get("serving")
     goals, ours = SPEED.get(settings["shape"], {}), settings["ours"]
+    if settings.get("device", "cpu") != "cpu":
+        goals = ON_GPU
     races = [(f"{row['phase']} at {row['context']}", row["phase"], row) for row in figures["rows"]]
     if serving:
         races.append((f"{serving['num_requests']} ragged requests", "ragged", serving))
@@ -85,6 +105,32 @@ def page(files: Mapping[str, Figures]) -> str:
     return "\n".join([HEAD, *("\n".join(_section(*each)) for each in files.items())])
 
 
+def gpu_page() -> str:
+    """The page of what was measured on a GPU. Plain Markdown."""
+    step, bandwidth = on_gpu.ONE_BY_ONE, on_gpu.BANDWIDTH
+    assert step.launches is not None and step.busy is not None, "it was looked at"
+    shape = ModelConfig.from_dict({**QWEN3_06B, "model_type": "qwen3"})
+    floor = weight_bytes(shape, itemsize=2) / bandwidth
+    lines = [
+        GPU_HEAD,
+        f"One step of the earlier version: {step.launches} launches in "
+        f"{1000 * step.seconds:.1f} ms, in which the GPU works for {1000 * step.busy:.1f} ms. "
+        f"Reading all weights once takes {1000 * floor:.2f} ms.",
+        "",
+        f"| one request, ms a token after a prompt of {', '.join(map(str, on_gpu.CONTEXTS))} | |",
+        "|---|---|",
+        *(f"| {what} | {' / '.join(map(str, ms))} |" for what, ms in on_gpu.DECODE_MS.items()),
+        "",
+        "Through the whole engine of the prototype a token took 2.4 to 3.6 ms.",
+        "",
+        f"| {on_gpu.NUM_SERVED} ragged requests, wanted tokens/s | first run | second run |",
+        "|---|---|---|",
+        *(f"| {one.what} | {one.first:,.0f} | {one.second:,.0f} |" for one in on_gpu.SERVING),
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def _section(name: str, figures: Figures) -> Iterator[str]:
     machine, settings, serving = figures["machine"], figures["settings"], figures.get("serving")
     yield f"## {settings['shape']}, {machine['dtype']}, {machine['processor']}\n"
@@ -97,6 +143,8 @@ def _section(name: str, figures: Figures) -> Iterator[str]:
             f"matmul {roofline['peak_flops'] / 1e9:.0f} GFLOP/s."
         )
     command = f"python -m tools.bench --shape {settings['shape']} --dtype {machine['dtype']}"
+    if settings.get("device", "cpu") != "cpu":
+        command += f" --device {settings['device']}"
     command += f" --lengths {' '.join(map(str, settings['lengths']))} --rounds {settings['rounds']}"
     if serving:
         command += f" --requests {serving['num_requests']}"
@@ -153,3 +201,4 @@ def stored() -> dict[str, Any]:
 
 if __name__ == "__main__":
     (FOLDER / PAGE).write_text(page(stored()), encoding="utf-8")
+    (FOLDER / "gpu.md").write_text(gpu_page(), encoding="utf-8")

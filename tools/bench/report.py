@@ -19,10 +19,10 @@ OURS, LLAMA = "ours", "llama.cpp"
 Figures = dict[str, Any]
 
 
-def machine(dtype: str) -> Figures:
-    """What a figure means nothing without: processor, threads, versions."""
+def machine(dtype: str, device: str = "cpu") -> Figures:
+    """What a figure means nothing without: processor (of a GPU its name), threads, versions."""
     return {
-        "processor": processor_name(),
+        "processor": processor_name() if device == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
         "python": platform.python_version(),
@@ -48,6 +48,7 @@ def one_request(config: ModelConfig, itemsize: int, result: Race) -> dict[str, l
     rows = [_row("prefill", context, context, first), _row("decode", context, 1, later)]
     equal = {name: tokens for name, (_, tokens) in result.agreement(PEER).items()}
     check = {"context": context, "new_tokens": asked.new_tokens, "tokens_equal": equal}
+    check["warm_up"] = result.warm_up
     found: dict[str, list[Figures]] = {"rows": rows, "checks": [{**check, "failed": result.failed}]}
     if result.roofline is None:
         return {**found, "floors": [], "rooflines": []}

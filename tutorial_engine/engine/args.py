@@ -87,10 +87,11 @@ class EngineArgs:
     ) -> None:
         _check_options(options)
         SamplingParams(seed=seed)  # refuses what is no seed
+        longest = 2048 if max_model_len is None else max_model_len
         self.config = EngineConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=2048 if max_model_len is None else max_model_len,
+            max_model_len=longest,
             long_prefill_token_threshold=long_prefill_token_threshold,
             enable_chunked_prefill=enable_chunked_prefill,
             cuda_graphs=not enforce_eager,
@@ -108,14 +109,14 @@ class EngineArgs:
             at_least_one("block_size", block_size)
             config = self.model.config
             spec = KVCacheSpec.from_model(config, self.model.dtype)
-            for_one = -(-length_for(config, self.config.max_model_len) // block_size)
+            for_one = -(-length_for(config, longest) // block_size)
             in_bytes = CACHE_BYTES // (spec.bytes_per_token * block_size)
             self.memory = PagedKVCache.from_config(
                 config,
                 block_size=block_size,
                 num_blocks=max(for_one, min(for_one * max_num_seqs, in_bytes))
                 if num_gpu_blocks_override is None
-                else _usable(num_gpu_blocks_override, for_one, self.config.max_model_len),
+                else _usable(num_gpu_blocks_override, for_one, longest),
                 dtype=self.model.dtype,
                 device=self.model.device,
                 # None is vLLM's default

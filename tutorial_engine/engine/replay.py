@@ -1,9 +1,10 @@
-"""Decode steps that are replayed: on a GPU one launch for a whole step.
+"""Decode steps that are replayed: on a GPU one launch for all layers.
 
 A GPU runs a decode step in less time than Python needs to ask for it. So a step of each size is
 recorded once (a CUDA graph), over tensors that stay where they are; afterwards these are filled,
-and the recording is played. Without CUDA the function itself is called in place of a recording:
-sizes, tensors and filling are the same.
+and the recording is played. The logits are not part of it: they would be its largest tensor.
+Without CUDA the function itself is called in place of a recording: sizes, tensors and filling are
+the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +71,8 @@ class FixedBatch(Batch):
 class RecordedStep:
     """A decode step of one size: its tensors, and what plays it once it is recorded.
 
-    Rows that are too many repeat the first one: they read what it reads, and write the same
-    numbers to the same slot.
+    Rows that are too many repeat the one with the shortest context: they read what it reads, and
+    write the same numbers to the same slot.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, attention: BatchedAttention, size: Size) -> None:
@@ -100,15 +101,16 @@ class RecordedStep:
             fixed_end_to_end=EndToEnd(slots, self.query_starts, starts.to(torch.int32), 1, longest),
             fixed_padded=(slots.view(n, longest), self.at < lens[:, None]),
         )
-        return self.model.compute_logits(self.model(batch, self.attention))
+        return self.model(batch, self.attention)
 
     def run(self, scheduled: Sequence[ScheduledRequest], record: Record) -> Tensor:
-        """Logits [S, V] of a step that has room here; they are the caller's to keep.
+        """Hidden states [S, hidden] of a step that has room here, good until the next one.
 
         The first time it is recorded, by `record`, which may run it once more: that writes the same
         numbers again.
         """
-        rows = [*scheduled, *[scheduled[0]] * (self.size.num_seqs - len(scheduled))]
+        shortest = min(scheduled, key=lambda item: len_of(item.allocation.context_slots))
+        rows = [*scheduled, *[shortest] * (self.size.num_seqs - len(scheduled))]
         self._fill(
             [item.token_ids[0] for item in rows],
             [item.allocation.first_position for item in rows],
@@ -117,7 +119,7 @@ class RecordedStep:
         )
         if self.play is None:
             self.play = record(self.compute)
-        return self.play()[: len(scheduled)].clone()
+        return self.play()[: len(scheduled)]
 
     def _fill(
         self,
@@ -130,7 +132,7 @@ class RecordedStep:
         lens = [len_of(slots) for slots in contexts]
         short = [*ids, *positions, *new_slots, *lens, *accumulate(lens, initial=0)]
         if self.numbers.is_cuda:
-            torch.cuda.current_stream().synchronize()  # the copy before may not be over
+            torch.cuda.current_stream(self.numbers.device).synchronize()  # is the last copy over?
         self.staged[: len(short)] = torch.tensor(short)
         at, table = 0, self.staged[len(short) :]
         for slots, n in zip(contexts, lens, strict=True):
@@ -146,8 +148,10 @@ class ReplayRunner(ModelRunner):
     """A ModelRunner whose decode steps are replayed, where all sequences go into one call.
 
     A step with prefill runs as it comes, and so does one of more than MOST_SLOTS. A size is
-    recorded when it is needed first, or by `warm_up`. What recordings work in is shared: it is as
-    large as the largest size needs, MOST_SLOTS keys and values of a layer at most.
+    recorded when it is needed first, or by `warm_up`. All recordings work in the same memory: that
+    of the largest size, which is keys and values of MOST_SLOTS in ONE layer at most (0.5 GiB for
+    Qwen3-0.6B in bf16; up to twice as much if small sizes came first). Each size also has tensors
+    of its own: a few numbers for each slot that it reads, on the GPU and in main memory.
     """
 
     def __init__(
@@ -159,22 +163,17 @@ class ReplayRunner(ModelRunner):
         super().__init__(model, storage, attention)
         self.recorded: dict[Size, RecordedStep] = {}
         self.num_replays = 0
-        self._record: Record = CudaGraphs() if model.device.type == "cuda" else as_it_is
+        on_gpu = model.device.type == "cuda"
+        self._record: Record = CudaGraphs(model.device) if on_gpu else as_it_is
 
-    @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
-        """As ModelRunner.run."""
+    def _hidden(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
         lens = [len_of(item.allocation.context_slots) for item in scheduled]
         size = Size.of(len(scheduled), max(lens))
         is_decode = all(item.num_tokens == 1 for item in scheduled)
         if not is_decode or not self._fits(size):
-            return super().run(scheduled)
-        self.num_forwards += 1
-        self.num_tokens += len(scheduled)
+            return super()._hidden(scheduled)
         self.num_replays += 1
-        logits = self._step(size).run(scheduled, self._record)
-        rows = [s for s, item in enumerate(scheduled) if item.yields_token]
-        return logits if len(rows) == len(scheduled) else logits[rows]
+        return self._step(size).run(scheduled, self._record)
 
     def _fits(self, size: Size) -> bool:
         return isinstance(self.attention, BatchedAttention) and size.num_slots <= MOST_SLOTS
@@ -214,18 +213,20 @@ def as_it_is(compute: Compute) -> Compute:
 class CudaGraphs:
     """Records functions as CUDA graphs, in one piece of memory for all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute) -> Compute:
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # what libraries make when they are first called
-            compute()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = compute()
+        with torch.cuda.device(self._device):
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):  # what libraries make when they are first called
+                compute()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                out = compute()
 
         def play() -> Tensor:
             graph.replay()

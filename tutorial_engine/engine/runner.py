@@ -205,6 +205,10 @@ class ModelRunner:
         """
         self.num_forwards += 1
         self.num_tokens += sum(item.num_tokens for item in scheduled)
-        hidden = run_scheduled(self.model, self.attention, scheduled)  # [S, hidden]
+        hidden = self._hidden(scheduled)  # [S, hidden]
         rows = [s for s, item in enumerate(scheduled) if item.yields_token]
         return self.model.compute_logits(hidden if len(rows) == len(scheduled) else hidden[rows])
+
+    def _hidden(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+        """The hidden state of the last token of each, [S, hidden]."""
+        return run_scheduled(self.model, self.attention, scheduled)

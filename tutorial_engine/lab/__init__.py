@@ -7,7 +7,8 @@ machine gives; `workload` (03) lets requests come
 over time, and `static_batch` says when they were answered once; `layouts`, `dial` and `block_size`
 (04) compare orders of memory and block sizes, `hit_rate`, `when_full`, `pool_log` and `shift`
 answer what users ask. `vllm` (A3) records a vLLM that runs in this process, and has runs of it;
-`beside_vllm` (03) compares with what vLLM decided and computed.
+`beside_vllm` (03) compares with what vLLM decided and computed. `on_gpu` (A2) has what was measured
+on a GPU, counts launches without one, and looks at a step where there is one.
 The engine knows none of them.
 What the notebooks import is handed out here, each name when it is asked for.
 """
@@ -30,6 +31,9 @@ __getattr__, __all__ = hands_out(
             "loop_path, memory_paths, our_paths, table as ledger_table"
         ),
         "many_blocks": "PagedAttention",
+        "on_gpu": (
+            "BANDWIDTH, CARD, COMPILED, ONE_BY_ONE, REPLAYED, SERVING, count_launches, profile_step"
+        ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",
         "roofline": "forward_flops, weight_bytes",

@@ -135,10 +135,12 @@ def check_torch() -> Iterator[Finding]:
     if torch.cuda.is_available():
         from tutorial_engine.model.batched_attention import varlen_kernel
 
-        kernel, why = varlen_kernel(torch.device("cuda"), torch.bfloat16)
-        fallback = "" if kernel else "; decode steps are padded"
-        yield Finding(Mark.OK, f"attention on the GPU, bf16: {why}{fallback}")
-        yield Finding(Mark.OK, "decode steps on the GPU: recorded and replayed (CUDA graphs)")
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
+            kernel, why = varlen_kernel(torch.device("cuda"), dtype)
+            fallback = "" if kernel else "; decode steps are padded"
+            yield Finding(Mark.OK, f"attention on the GPU, {name}: {why}{fallback}")
+        graphs = "recorded and replayed (CUDA graphs), unless cuda_graphs=False"
+        yield Finding(Mark.OK, f"decode steps on the GPU: {graphs}")
     abilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     fast = [name for name, has in abilities.items() if has and "bf16" in name]
     told = f"fast ({', '.join(fast)})" if fast else "no fast path is known: stay with float32"

@@ -19,6 +19,7 @@ from tutorial_engine.model.layers import Linear
 BUFFER_BYTES = 2**28  # 256 MiB, far larger than the caches of most processors
 ROW = 4096  # numbers in a row of the buffer
 MATMUL = (512, 2048, 2048)  # rows, in, out: large enough to be limited by arithmetic alone
+MATMUL_ON_GPU = (8192, 8192, 8192)
 PATIENCE = 0.5  # seconds per probe: a slow machine gets fewer passes, not a longer wait
 
 
@@ -97,14 +98,17 @@ def measure_peak_flops(dtype: torch.dtype = torch.float32, passes: int = 5) -> f
 
 
 def roofline_probe(
-    dtype: torch.dtype = torch.float32, num_bytes: int = BUFFER_BYTES, passes: int = 3
+    dtype: torch.dtype = torch.float32,
+    num_bytes: int = BUFFER_BYTES,
+    passes: int = 3,
+    device: str = "cpu",
 ) -> Callable[[], Roofline]:
     """A function that measures both limits, the best of some passes each; it keeps its buffers."""
-    bandwidth, flops = bandwidth_probe(num_bytes), flops_probe(dtype)
+    bandwidth, flops = bandwidth_probe(num_bytes, device), flops_probe(dtype, device)
     return lambda: Roofline(_best(bandwidth, passes), _best(flops, passes))
 
 
-def bandwidth_probe(num_bytes: int = BUFFER_BYTES) -> Callable[[], float]:
+def bandwidth_probe(num_bytes: int = BUFFER_BYTES, device: str = "cpu") -> Callable[[], float]:
     """A function that reads a buffer of fp32 numbers once per way we know → bytes/s of the fastest.
 
     The ways: `sum`, and a prepacked Linear at one row, which is what a decode step does. On a quiet
@@ -112,21 +116,21 @@ def bandwidth_probe(num_bytes: int = BUFFER_BYTES) -> Callable[[], float]:
     """
     at_least_one("num_bytes", num_bytes)
     # ones, for memory that was only ever zeroed may not be there yet
-    buffer = torch.ones(max(1, num_bytes // 4 // ROW), ROW)
+    buffer = torch.ones(max(1, num_bytes // 4 // ROW), ROW, device=device)
     ways: list[Callable[[], Tensor]] = [buffer.sum]
-    linear, x = _linear(buffer), torch.ones(1, ROW)
+    linear, x = _linear(buffer), torch.ones(1, ROW, device=device)
     if isinstance(linear, PackedLinear):
         ways.append(lambda: linear(x))
     return lambda: max(buffer.nbytes / _seconds(way) for way in ways)
 
 
-def flops_probe(dtype: torch.dtype = torch.float32) -> Callable[[], float]:
+def flops_probe(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Callable[[], float]:
     """A function that runs one large matmul → FLOP/s. ValueError for a dtype it is too slow in."""
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
-    rows, columns, out = MATMUL
-    linear = _linear(torch.ones(out, columns, dtype=dtype))
-    x = torch.ones(rows, columns, dtype=dtype)
+    rows, columns, out = MATMUL if device == "cpu" else MATMUL_ON_GPU
+    linear = _linear(torch.ones(out, columns, dtype=dtype, device=device))
+    x = torch.ones(rows, columns, dtype=dtype, device=device)
     return lambda: 2 * rows * columns * out / _seconds(lambda: linear(x))
 
 
@@ -155,8 +159,11 @@ def _linear(weight: Tensor) -> nn.Module:
 
 @torch.inference_mode()
 def _seconds(run: Callable[[], object]) -> float:
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
     began = time.perf_counter()
     run()
+    wait()
     return time.perf_counter() - began
 
 

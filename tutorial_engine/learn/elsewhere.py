@@ -150,6 +150,52 @@ BOXES = {
         "One process drives all devices; --split-mode in common/arg.cpp says whether layers or the "
         "rows of matrices are divided.",
     ),
+    "graphs": Box(
+        "steps that are recorded and replayed",
+        "vLLM and SGLang record a list of batch sizes at the start; llama.cpp records a step when "
+        "it comes again in the same form.",
+        "engine.replay.ReplayRunner",
+        "Decode steps only, one recording for each power of two of sequences and of the longest "
+        "context, made when it is needed first.",
+        "Batch sizes 1, 2, 4, then every 8th up to 256 and every 16th up to 512 "
+        "(_set_cudagraph_sizes in vllm/config/vllm.py). They have no length: the kernel reads "
+        "the block table. Steps with prompts are replayed in pieces, with attention between them "
+        "(FULL_AND_PIECEWISE in vllm/config/compilation.py). Looked up in vLLM 0.32.0.",
+        "Batch sizes 1, 2, 4, 8, 12, then every 8th from 16 to 256 and every 16th up to 512 "
+        "(generate_decode_cuda_graph_batch_sizes in "
+        "python/sglang/srt/arg_groups/cuda_graph_hook.py).",
+        "There is no list of sizes: a graph that comes again with the same shapes and places is "
+        "recorded, and recorded anew when they change (ggml_cuda_graph_update_required in "
+        "ggml/src/ggml-cuda/ggml-cuda.cu). GGML_CUDA_DISABLE_GRAPHS=1 turns it off.",
+    ),
+    "one_call": Box(
+        "attention of a whole batch",
+        "All three call one kernel for the whole batch; in vLLM and SGLang it reads pages where "
+        "they lie, and no context is gathered before.",
+        "model.batched_attention.BatchedAttention",
+        "All contexts are gathered, and PyTorch's flash kernel goes over them end to end. Pages "
+        "are not read in place on a GPU.",
+        "flash_attn_varlen_func takes the sequences end to end, and the block table "
+        "(vllm/v1/attention/backends/flash_attn.py).",
+        "flash_attn_with_kvcache takes them end to end, and the page table "
+        "(python/sglang/srt/layers/attention/flashattention_backend.py). FlashInfer is another "
+        "choice.",
+        "One operation over the cells of the cache; a mask says which token sees which cell "
+        "(build_attn_mha in src/llama-graph.cpp).",
+    ),
+    "fused": Box(
+        "small operations",
+        "All three join small operations into one kernel, by hand or by a compiler.",
+        "model.fast.FusedRMSNorm",
+        "A norm is one kernel. RoPE is six, and nothing is compiled.",
+        "Kernels of its own, such as fused_add_rms_norm "
+        "(vllm/model_executor/layers/layernorm.py); torch.compile joins others "
+        "(vllm/compilation/passes/fusion/qk_norm_rope_fusion.py).",
+        "Kernels of its own: fused_add_rmsnorm (python/sglang/srt/layers/layernorm.py).",
+        "The CUDA backend looks for neighbours in the graph that it can run as one kernel, such "
+        "as two matrix products and the gate between them (ggml_cuda_should_fuse_mul_mat in "
+        "ggml/src/ggml-cuda/ggml-cuda.cu).",
+    ),
     "radix": Box(
         "how a known beginning is found",
         "vLLM uses hashes, as here; SGLang keeps a tree of tokens; llama.cpp compares a prompt "

@@ -190,10 +190,10 @@ class Sampler:
 def best_of_each(logits: Tensor) -> list[tuple[float, int]]:
     """The largest score of each row of logits [S, V], and its token: one call for all rows.
 
-    The lowest id among equals.
+    The lowest id among equals. Both come to the CPU in one copy: fp32 holds ids up to 2^24.
     """
-    scores, token_ids = logits.max(-1)
-    return list(zip(scores.tolist(), token_ids.tolist(), strict=True))
+    scores, token_ids = torch.stack([x.float() for x in logits.max(-1)]).tolist()
+    return list(zip(scores, map(int, token_ids), strict=True))
 
 
 def next_token(sampler: Sampler, logits: Tensor, row: int, best: tuple[float, int]) -> SampledToken:

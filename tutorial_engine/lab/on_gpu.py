@@ -1,0 +1,169 @@
+"""A decode step on a GPU: what was measured on one, what can be counted without, and how to look.
+
+The figures are those of one H100, and of an earlier version of this engine; what was replayed there
+was a prototype of `engine/replay.py`. A count needs no GPU: PyTorch's meta device runs a model that
+has shapes and no numbers.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab.sizing import QWEN3_06B
+from tutorial_engine.model.attention import SdpaAttention
+from tutorial_engine.model.batch import Allocation, Batch
+from tutorial_engine.model.batched_attention import BatchedAttention
+from tutorial_engine.model.checkpoint import without_weights
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.fast import use_fast_layers
+
+# -- what was measured ----------------------------------------------------------------------------
+
+
+class GpuStep(NamedTuple):
+    """One decode step of one request: how long it took, and how long the GPU worked in it.
+
+    `launches` are counted by PyTorch's profiler. None: nobody measured it.
+    """
+
+    what: str
+    seconds: float
+    launches: int | None = None
+    busy: float | None = None
+
+
+class GpuServing(NamedTuple):
+    """Wanted tokens a second of many requests at once: in the first run, and in the second."""
+
+    what: str
+    first: float
+    second: float
+
+
+CARD, BANDWIDTH = "H100", 2.95e12  # bytes a second, measured by copying
+MEASURED_WITH = "Qwen3-0.6B shape, random weights, bf16, torch 2.11, transformers 5.23, one process"
+CONTEXTS = (128, 512, 2048)
+ONE_BY_ONE = GpuStep("one launch after the other", 14.0e-3, 741, 2.3e-3)
+REPLAYED = GpuStep("replayed", 2.5e-3)
+COMPILED = GpuStep("replayed, small operations compiled", 1.7e-3)
+# milliseconds a token of one request, at each of the contexts
+DECODE_MS: dict[str, tuple[float, ...]] = {
+    "transformers, dynamic cache": (25.0, 24.5, 24.1),
+    "transformers, static cache, compiled by itself (87 s)": (3.2,),
+    "this engine, one launch after the other": (14.0, 13.2, 13.5),
+    "prototype: replayed": (2.5, 2.6, 2.7),
+}
+NUM_SERVED = 64
+SERVING = (
+    GpuServing("transformers, padded", 237, 648),
+    GpuServing("transformers, continuous batching", 434, 473),
+    GpuServing("this engine, a call for each request, rows", 72, 333),
+    GpuServing("this engine, a call for each request, pages", 67, 310),
+    GpuServing("prototype: one call for all, pages (best run)", 1404, 2027),
+    GpuServing("prototype: one call for all, replayed, pages", 2244, 2508),
+    GpuServing("prototype: rows read in place, replayed", 3388, 3798),
+)
+
+
+# -- what can be counted --------------------------------------------------------------------------
+
+META = "meta"  # PyTorch's device that has shapes and no numbers
+NO_KERNEL = ("aten.empty", "aten.detach")
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operations that compute something: a view of a tensor needs no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        made = [one.alias_info for one in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in made)
+        self.count += not is_view and not str(func).startswith(NO_KERNEL)
+        return func(*args, **(kwargs or {}))
+
+
+def count_launches(
+    num_seqs: int, one_call: bool, shape: dict[str, Any] = QWEN3_06B, context: int = 128
+) -> int:
+    """Launches of a decode step of so many sequences on pages: at least one for each operation.
+
+    Attention is called for each sequence, or, with `one_call`, once a layer for all of them. Two
+    layers are enough to know all: they are alike.
+    """
+    one, two = (_count(num_seqs, one_call, shape, context, layers) for layers in (1, 2))
+    return one + (shape["num_hidden_layers"] - 1) * (two - one)
+
+
+@torch.inference_mode()
+def _count(num_seqs: int, one_call: bool, shape: dict[str, Any], context: int, layers: int) -> int:
+    changes = {"model_type": "qwen3", "num_hidden_layers": layers}
+    config = ModelConfig.from_dict(shape | changes)
+    model = without_weights(config).to(META, torch.bfloat16).requires_grad_(False)
+    use_fast_layers(model)
+    spec = KVCacheSpec.from_model(config, torch.bfloat16)
+    storage = KVStorage(spec, 2 * context * num_seqs, META)
+    apart = torch.arange(0, 2 * context, 2)  # no two of a sequence's slots are neighbours
+    rooms = [
+        Allocation(context - 1, [int(slots[-1])], slots)
+        for slots in (apart + 2 * context * s for s in range(num_seqs))
+    ]
+    attention = SdpaAttention(storage)
+    if one_call:  # the kernel counts as one operation, whatever it does
+        attention = BatchedAttention(storage, lambda q, *_: q.clone())
+    names = [str(s) for s in range(num_seqs)]
+    with _Kernels() as kernels:
+        batch = Batch.from_allocations([[0]] * num_seqs, rooms, names, META)
+        model.compute_logits(model(batch, attention))
+    return kernels.count
+
+
+# -- how to look ----------------------------------------------------------------------------------
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel")
+
+
+def profile_step(run: Callable[[], object], repeat: int = 5) -> GpuStep:
+    """What a function does on this GPU: seconds (the least of some), launches, and time it works.
+
+    The profiler slows the CPU, so the seconds are measured without it. ValueError without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("there is no GPU here: the figures of an H100 are in tutorial_engine.lab")
+    run()
+    seconds = []
+    for _ in range(repeat):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as seen:
+        run()
+        torch.cuda.synchronize()
+    return GpuStep("here", min(seconds), *launches_and_work(seen.events() or []))
+
+
+def launches_and_work(events: Iterable[FunctionEvent]) -> tuple[int, float]:
+    """Launches among a profiler's events, and the seconds in which at least one kernel runs."""
+    launches, runs = 0, []
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            runs.append((event.time_range.start, event.time_range.end))
+        launches += event.name.startswith(LAUNCHES)
+    busy = end = 0.0
+    for began, ended in sorted(runs):
+        busy += max(ended - max(began, end), 0)
+        end = max(end, ended)
+    return launches, busy * 1e-6

@@ -1,0 +1,251 @@
+"""The checks of the exercises on a GPU: sequences end to end, a step's size, what a graph reads.
+
+No GPU is needed. `GpuMemory` is a memory in small whose freed places are given away again.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.engine.replay import SHORTEST
+from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
+from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model.attention import naive_attention
+from tutorial_engine.model.batched_attention import varlen_by_sequence
+
+# -- exercise 1: sequences end to end -------------------------------------------------------------
+
+# (block tables, context lengths, block size) → (where each begins, and the end; all slots)
+EndToEnd = Callable[[list[list[int]], list[int], int], tuple[list[int], list[int]]]
+
+
+def right_end_to_end(
+    tables: Sequence[Sequence[int]], lens: Sequence[int], block_size: int
+) -> list[list[int]]:
+    """Where each sequence begins in the list of all slots (and its end), and the list."""
+    starts, slots = [0], []
+    for table, length in zip(tables, lens, strict=True):
+        for p in range(length):
+            slots.append(table[p // block_size] * block_size + p % block_size)
+        starts.append(len(slots))
+    return [starts, slots]
+
+
+END_TO_END_SLIPS: Slips = slips_of(
+    right_end_to_end,
+    """
+    starts, slots = [0], [] → starts, slots = [], []
+        the first sequence begins at 0: cu_seqlens has one number more than there are sequences
+    starts.append(len(slots)) → starts.append(length)
+        cu_seqlens says where each one begins, not how long it is: add the lengths up
+    for p in range(length) → for p in range(len(table) * block_size)
+        the last block is not full: what lies behind the length was never written
+    table[p // block_size] * block_size + p % block_size → table[p // block_size]
+        this is the number of a block: its slots are block * block_size + offset
+    table[p // block_size] * block_size + p % block_size → table[p // block_size] + p % block_size
+        before a block lie block * block_size slots, not block
+    table[p // block_size] * block_size + p % block_size → p
+        position p lies in block table[p // block_size], not in slot p
+    for p in range(length) → for p in range(max(lens))
+        nothing is padded here: each sequence has as many slots as tokens
+    """,
+)
+TABLES = (
+    ([[5, 2], [7], [1, 6, 3]], [7, 4, 9], 4),
+    ([[3], [0, 2]], [1, 4], 2),
+    ([[4, 1, 2]], [3], 1),
+)
+
+
+def _two_lists(lay: EndToEnd, *case: object) -> object:
+    answer = lay(*case)  # type: ignore[arg-type]
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        return answer
+    return [a if (b := whole_numbers(a)) is None else b for a in answer]
+
+
+def _attends_alike() -> str:
+    """ "" if attention over the flat list is what attention of each sequence gives."""
+    tables, lens, size = TABLES[0]
+    starts, slots = right_end_to_end(tables, lens, size)
+    draw = torch.Generator().manual_seed(0)
+    keys, values = torch.full((2, 32, 2, 8), float("nan"))  # what nobody wrote is no number
+    written = torch.tensor(slots)
+    for x in (keys, values):
+        x[written] = torch.randn(len(slots), 2, 8, generator=draw)
+    q = torch.randn(len(lens), 4, 8, generator=draw)  # a decode step: one query each
+    cu_q, cu_k = torch.arange(len(lens) + 1), torch.tensor(starts)
+    flat = varlen_by_sequence(q, keys[written], values[written], cu_q, cu_k, 1, max(lens))
+    for s, (table, length) in enumerate(zip(tables, lens, strict=True)):
+        mine = [table[p // size] * size + p % size for p in range(length)]
+        alone = naive_attention(q[s : s + 1], keys[mine], values[mine]).out
+        if not torch.allclose(flat[s : s + 1], alone, atol=1e-5):
+            return f"attention of sequence {s} differs from what it is alone"
+    return ""
+
+
+def check_end_to_end(function: EndToEnd) -> Verdict:
+    """Check a learner's end_to_end(tables, lens, block_size) → cu_seqlens, slots."""
+    return judge(
+        *("end_to_end", function, right_end_to_end, list(TABLES), END_TO_END_SLIPS),
+        "end_to_end: one call over 20 slots gives what attention of each sequence gives",
+        call=_two_lists,
+        where=lambda got, tables, lens, size: f"tables {tables}, lengths {lens}, blocks of {size}",
+        then=_attends_alike,
+    )
+
+
+# -- exercise 2: the size of a step ---------------------------------------------------------------
+
+
+def right_size(lens: Sequence[int]) -> list[float]:
+    """Rows and longest context of the smallest recorded step with room, and its unused part."""
+    rows = 1 << (len(lens) - 1).bit_length()
+    longest = max(64, 1 << (max(lens) - 1).bit_length())
+    return [rows, longest, 1 - sum(lens) / (rows * longest)]
+
+
+assert SHORTEST == 64, "as the exercise says"
+SIZE_SLIPS: Slips = slips_of(
+    right_size,
+    """
+    (len(lens) - 1).bit_length() → len(lens).bit_length()
+        a power of two has room for itself: 4 sequences need 4 rows, not 8
+    (max(lens) - 1).bit_length() → max(lens).bit_length()
+        a power of two has room for itself: 128 tokens need a size of 128, not of 256
+    1 << (len(lens) - 1).bit_length() → len(lens)
+        the number of sequences is rounded up, too
+    max(64, 1 << (max(lens) - 1).bit_length()) → 1 << (max(lens) - 1).bit_length()
+        no size has a context below 64
+    1 << (max(lens) - 1).bit_length() → 1 << (sum(lens) - 1).bit_length()
+        each row has room for the longest context, not for all of them together
+    sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
+        rows that are too many cost as much as the others
+    sum(lens) / (rows * longest) → max(lens) / longest
+        each row has its own length: add them up
+    1 - sum(lens) / (rows * longest) → sum(lens) / (rows * longest)
+        this is the part that is needed
+    1 - sum(lens) / (rows * longest) → rows * longest - sum(lens)
+        this is a number of slots: divide by all slots of the size
+    """,
+)
+LENGTHS = ([100], [129, 40, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
+
+
+def _size(size: Callable[[list[int]], object], lens: list[int]) -> object:
+    answer = listed(size(lens))
+    if answer is None or len(answer) != 3:
+        return answer
+    rows, longest, unused = whole(answer[0]), whole(answer[1]), number(answer[2])
+    return [a if b is None else b for a, b in zip(answer, (rows, longest, unused), strict=True)]
+
+
+def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdict:
+    """Check a learner's size(lens) → rows, longest context, unused part of a recorded step."""
+    return judge(
+        *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
+        "size: both are rounded up, and every slot of the size is read",
+        call=_size,
+        where=lambda got, lens: f"contexts of {lens}, got {got}",
+        otherwise=lambda got, want, *_: f"expected {want[0]}, {want[1]} and {want[2]:.2f}",
+    )
+
+
+# -- exercise 3: what a graph reads ---------------------------------------------------------------
+
+
+class GpuMemory:
+    """A memory in small that does two things as a GPU's does under PyTorch.
+
+    The place of a tensor that nobody knows any more is given to the next one; and a recording knows
+    places, no tensors. ValueError when it is full.
+    """
+
+    def __init__(self, num_numbers: int = 64) -> None:
+        self._numbers = torch.zeros(num_numbers, dtype=torch.int64)
+        self._taken: dict[int, int] = {}  # first place -> how many
+        self.num_replays = 0
+
+    def tensor(self, numbers: Iterable[int]) -> Tensor:
+        """A tensor of these numbers, in the first place that is free. It is free again after it."""
+        values = torch.tensor(list(numbers))
+        size = len(values)
+        ends = (start + count for start, count in self._taken.items())
+        for start in sorted({0, *ends}):
+            used = any(a < start + size and start < a + n for a, n in self._taken.items())
+            if not used and start + size <= len(self._numbers):
+                self._taken[start] = size
+                made = self._numbers[start : start + size]
+                made.copy_(values)
+                weakref.finalize(made, self._taken.pop, start)
+                return made
+        raise ValueError(f"no place for {size} numbers: keep fewer tensors")
+
+    def record(self, function: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Tensor]:
+        """A function that computes the same again, from what lies at these tensors' places."""
+        places = [(tensor.storage_offset(), len(tensor)) for tensor in tensors]
+
+        def replay() -> Tensor:
+            self.num_replays += 1
+            return function(*(self._numbers[start : start + size] for start, size in places))
+
+        return replay
+
+
+Step = Callable[[list[int]], Tensor]  # lens → which of 8 positions each sequence sees
+
+
+def right_step(gpu: GpuMemory) -> Step:
+    """A step that keeps what its recording reads."""
+    lens = gpu.tensor([1, 1])
+    positions = gpu.tensor(range(8))
+    replay = gpu.record(lambda lens, positions: positions < lens[:, None], lens, positions)
+
+    def step(new_lens: list[int], kept: object = positions) -> Tensor:
+        lens.copy_(torch.tensor(new_lens))
+        return replay()
+
+    return step
+
+
+STEP_SLIPS: Slips = slips_of(
+    right_step,
+    """
+    , kept: object = positions →
+        nobody knows `positions` when make_step has returned, so its place is given to another
+        tensor: keep it as long as the step lives
+    lens.copy_(torch.tensor(new_lens)) → lens = gpu.tensor(new_lens)
+        the recording reads the place of the first lens: fill that tensor, and make no new one
+    lens.copy_(torch.tensor(new_lens)) → pass
+        the lengths of this step are never filled in
+    return replay() → return torch.arange(8) < lens[:, None]
+        the step is computed again, one launch after the other: nothing is replayed
+    """,
+)
+FILLS = ([3, 5], [8, 1], [2, 7])
+
+
+def _steps(make_step: Callable[[GpuMemory], Step | None], fills: Sequence[list[int]]) -> object:
+    """What each step sees, while other tensors come and go; and the number of replays."""
+    gpu, others, seen = GpuMemory(), [], []
+    step = make_step(gpu)
+    if step is None or step is Ellipsis:
+        return step
+    for lens in fills:
+        answer = step(lens)
+        seen.append(answer.int().tolist() if isinstance(answer, Tensor) else answer)
+        others.append(gpu.tensor([0] * 8))
+    return [*seen, gpu.num_replays]
+
+
+def check_step(function: Callable[[GpuMemory], Step]) -> Verdict:
+    """Check a learner's make_step(gpu) → step(lens), which replays what it recorded."""
+    return judge(
+        *("make_step", function, right_step, [(FILLS,)], STEP_SLIPS),
+        "make_step: three replays are right, although other tensors come in between",
+        call=_steps,
+        otherwise=lambda got, want, *_: f"expected {want}, got {got}",
+    )
