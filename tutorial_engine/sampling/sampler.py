@@ -145,19 +145,30 @@ class Sampler:
         if not math.isfinite(largest := float(logits.max())):
             raise _no_scores(largest)
         logits = logits.float().cpu()  # where the generator is, and some devices know no float64
-        return self._choose(logits, self._prepare(logits))
+        scores = self._masked(logits)
+        token_id = self._draw(scores) if self.params.temperature else int(scores.argmax())
+        self.num_sampled += 1
+        n = self.params.logprobs
+        if n is None:
+            return SampledToken(token_id)
+        logprobs = logits.log_softmax(-1)  # [V], raw
+        logprob = float(logprobs[token_id])
+        best, ids = logprobs.sort(descending=True, stable=True)  # lowest id first among equals
+        pairs = zip(ids[:n].tolist(), best[:n].tolist(), strict=True)
+        return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
 
-    def _prepare(self, logits: Tensor) -> Tensor:
-        """[V] masked logits (greedy) or cumulated probabilities. May raise, changes nothing."""
-        scores = logits.float()
-        if self.num_sampled < self.params.min_tokens:
-            enders = [i for i in self._enders if i < scores.numel()]
-            scores = scores.clone()
-            scores[enders] = -math.inf
-            if scores.max() == -math.inf:
-                raise ValueError(f"min_tokens={self.params.min_tokens} masks every possible token")
-        if self.params.temperature == 0:
-            return scores
+    def _masked(self, logits: Tensor) -> Tensor:
+        """logits [V]; before min_tokens without what would end it."""
+        if self.num_sampled >= self.params.min_tokens:
+            return logits
+        scores = logits.clone()
+        scores[[i for i in self._enders if i < len(scores)]] = -math.inf
+        if scores.max() == -math.inf:
+            raise ValueError(f"min_tokens={self.params.min_tokens} masks every possible token")
+        return scores
+
+    def _draw(self, scores: Tensor) -> int:
+        """A token id by temperature and filters, from one number of the generator."""
         cumulated = filter_logits(scores, self.params, self.filters).double().softmax(-1).cumsum(-1)
         if cumulated[-1].isnan():
             if apply_temperature(scores, self.params.temperature).max().isfinite():
@@ -167,24 +178,8 @@ class Sampler:
                 f"logits up to {float(scores.max())} overflow fp32 when divided by "
                 f"temperature {self.params.temperature}; raise it"
             )
-        return cumulated
-
-    def _choose(self, logits: Tensor, prepared: Tensor) -> SampledToken:
-        """From what `_prepare` made of logits [V] to a token. Draws and counts, does not raise."""
-        if self.params.temperature == 0:
-            token_id = int(prepared.argmax())
-        else:
-            u = torch.rand((), dtype=torch.float64, generator=self._generator).item()  # [0, 1)
-            token_id = int(torch.searchsorted(prepared, u * prepared[-1], right=True))
-        self.num_sampled += 1
-        n = self.params.logprobs
-        if n is None:
-            return SampledToken(token_id)
-        logprobs = logits.float().log_softmax(-1)  # [V], raw
-        logprob = float(logprobs[token_id])
-        best, ids = logprobs.sort(descending=True, stable=True)  # lowest id first among equals
-        pairs = zip(ids[:n].tolist(), best[:n].tolist(), strict=True)
-        return SampledToken(token_id, logprob, 1 + int((best > logprob).sum()), tuple(pairs))
+        u = torch.rand((), dtype=torch.float64, generator=self._generator).item()  # [0, 1)
+        return int(torch.searchsorted(cumulated, u * cumulated[-1], right=True))
 
 
 def best_of_each(logits: Tensor) -> list[tuple[float, int]]:
