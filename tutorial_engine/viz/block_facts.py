@@ -301,8 +301,11 @@ class BlockRun:
                 found.setdefault(block, []).append(Owner(name, index, filled))
         return found
 
-    def caption(self, step: int) -> str:
-        """One sentence: who has how much, what is wasted, what is free, and what happened."""
+    def caption(self, step: int, is_told: bool = False) -> str:
+        """One sentence: who has how much, what is wasted, what is free, and what happened.
+
+        The last part is left out where it is told elsewhere.
+        """
         now = self.steps[step]
         parts = [f"Step {step} of 0–{self.last}: {self._in_use(step)}", self._free(step)]
         waits: dict[str, list[str]] = {}
@@ -310,7 +313,8 @@ class BlockRun:
             waits.setdefault(self.waits(step, name), []).append(name)
         parts += [f"{verb(names, 'waits', 'wait')} {how}" for how, names in waits.items()]
         happened = ", ".join(now.facts) or "no block changes hands"
-        return "; ".join((*parts, f"in this step {happened}")) + "."
+        parts += [] if is_told else [f"in this step {happened}"]
+        return "; ".join(parts) + "."
 
     def why_idle(self, step: int, name: str) -> str:
         """What is said of a request that does not run."""

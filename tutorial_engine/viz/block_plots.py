@@ -342,7 +342,7 @@ class _Step(StepSheet):
         self.arrow(f"copy.{i}", points, self.looks[event.request_id].colour, 2.6)
 
     def key(self) -> None:
-        """What fills and outlines mean."""
+        """What fills and outlines mean: all of it where steps follow, else what occurs in this."""
         looks = list(self.looks.values())
         marks: dict[str, Mark] = {
             "K and V are there": self.sample("cached", looks[0]),
@@ -355,7 +355,27 @@ class _Step(StepSheet):
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
+        seen = self._seen() if len(self.view.facts) == 1 else marks
+        marks = {words: mark for words, mark in marks.items() if words in seen}
         self.legend(MARGIN, self.view.floor + 6, marks)
+
+    def _seen(self) -> set[str]:
+        """What of the key is in this picture."""
+        size, now = self.run.block_size, self.now
+        found = {
+            "shared": any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values()),
+            "free": bool(now.free),
+            "block touched in this step": bool(now.touched),
+        }
+        kinds = {
+            self.run.token_kind(self.step, name, position)
+            for name, table in now.tables.items()
+            for position in range(len(table) * size)
+        }
+        found["K and V are there"] = "cached" in kinds
+        found["written in this step"] = "run" in kinds
+        found["reserved (grey word: known, not run)"] = bool(kinds & {"known", "empty"})
+        return {words for words, is_there in found.items() if is_there}
 
 
 def free_lines(free: Sequence[int]) -> list[str]:
@@ -397,4 +417,5 @@ def block_view(
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
     view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step])
-    return view.scene(step).picture(run.caption(step), ZOOM)
+    shown = run.caption(step, is_told=len(view.facts[step]) > 1)  # above the picture, in lines
+    return view.scene(step).picture(run.caption(step), ZOOM, shown)

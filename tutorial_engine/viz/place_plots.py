@@ -150,8 +150,9 @@ def places(
     scene.height = top - 6
     if only:
         return scene.picture(_turns(found, only), zoom=1.1)
-    parts = listed([share(each.wasted / each.total) for each in found.values()])
-    return scene.picture(_caption(found), zoom=1.1, shown=f"Wasted, from the top: {parts}.")
+    parts = [share(each.wasted / each.total) for each in found.values()]
+    shown = f"Wasted, from the top: {listed(parts)}." if len(set(parts)) > 1 else " "
+    return scene.picture(_caption(found), zoom=1.1, shown=shown)
 
 
 def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:

@@ -45,8 +45,9 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# We gave these prompts to vLLM, too, and recorded what it said. `recorded_run` gives such a run as a *trace*. A trace
-# is the list of events from which every picture of these notebooks is drawn.
+# We gave vLLM these prompts, with smaller limits and one more request, and recorded what it said. The limits change who
+# runs in which step, and no token. `recorded_run` gives such a run as a *trace*. A trace is the list of events from which
+# every picture of these notebooks is drawn.
 
 # %%
 from tutorial_engine.lab import recorded_run
@@ -60,8 +61,9 @@ for number, name in enumerate("ABC"):
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
 # %% [markdown]
-# The next cell gives the program itself to vLLM, if it is installed beside this notebook. Most readers do not have it.
-# Five longer programs are in the folder `examples`, with the output that vLLM gave.
+# The next cell gives the program itself to vLLM, if vLLM is installed in the same environment, with ipywidgets and
+# matplotlib. Most readers do not have it, and then the cell does nothing. Five longer programs are in the folder
+# `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -72,37 +74,44 @@ if importlib.util.find_spec("vllm"):
     import vllm
 
     assert program(vllm.LLM, vllm.SamplingParams) == texts
+    print("vLLM says the same")
 
 # %% [markdown]
-# ## 2 · Which is which?
+# ## 2 · Does vLLM decide the same?
 #
 # **Objective:** read a run of vLLM in pictures that you know.
 #
-# In the next run three users sent their requests at the same time, and the memory was small: 5 blocks of 32 tokens. (vLLM
-# counts its blocks from 1. The trace counts them from 0, as this engine does.) `serve_again` gives the same requests and the same limits to our engine, and returns its trace. `at_one_pace`
-# gives each step 20 ms in both, because the real times would give the answer away.
+# In the next run three users sent their requests to vLLM at the same time, and the memory was small: 5 blocks of 32
+# tokens. (vLLM counts its blocks from 1. The trace counts them from 0, as this engine does.) `serve_again` gives the same
+# requests and the same limits to our engine, and returns its trace. Look at our run first. (`at_one_pace` gives each step
+# 20 ms: here only the decisions count, and not the times.)
 
 # %%
-theirs = recorded_run("small_pool")
-ours = serve_again(theirs, model)
-
-# %% tags=["figure-which"]
 from tutorial_engine.viz import places
 
-two = {"one engine": at_one_pace(theirs), "the other engine": at_one_pace(ours)}
-places(two, title="Who has each place in each step")
+theirs = recorded_run("small_pool")
+ours = serve_again(theirs, model)
+places({"our engine": at_one_pace(ours)}, title="Who has each place in each step")
 
 # %%
 predictions.ask(
-    "which",
-    "One of these two runs is vLLM's. What tells you which one?",
+    "victim",
+    "Our engine takes the memory of r2 in step 13. In which step will vLLM preempt, and whom?",
     [
-        "the order of the requests",
-        "the number of steps",
-        "who waits and who ends first",
-        "nothing",
+        "in step 13, r2",
+        "in step 13, r0, which has run longest",
+        "in a later step, r2: vLLM uses its memory better",
+        "in no step",
     ],
 )
+
+# %% tags=["figure-which"]
+from tutorial_engine.trace.events import Preempted
+
+gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
+two = {"vLLM": at_one_pace(theirs), "our engine": at_one_pace(ours)}
+title = "Who has each place in each step"
+places(two, title) if predictions.reveal("victim", "in step {}, {}".format(*gone[0])) else None
 
 # %% [markdown]
 # Look closer: `plans` reads from a trace what each step ran, and all block tables.
@@ -120,14 +129,13 @@ def plans(trace):
 
 pairs = list(zip(plans(theirs), plans(ours), strict=True))
 same = sum(a == b for a, b in pairs)
-if predictions.reveal("which", "nothing" if same == len(pairs) else 0):
-    print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
+print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
 # Both engines choose the same requests, give them the same numbers of tokens and the same blocks, and take memory away
 # from the same request. This is no accident: the scheduler of these notebooks follows vLLM's rules. The tests of the
-# package compare it with 40 recorded runs of vLLM, step by step. (These runs were made with `async_scheduling=False`.
-# Section 7 says what this is.)
+# package compare it with 40 recorded runs of vLLM, step by step. (They ran without asynchronous scheduling,
+# as vLLM on a CPU always does. Section 7 says what this is.)
 
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
@@ -140,8 +148,7 @@ if predictions.reveal("which", "nothing" if same == len(pairs) else 0):
 # %% tags=["figure-before"]
 from tutorial_engine.viz import block_view
 
-labels = {i: tokenizer.decode([i]) for i in range(tokenizer.get_vocab_size())}
-block_view(theirs, 12, labels)
+block_view(theirs, 12)
 
 # %%
 now = list(history(theirs))[12].after
@@ -157,7 +164,7 @@ predictions.ask(
 )
 
 # %%
-from tutorial_engine.trace.events import Admitted, Preempted
+from tutorial_engine.trace.events import Admitted
 
 step = list(history(theirs))[13]
 if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}"):
@@ -185,8 +192,9 @@ if predictions.reveal("again", num_found):
     print(f"step {back.number}: r2 finds {num_found} tokens")
 
 # %% [markdown]
-# From step 13 on block 2 is free. But `r2` waits until step 24, when others have ended: it is admitted only if all of
-# its 36 tokens fit, and they need two blocks.
+# From step 13 on block 2 is free. But `r2` waits until step 24. It finds 32 tokens in block 2, and its other 4 need a
+# second block, but none is free until `r0` and `r1` end. (vLLM also asks that all tokens of a newcomer fit. Here that
+# changes nothing.)
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -194,7 +202,7 @@ if predictions.reveal("again", num_found):
 # **Objective:** say what vLLM will find before it runs.
 #
 # Now four requests come at once to an empty pool. Their prompts have a common beginning, as the requests of one
-# application often do. Three of them may run at the same time, and the fourth finds the same when its turn comes.
+# application often do. Three of them may run at the same time.
 
 # %%
 burst = recorded_run("burst")
@@ -207,7 +215,7 @@ for prompt in prompts:
 # %% [markdown]
 # ### Exercise 1: how many tokens does each request find? (10 minutes)
 #
-# All requests come at once and in this order. The pool is large enough for all. A prompt finds the longest beginning
+# All requests come at once and in this order. The pool is large enough for all, and the budget is large enough. A prompt finds the longest beginning
 # that an earlier prompt has, too. Only full blocks can be found, and at least one token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts and through the ends of blocks:
@@ -238,11 +246,11 @@ check_hits(hits)
 
 # %% [markdown]
 # The second request comes in the same step as the first one. It finds blocks that are not written yet. This is right,
-# because in each layer the keys and values of all tokens are written before any token reads them. The picture shows
-# the pool at the end of this step.
+# because in each layer the keys and values of all tokens are written before any token reads them. The third request is
+# another one from its second block on, and finds only the first. The picture shows the pool at the end of this step.
 
 # %% tags=["figure-burst"]
-block_view(burst, 0, labels)
+block_view(burst, 0)
 
 # %% [markdown]
 # ## 5 · Two numbers of vLLM's log
@@ -310,11 +318,12 @@ Places()
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
 
 # %% [markdown]
-# - **Asynchronous scheduling.** By default vLLM plans the next step before the last one has its tokens, so the GPU does not
+# - **Asynchronous scheduling.** By default on a GPU vLLM plans the next step before the last one has its tokens, so the GPU does not
 #   wait for Python. The tokens are the same, but a step need not be the same as ours then: a request may be planned once
 #   more although it has just ended. Our engine plans one step after the other, so that you can look between the steps.
 # - **The null block.** vLLM never gives out its block 0. A table may point to it where nothing is stored, for example before
-#   a sliding window. This is why the trace counts from 0 where vLLM counts from 1.
+#   a sliding window. This is why the trace counts from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override`
+#   counts the null block: 6 are 5 for requests. Our `LLM` counts in the same way, and its pool has only those 5.
 
 # %% [markdown]
 # - **Watermark.** vLLM can keep a part of the blocks free when it admits requests. The default is none, as here.
