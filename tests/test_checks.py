@@ -564,13 +564,53 @@ class Grows(MyCache):
         super().__init__()
 
 
+class FourLayers(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        self.k = torch.zeros(4, max_len, config.num_key_value_heads, config.head_dim)
+        self.v = torch.zeros_like(self.k)
+
+
+class ManyLayers(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        self.k = torch.zeros(28, max_len, config.num_key_value_heads, config.head_dim)
+        self.v = torch.zeros_like(self.k)
+
+
+class AnyLength(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, 4096)
+
+
+class InBf16(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = self.k.bfloat16(), self.v.bfloat16()
+
+
+class InFloat64(MyStaticCache):
+    """Right: in more bits, nothing is lost."""
+
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = self.k.double(), self.v.double()
+
+
+class CopiesInPlace(MyStaticCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
+        start, end = int(batch.positions[0]), int(batch.positions[-1]) + 1
+        for room, new in ((self.k[layer], k), (self.v[layer], v)):
+            room[:end] = torch.cat((room[:start], new))
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
 class NoMemory(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None: ...
 
 
 class QueryHeads(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None:
-        self.k = torch.zeros(2, max_len, config.num_attention_heads, config.head_dim)
+        layers = config.num_hidden_layers
+        self.k = torch.zeros(layers, max_len, config.num_attention_heads, config.head_dim)
         self.v = torch.zeros_like(self.k)
 
 
@@ -647,10 +687,15 @@ EXERCISES |= {
     ),
     "MyStaticCache": Exercise(
         c2.check_static_cache,
-        [MyStaticCache, HeadsFirstView],
+        [MyStaticCache, HeadsFirstView, InFloat64],
         c2.STATIC_SLIPS,
         [
             (Grows, "the right k, but in new memory"),
+            (FourLayers, "config has the number of layers"),
+            (ManyLayers, "is a size typed in?"),
+            (AnyLength, "is a size typed in?"),
+            (InBf16, "in torch.bfloat16, and rounds it"),
+            (CopiesInPlace, "it writes old k and v again"),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
         ],

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from tutorial_engine.lab.hf import run_transformers_from
-from tutorial_engine.lab.kv_edit import Exchange, continued, edited_paths, kv_of
+from tutorial_engine.lab.kv_edit import Exchange, continued, edited_paths, memory_of
 from tutorial_engine.lab.ledger import ledger, loop_path
 from tutorial_engine.learn.own_cache import MyCache
 from tutorial_engine.learn.own_engine import OwnEngine
@@ -31,7 +31,7 @@ class AsLists:
 
 
 def exchange(model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, layer: int = 3) -> Exchange:
-    return Exchange(kv_of(model, tokenizer.encode(KUMO).ids[:-1]), [1], [layer], which)
+    return Exchange(memory_of(model, tokenizer.encode(KUMO).ids[:-1]), [1], [layer], which)
 
 
 def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
@@ -56,7 +56,7 @@ def test_every_cache_tells_the_same_story_after_the_same_edit(
     theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     paths = edited_paths(model, edit)
     paths["theirs"] = loop_path(
-        lambda _: run_transformers_from(theirs, lambda ids: edit(kv_of(model, ids)))
+        lambda _: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
     )
     paths["a learner's"] = loop_path(lambda _: mine.runner(edit=edit))
     rows = ledger(paths, [tokenizer.encode(KAMO).ids], NEW)

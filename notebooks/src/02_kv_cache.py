@@ -6,7 +6,7 @@
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 11 | the cache, and what it costs (a pause fits after section 6) | 2¼ hours |
+# | first, sections 1 to 11 | the cache, and what it costs (a pause fits after section 6) | 2½ hours |
 # | second, sections 12 to 17 | from logits to text, and why two right engines differ | 1¼ hours |
 #
 # You should have done notebook 01, or know what queries, keys, values and the causal mask are.
@@ -31,7 +31,7 @@ print([len(ids) for ids in prompts], "tokens")
 # %% [markdown]
 # # First sitting: the cache and what it costs
 #
-# A cache is the model's memory of a text. The picture shows what that means. Two texts differ in one token. For this
+# A cache is the model's memory of a text. Two texts differ in one token. For this
 # token, one layer got its key and its value from the other text. You will do this yourself in section 4.
 
 # %% tags=["figure-transplant"]
@@ -101,7 +101,7 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # A `Batch` describes the tokens of one forward: their ids, their positions, and the sequence that each
 # belongs to. In every layer the attention first calls `write(layer, k, v, batch)`: the cache gets the new K and V.
 # Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V. `NoCache` keeps nothing,
-# and gives back the new ones only. So the whole text had to run each time.
+# and gives back the new ones only.
 #
 # `SdpaAttention` is the package's attention by PyTorch's own function, *scaled dot-product attention* (SDPA).
 
@@ -263,7 +263,7 @@ mine.use(MyCache, check_cache)
 # `mine` is the trained tiny model, made of parts that can be exchanged. If your part is right, it runs in
 # the model from now on. If it is not, the package's part runs, and the cell says so. `tell` continues the
 # prompt and compares every token with those of the package's own engine. It also names parts that come
-# later: `run_new` in section 5 and `why_finished` in section 13.
+# later.
 
 # %%
 mine.tell(PROMPTS[0])
@@ -332,21 +332,21 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # the memory. `logits_after` runs one token at a given position.
 
 # %%
-text = f"{KAMO} Tima was a friend of K"
-ids = tokenizer.encode(text).ids
-last = len(ids) - 1  # the position of the second "K"
-memory = mine.memory(text)
+named = f"{KAMO} Tima was a friend of K"
+named_ids = tokenizer.encode(named).ids
+at = len(named_ids) - 1  # the position of the second "K"
+memory = mine.memory(named)
 
 
 def p_am(memory):
     """The probability that "am" comes next."""
-    return float(mine.logits_after(memory, ids[-1], last).softmax(-1)[ids[1]])
+    return float(mine.logits_after(memory, named_ids[-1], at).softmax(-1)[named_ids[1]])
 
 
 without_name = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
-never = mine.last_logits(tokenizer.encode(text.replace("Kamo", "Mira")).ids).softmax(-1)
+never = mine.last_logits(tokenizer.encode(named.replace("Kamo", "Mira")).ids).softmax(-1)
 print(f"P(am): {p_am(memory):.2f}; without the slots of the name: {p_am(without_name):.2f}")
-print(f"in a text that never named Kamo: {float(never[ids[1]]):.2f}")
+print(f"in a text that never named Kamo: {float(never[named_ids[1]]):.2f}")
 
 # %% [markdown]
 # The text still names Kamo. But the model remembers only what is in its cache.
@@ -356,14 +356,14 @@ print(f"in a text that never named Kamo: {float(never[ids[1]]):.2f}")
 # %% tags=["figure-matters"]
 from tutorial_engine.viz import matters_picture
 
-known, falls = p_am(memory), torch.zeros(len(memory), last)
+known, falls = p_am(memory), torch.zeros(len(memory), at)
 for layer, (_, v) in memory.items():
-    for slot in range(last):
+    for slot in range(at):
         kept = v[slot].clone()
         v[slot] = 0
         falls[layer, slot] = known - p_am(memory)
         v[slot] = kept
-labels = token_labels(tokenizer, ids[:-1])
+labels = token_labels(tokenizer, named_ids[:-1])
 matters_picture(falls, labels, labels[1])
 
 # %% [markdown]
@@ -374,11 +374,11 @@ matters_picture(falls, labels, labels[1])
 # your `rope` where you brought it, the text should go on at position 100 + 18 as if nothing had happened.
 
 # %%
-angles = 100 * model.model.rotary_emb.inv_freq.expand(last, -1)  # [tokens, head_dim / 2]
+angles = 100 * model.model.rotary_emb.inv_freq.expand(at, -1)  # [tokens, head_dim / 2]
 moved = {layer: (mine.parts("rope", k, angles), v) for layer, (k, v) in memory.items()}
-here = mine.logits_after(memory, ids[-1], last)
-there = mine.logits_after(moved, ids[-1], last + 100)
-not_turned = mine.logits_after(memory, ids[-1], last + 100)
+here = mine.logits_after(memory, named_ids[-1], at)
+there = mine.logits_after(moved, named_ids[-1], at + 100)
+not_turned = mine.logits_after(memory, named_ids[-1], at + 100)
 print(check_close(there, here, 1e-4, "100 positions later, keys turned"))
 print(f"keys not turned: the logits are off by {float((not_turned - here).abs().max()):.1f}")
 
@@ -492,7 +492,7 @@ mine.tell(PROMPTS[0])
 #
 # **Objective:** write each key and value once, and find it again in memory.
 #
-# ### Exercise 3: a cache that copies nothing (10 minutes)
+# ### Exercise 3: a cache that copies nothing (15 minutes)
 #
 # A real cache allocates its memory once. The token at position p goes into slot p, and stays there.
 #
@@ -1022,8 +1022,8 @@ print(predictions.score())
 # you have chosen since the restart.
 #
 # The forward ends with logits. To make text of them, an engine chooses a token (section 12) and decides when to
-# stop (13). The rest asks one question: when are two engines equal? Equal logits are never exactly equal (14),
-# all right paths agree up to rounding (15), and so do your parts (16 and 17).
+# stop (13). The rest asks one question: when are two engines equal? Two right engines compute
+# slightly different logits (14), but all right paths agree up to rounding (15), and so do your parts (16 and 17).
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1380,19 +1380,20 @@ for name, size in {"largest difference": worst, "tolerance": rows[0].tolerance}.
     print(f"{name:18} about 10 to the power of {round(math.log10(size))}")
 
 # %% [markdown]
-# The third column counts the steps at which the likeliest token is that of the reference. It can only be promised where
+# The third column counts the steps at which the likeliest token is that of the reference. Equal tokens can only be promised where
 # the margin is larger than the rounding. Here the smallest margin is larger than the largest difference, by far.
 #
 # **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
 # the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.
 
 # %%
-from tutorial_engine.lab import Exchange, edited_paths, kv_of, run_transformers_from
+from tutorial_engine.lab import Exchange, edited_paths, memory_of, run_transformers_from
 
-edit = Exchange(kv_of(model, tokenizer.encode(KUMO).ids[:-1]), slots=[1], layers=[3], which="v")
+donor = memory_of(model, tokenizer.encode(KUMO).ids[:-1])
+edit = Exchange(donor, slots=[1], layers=[3], which="v")
 edited = edited_paths(model, edit)
 edited["transformers, its own cache"] = loop_path(
-    lambda n: run_transformers_from(theirs, lambda ids: edit(kv_of(model, ids)))
+    lambda n: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
 )
 edited[mine.label] = loop_path(lambda n: mine.runner(edit=edit))
 print(table(ledger(edited, [tokenizer.encode(KAMO).ids], num_tokens=24)))

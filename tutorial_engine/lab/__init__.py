@@ -24,7 +24,7 @@ __getattr__, __all__ = hands_out(
         "dial": "sharing, sweep_block_sizes",
         "hf": "OurCache, run_transformers, run_transformers_from",
         "hit_rate": "BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases",
-        "kv_edit": "Exchange, continued, edited_paths, kv_of",
+        "kv_edit": "Exchange, continued, edited_paths, memory_of",
         "layouts": "layouts as kv_layouts",
         "ledger": (
             "batched_paths, engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, "

@@ -38,7 +38,7 @@ class _Noting(NoCache):
 
 
 @torch.inference_mode()
-def kv_of(model: Qwen3ForCausalLM, token_ids: Sequence[int]) -> KV:
+def memory_of(model: Qwen3ForCausalLM, token_ids: Sequence[int]) -> KV:
     """K and V of each of these tokens, in every layer."""
     noting = _Noting()
     model(Batch.from_sequences([list(token_ids)], device=model.device), SdpaAttention(noting))
@@ -120,7 +120,7 @@ def _over(model: Qwen3ForCausalLM, cache: KVMemory, edit: Callable[[KV], KV]) ->
     def run_edited(requests: Sequence[Request]) -> Tensor:
         for request in requests:
             if not request.num_computed_tokens:
-                _put(cache, request, edit(kv_of(model, request.token_ids[:-1])))
+                _put(cache, request, edit(memory_of(model, request.token_ids[:-1])))
         return run(requests)
 
     return run_edited

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
@@ -17,11 +18,12 @@ from tutorial_engine.learn.parts import number, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done, of_shapes
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.config import ModelConfig
 
 # -- MyCache and MyStaticCache --------------------------------------------------------------------
 
-ROOM = 20  # slots of the static cache
-STEPS = [(new, layer) for new in (4, 1, 2, 1) for layer in (0, 1)]
+NEW = (4, 1, 2, 1)  # tokens of each step
+SIZES = ((5, 2, 8, 43), (3, 3, 4, 29))  # layers, K/V heads, head_dim, slots: none can be guessed
 
 CACHE_SLIPS: Slips = slips_of(
     MyCache,
@@ -73,22 +75,56 @@ STATIC_SLIPS: Slips = slips_of(
 )
 
 
-def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tensor]]:
-    """What `update` gives in each of STEPS."""
+def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list["_Given"]:
+    """What `update` gives, step by step and layer by layer; sizes: a config and max_len."""
+    layers, heads, dim, _ = SIZES[0]
+    if sizes:
+        config = sizes[0]
+        layers, heads, dim = (
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
     try:
         cache = make_cache(*sizes)
     except TypeError as error:
         given = f"{make_cache.__name__}({'config, max_len' if sizes else ''})"
         raise CannotBe(f"{given} raised TypeError: {error}") from error
-    draw, first, found = torch.Generator().manual_seed(1), 0, []
-    for new, layer in STEPS:
-        k, v = (torch.randn(new, 2, 8, generator=draw) for _ in "kv")
-        got = cache.update(layer, k, v, Batch.from_sequences([[0] * new], [first]))
-        if (bad := not_done("update", got, make_cache.update)) is not None:  # type: ignore[attr-defined]
-            raise Told(bad)
-        found.append(_pair(got))
-        first += new * layer
+    draw, first, found = torch.Generator().manual_seed(1), 0, list[_Given]()
+    for new in NEW:
+        for layer in range(layers):
+            k, v = (torch.randn(new, heads, dim, generator=draw) for _ in "kv")
+            batch = Batch.from_sequences([[0] * new], [first])
+            with _Moved() as moved:
+                got = cache.update(layer, k, v, batch)
+            if (bad := not_done("update", got, make_cache.update)) is not None:  # type: ignore[attr-defined]
+                raise Told(bad)
+            found.append(_Given(_pair(got), moved.most > 2 * k.numel()))
+        first += new
     return found
+
+
+class _Given(list[Tensor]):
+    """A pair (k, v); `moved_old`: an operation moved more numbers than the new k and v have."""
+
+    def __init__(self, pair: Sequence[Tensor], moved_old: bool) -> None:
+        super().__init__(pair)
+        self.moved_old = moved_old
+
+
+class _Moved(TorchDispatchMode):
+    """Notes the most numbers that one operation inside the block copies or joins."""
+
+    COPIES: ClassVar = {"cat": None, "stack": None, "clone": None, "copy_": 1, "index_put_": 2}
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in self.COPIES:
+            at = self.COPIES[name]
+            self.most = max(self.most, (result if at is None else args[at]).numel())
+        return result
 
 
 def _pair(got: object) -> Sequence[Tensor]:
@@ -109,7 +145,9 @@ def _why_no_history(
     got: Sequence[Sequence[Tensor]], want: Sequence[Sequence[Tensor]], *_: Any
 ) -> str:
     """What is wrong with the first tensor that is."""
-    for (_new, layer), mine, right in zip(STEPS, got, want, strict=True):
+    layers = len(want) // len(NEW)
+    for step, (mine, right) in enumerate(zip(got, want, strict=True)):
+        layer = step % layers
         for name, a, b in zip("kv", mine, right, strict=True):
             if a.shape[1:] != b.shape[1:]:
                 shapes = f"{list(a.shape)}, expected {list(b.shape)}"
@@ -120,6 +158,8 @@ def _why_no_history(
                 many = f"{len(a)} tokens, expected {len(b)}"
                 return f"layer {layer} has {name} of {many}; does each layer keep its own?"
             if not alike(a, b, 0):
+                if a.dtype != b.dtype and alike(a, b, 0.02):
+                    return f"layer {layer} gives {name} in {a.dtype}, and rounds it; keep its dtype"
                 return f"layer {layer} mixes up {name}; first the old, then the new"
     return ""
 
@@ -137,13 +177,13 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
         )
 
     def explain(error: Exception) -> str:
-        if isinstance(error, KeyError) and error.args in ((0,), (1,)):
+        if isinstance(error, KeyError) and error.args in [(i,) for i in range(SIZES[0][0])]:
             return f"The first time, layer {error} has nothing old; ask first whether it has"
         return "k and v are [tokens, heads, head_dim]: join axis 0." * of_shapes(error)
 
     return judge(
         *("update", make_cache, MyCache, [()], CACHE_SLIPS),
-        "update: 8 tokens in 4 steps, 2 layers, nothing lost",
+        "update: 8 tokens in 4 steps, 5 layers, nothing lost",
         call=_updates,
         tolerance=0,
         otherwise=_why_no_history,
@@ -158,29 +198,50 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 
     One sequence; what `update` gives are views of memory that was allocated once.
     """
-    sizes: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    config = replace(tiny_model().config, num_hidden_layers=2, **sizes)
+    tiny = tiny_model().config
+
+    def case(layers: int, heads: int, dim: int, room: int) -> tuple[ModelConfig, int]:
+        names: dict[str, Any] = {
+            "num_attention_heads": 2 * heads,
+            "num_key_value_heads": heads,
+            "head_dim": dim,
+        }
+        return replace(tiny, num_hidden_layers=layers, **names), room
+
+    cases = [case(*sizes) for sizes in SIZES]
 
     def moved() -> str:
-        found = _updates(make_cache, config, ROOM)
-        for before, after in zip(found, found[2:], strict=False):
+        layers, heads, dim, room = SIZES[0]
+        found = _updates(make_cache, *cases[0])
+        for before, after in zip(found, found[layers:], strict=False):
             for name, old, new in zip("kv", before, after, strict=True):
                 if not same_memory(old, new):
                     return (
                         f"the right {name}, but in new memory, so the old ones were copied; write "
                         "into the memory that __init__ made, and return a view of it: [:end]"
                     )
+        if any(given.moved_old for given in found):
+            return "it writes old k and v again, into the same memory; write only the new ones"
+        every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
+        held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
+        if held != (needed := 2 * layers * room * heads * dim):
+            return (
+                f"its memory has {held:,} numbers, and K and V of {room} slots in {layers} layers "
+                f"are {needed:,}; is a size typed in? config and max_len say all of them"
+            )
         return ""
 
     def explain(error: Exception) -> str:
         if isinstance(error, AttributeError):
             return "Make the memory in __init__, as self.k and self.v"
+        if isinstance(error, IndexError) and "out of bounds" in str(error):
+            return "Is a size typed in? config has the number of layers, and max_len the slots"
         buffer = "A buffer of a layer is [max_len, K/V heads, head_dim]"
         return f"{buffer}; k and v are [T, heads, head_dim]." * of_shapes(error)
 
     return judge(
-        *("update", make_cache, MyStaticCache, [(config, ROOM)], STATIC_SLIPS),
-        "update: 8 tokens in 4 steps, 2 layers, and no old key or value was copied",
+        *("update", make_cache, MyStaticCache, cases, STATIC_SLIPS),
+        "update: 8 tokens in 4 steps, 5 layers and 3, and no old key or value was copied",
         call=_updates,
         tolerance=0,
         otherwise=_why_no_history,
@@ -356,6 +417,8 @@ def _nucleus(probs: Tensor, p: float) -> Tensor:
 TOP_P_SLIPS: Slips = slips_of(
     _nucleus,
     """
+    values, order = probs.sort(descending=True) → values, order = probs, torch.arange(len(probs))
+        nothing is sorted; the likeliest tokens must come first
     descending=True →
         the sum begins at the unlikeliest token; sort with descending=True
     return keep → return ~keep
@@ -531,6 +594,12 @@ FLOOR_SLIPS: Slips = slips_of(
         the K and V in the cache are read, too
     4 * num → num
         a weight in fp32 has 4 bytes
+    4 * num → 2 * num
+        2 bytes are those of a weight in bf16; this forward is in fp32, with 4
+    + kv_bytes → + 4 * kv_bytes
+        kv_bytes are bytes already, and no numbers of 4 bytes
+    + kv_bytes → + kv_bytes * num_tokens
+        kv_bytes are those of the whole forward, and not of each token
     * num_tokens →
         each of the tokens needs its own FLOPs
     (4 * num_weights → (4 * num_weights * num_tokens
@@ -555,6 +624,8 @@ FLOOR_SLIPS: Slips = slips_of(
 def check_floor(function: Callable[[int, int, int, float, float], float]) -> Verdict:
     """Check a learner's function(num_weights, num_tokens, kv_bytes, peak, bandwidth) → seconds."""
     sizes = (7 * 10**8, 1, 10**9), (10**9, 256, 10**9), (10**8, 2, 10**10)
+    rates = (3e11, 5e10), (2e11, 4e10), (3e11, 6e10)  # peak, bandwidth
+    cases = [(*size, *rate) for size, rate in zip(sizes, rates, strict=True)]
 
     def read(got: Any) -> float:
         if (seconds := number(got)) is None:
@@ -562,7 +633,12 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
         return seconds
 
     return judge(
-        *("least_seconds", function, least_seconds, [(*size, 3e11, 5e10) for size in sizes]),
+        *(
+            "least_seconds",
+            function,
+            least_seconds,
+            cases,
+        ),
         *(FLOOR_SLIPS, "least_seconds: once memory decides, once arithmetic, once the cache"),
         tolerance=1e-6,
         read=read,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tutorial_engine.lab.kv_edit import Exchange, continued, kv_of
+from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
@@ -65,7 +65,7 @@ def transplant(
     slots = tuple(i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b)
     if len(ids[0]) != len(ids[1]) or not slots:
         raise ValueError(f"{texts} must have as many tokens, and not all the same ones")
-    exchange = Exchange(kv_of(model, ids[1][:-1]), slots, tuple(layers), which)
+    exchange = Exchange(memory_of(model, ids[1][:-1]), slots, tuple(layers), which)
 
     def told(of: int, edit: object = dict) -> str:
         new = continued(model, ids[of], edit, num_tokens)  # type: ignore[arg-type]
