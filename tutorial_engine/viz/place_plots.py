@@ -150,8 +150,10 @@ def places(
     scene.height = top - 6
     if only:
         return scene.picture(_turns(found, only), zoom=1.1)
-    parts = listed([share(each.wasted / each.total) for each in found.values()])
-    return scene.picture(_caption(found), zoom=1.1, shown=f"Wasted, from the top: {parts}.")
+    shares = [share(one.wasted / one.total) if one.wasted else "0 %" for one in found.values()]
+    return scene.picture(
+        _caption(found), zoom=1.1, shown=f"Wasted, from the top: {listed(shares)}."
+    )
 
 
 def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
