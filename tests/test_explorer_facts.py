@@ -539,7 +539,7 @@ def test_the_four_policies_take_four_numbers_of_steps(five: SchedulerExplorer) -
 
 
 def test_no_position_of_a_knob_is_refused(five: SchedulerExplorer) -> None:
-    """With every policy: the ends of each knob, a budget below long prompts, each pattern."""
+    """With every policy: the ends of each knob, a budget below the longest prompts."""
     for policy in (*CLASSES, MINE):
         for arrivals in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
             for budget, places in ((1, 6), (9, 1), (25, 2), (128, 6)):

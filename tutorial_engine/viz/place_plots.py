@@ -150,8 +150,8 @@ def places(
     scene.height = top - 6
     if only:
         return scene.picture(_turns(found, only), zoom=1.1)
-    parts = [share(each.wasted / each.total) for each in found.values()]
-    shown = f"Wasted, from the top: {listed(parts)}." if len(set(parts)) > 1 else " "
+    shares = [share(one.wasted / one.total) if one.wasted else "0 %" for one in found.values()]
+    shown = f"Wasted, from the top: {listed(shares)}." if len({*shares}) > 1 else " "
     return scene.picture(_caption(found), zoom=1.1, shown=shown)
 
 
