@@ -18,7 +18,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
-from tutorial_engine.learn.block_checks import log_text, right_stale, stale_log, wrong_texts
+from tutorial_engine.learn.block_checks import leak, log_text, right_stale, stale_log
 from tutorial_engine.learn.bugs import BUGS_01, Zoo, diff, edited, planted, zoo
 from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.bugs_03 import BUGS_03
@@ -179,7 +179,7 @@ def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
     assert texts(model, [0, 1, 2], 8, 1.0) == right
 
 
-# -- notebook 04 ---------------------------------------------------------------------------------
+# -- notebook 05 ---------------------------------------------------------------------------------
 
 
 def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
@@ -196,10 +196,21 @@ def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
     ours = stale_log(model, BlockManager, PROMPT_IDS)
     assert right_stale(ours) == [] and any(line.what == "finds" for line in ours)
     assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
-    told = wrong_texts(model, tokenizer, StaleBlocks, PROMPT_IDS)
-    assert {name for name, *_ in told} == {line.who for line in right_stale(log)}
-    assert all(wrong != alone for *_, wrong, alone in told)
-    assert wrong_texts(model, tokenizer, BlockManager, PROMPT_IDS) == []
+
+
+def test_a_stale_block_gives_one_user_the_text_of_another(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
+    asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
+    wrong, right = (leak(model, tokenizer, asked, one) for one in (StaleBlocks, BlockManager))
+    assert "yellow coat" in wrong.answers[2] and "yellow coat" not in "".join(wrong.answers[0])
+    assert wrong.stale == list(wrong.blocks) == [0, 1] and len(wrong.held[1][0]) == 4
+    assert [slot.who for slot in wrong.held[0][0]] == [0] * 4, "they were user 1's"
+    assert " ".join(slot.label for slot in wrong.held[1][0][:2]) == "·yellow ·coat"
+    assert right.answers[2] == right.answers[0] == wrong.answers[0] and not right.stale
+    same = leak(model, tokenizer, {"a": anna, "b": anna}, BlockManager, num_blocks=20)
+    assert same.blocks and not same.stale, "found, and rightly"
 
 
 # -- the bug zoo ------------------------------------------------------------------------------

@@ -58,11 +58,11 @@ from tutorial_engine.learn.checks_a3 import (
     right_hits,
 )
 from tutorial_engine.learn.find_check import FIND_SLIPS
-from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for, slots_for
+from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
 from tutorial_engine.learn.judge import CODE, slips_of, wrong_answers
 from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache
-from tutorial_engine.learn.own_memory import PARTS_04
+from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model import load_model
@@ -71,7 +71,7 @@ from tutorial_engine.model.config import ModelConfig
 
 INF = math.inf
 Function = Callable[..., Any]
-RIGHT: dict[str, Function] = {**PARTS, **PARTS_03, **PARTS_04}
+RIGHT: dict[str, Function] = {**PARTS, **PARTS_03, **PARTS_04, **PARTS_05}
 
 
 class Exercise(NamedTuple):
@@ -876,8 +876,8 @@ EXERCISES |= {
         ],
     ),
     "slots_for": Exercise(
-        lambda answer: check_slots_for(answer, tiny()),
-        [slots_for, slots_by_recursion],
+        check_slots_for,
+        [RIGHT["slots_for"], slots_by_recursion],
         GIVE_WAY_SLIPS,
         [
             (goes_on, "goes on after C itself gave way"),
@@ -885,9 +885,9 @@ EXERCISES |= {
             (takes_the_victim, "preempt takes it out"),
             (
                 lambda request, *case: (
-                    None if isinstance(request, Request) else slots_for(request, *case)
+                    None if isinstance(request, Request) else RIGHT["slots_for"](request, *case)
                 ),
-                "planned nothing",
+                "in the engine your slots_for gave None for request A, and did not ask",
             ),
         ],
     ),
@@ -942,7 +942,7 @@ EXERCISES |= {
     ),
 }
 
-# -- notebook 04 and appendix A1 -----------------------------------------------------------------
+# -- notebooks 04, 05 and appendix A1 -------------------------------------------------------------
 
 Refs, Cached = dict[int, int], dict[Any, int]
 
@@ -963,7 +963,7 @@ def slots_and_clear(table: list[int], size: int, num_tokens: int) -> Tensor:
 
 
 def free_in_a_new_list(
-    table: list[int], ref_cnt: Refs, free_queue: list[int], names: dict[int, Any]
+    table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
 ) -> list[int]:
     for block in table:
         ref_cnt[block] -= 1
@@ -971,50 +971,50 @@ def free_in_a_new_list(
     return free_queue
 
 
-def take_named_only(free_queue: list[int], names: dict[int, Any], cached: Cached) -> int:
+def take_cached_only(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
     block = free_queue.pop(0)
-    del cached[names[block]]
-    names[block] = None
+    del cached[hashes[block]]
+    hashes[block] = None
     return block
 
 
-def find_all_names_first(tokens: list[int], size: int, name_of: Function, cached: Cached) -> Any:
-    """Open blocks have names here as well, which nobody has; and the answer is a tensor."""
-    names: list[Any] = []
+def find_all_hashes_first(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> Any:
+    """Open blocks have hashes here as well, which nobody has; and the answer is a tensor."""
+    keys: list[Any] = []
     for start in range(0, len(tokens), size):
-        parent = names[-1] if names else None
-        names.append(name_of(parent, torch.tensor(tokens[start : start + size])))
-    count = next((i for i, name in enumerate(names) if name not in cached), len(names))
-    return torch.tensor([cached[n] for n in names[: min(count, (len(tokens) - 1) // size)]])
+        parent = keys[-1] if keys else None
+        keys.append(hash_of(parent, torch.tensor(tokens[start : start + size])))
+    count = next((i for i, key in enumerate(keys) if key not in cached), len(keys))
+    return torch.tensor([cached[key] for key in keys[: min(count, (len(tokens) - 1) // size)]])
 
 
-def find_recursively(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+def find_recursively(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
     def after(name: Any, rest: list[int]) -> list[int]:
-        if len(rest) <= size or (own := name_of(name, iter(rest[:size]))) not in cached:
+        if len(rest) <= size or (own := hash_of(name, iter(rest[:size]))) not in cached:
             return []
         return [cached[own], *after(own, rest[size:])]
 
     return after(None, tokens)
 
 
-def find_with_names(change: Function) -> Function:
-    """`find` by other names: `change` has name_of, the parent's name, all tokens so far."""
+def find_with_hashes(change: Function) -> Function:
+    """`find` by other hashes: `change` has hash_of, the parent's hash, all tokens so far."""
 
-    def changed(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
+    def changed(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
         seen: list[int] = []
 
         def ask(parent: Any, own: list[int]) -> Any:
             seen.extend(own)
-            return change(name_of, parent, seen)
+            return change(hash_of, parent, seen)
 
         return RIGHT["find"](tokens, size, ask, cached)
 
     return changed
 
 
-def find_by_number(tokens: list[int], size: int, name_of: Function, cached: Cached) -> list[int]:
-    first = cached[name_of(None, tokens[:size])]
-    return [cached[name_of(first, tokens[size : 2 * size])]]
+def find_by_number(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
+    first = cached[hash_of(None, tokens[:size])]
+    return [cached[hash_of(first, tokens[size : 2 * size])]]
 
 
 def find_and_remove(*case: Any) -> list[int]:
@@ -1028,8 +1028,8 @@ def stale(log: list[Line]) -> list[Line]:
         line
         for i, line in enumerate(log)
         if line.what == "finds"
-        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").name
-        != line.name
+        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").hash
+        != line.hash
     ]
 
 
@@ -1043,6 +1043,11 @@ def shift_token_by_token(cells: Any, seq_id: Any, keep: int, discard: int) -> No
     for _ in range(discard):
         cells.seq_rm(seq_id, keep, keep + 1)
         cells.seq_add(seq_id, keep, -1, -1)
+
+
+def drops_one_too_late(cells: Any, seq_id: Any, keep: int, discard: int) -> None:
+    cells.seq_rm(seq_id, keep + 1, keep + discard + 1)
+    cells.seq_add(seq_id, keep + discard + 1, -1, -discard)
 
 
 Table = list[int]
@@ -1101,6 +1106,17 @@ def masked_rest(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor
         new = max(m, float(scores.max()))
         p, factor = torch.exp(scores - new), math.exp(m - new)
         m, total, out = new, total * factor + float(p.sum()), out * factor + p @ v[block]
+    return out / total
+
+
+def factor_upside_down(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """exp(new m − old m), which is infinite before the first block."""
+    size, m, total, out = k.shape[1], torch.tensor(-math.inf), torch.zeros(()), torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        scores = k[block, : n - start] @ q / math.sqrt(len(q))
+        new = torch.maximum(m, scores.max())
+        p, factor = torch.exp(scores - new), torch.exp(new - m)
+        m, total, out = new, total * factor + p.sum(), out * factor + p @ v[block, : n - start]
     return out / total
 
 
@@ -1223,16 +1239,16 @@ EXERCISES |= {
         [RIGHT["take"], take_by_popping, but("take", np.int64)],
         TAKE_SLIPS,
         [
-            (take_named_only, "KeyError: None; block 5 has no name"),
+            (take_cached_only, "KeyError: None; block 5 has no hash"),
         ],
     ),
     "find": Exercise(
         learn.check_find,
-        [RIGHT["find"], find_all_names_first, find_recursively],
+        [RIGHT["find"], find_all_hashes_first, find_recursively],
         FIND_SLIPS,
         [
-            (find_with_names(lambda name_of, *rest: name_of(*rest)), "got 8 tokens in blocks"),
-            (find_by_number, "name_of got 5 as the parent"),
+            (find_with_hashes(lambda hash_of, *rest: hash_of(*rest)), "got 8 tokens in blocks"),
+            (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
             (but("find", set), "must return a list of blocks"),
         ],
@@ -1254,12 +1270,13 @@ EXERCISES |= {
             (partial(gathered, cat=True), "that is a gather"),
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
+            (factor_upside_down, "exp(new m − old m) is infinite"),
             (scaled_in_place, "wrote to k_pool"),
         ],
     ),
     "visible": Exercise(
         c4.check_visible,
-        [RIGHT["visible"], visible_and_clear],
+        [RIGHT["visible"], visible_and_clear, but("visible", set)],
         c4.VISIBLE_SLIPS,
         [
             (
@@ -1275,6 +1292,7 @@ EXERCISES |= {
         c4.SHIFT_SLIPS,
         [
             (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
+            (drops_one_too_late, "that is right, but it kept the tokens [0, 5, 6, 7, 8, 9]"),
             (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
         ],
     ),

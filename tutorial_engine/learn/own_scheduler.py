@@ -90,8 +90,9 @@ PARTS_03: dict[str, Callable[..., Any]] = {
 class OwnScheduler(Scheduler):
     """A Scheduler that asks the part `plan_step`, or `num_tokens_to_run`; see `with_parts`.
 
-    `plan_step` is asked once for a step, and once more when all who ran have given way. It is given
-    the waiting requests in the order of the policy.
+    `plan_step` is asked once for a step, and again when all who ran have given way, or when tokens
+    of an admitted request were found, so that there is budget left. It is given the waiting
+    requests in the order of the policy.
     """
 
     parts: Parts
@@ -146,7 +147,8 @@ class OwnScheduler(Scheduler):
             answer = self.parts.own["slots_for"](request, self.running, allocate, preempt)
             want = None if request in plan.preempted or not given else given[-1]
             if answer is not want or (want is None and request not in plan.preempted):
-                raise CannotBe(f"gave {answer!r} for {_name(request)}, expected {want!r}")
+                asked = f"expected {want!r}" if given else "and did not ask for its slots"
+                raise CannotBe(f"gave {answer!r} for {_name(request)}, {asked}")
         return want
 
     def schedule_waiting(self, plan: StepPlan) -> None:
@@ -160,6 +162,13 @@ class OwnScheduler(Scheduler):
         has_place = len(self.running) < self.config.max_num_seqs
         is_possible = super().may_admit(plan) if self.is_checked else has_place
         return is_possible and self._planned() is not None
+
+    def admit(self, plan: StepPlan, request: Request) -> bool:
+        before, share = plan.budget, (self._shares or {}).get(request.request_id, 0)
+        admitted = super().admit(plan, request)
+        if admitted and self._shares is not None and before - plan.budget < share:
+            self._shares = self._ask_plan(plan.budget, of_waiting=True) if plan.budget else {}
+        return admitted
 
     def next_waiting(self) -> Request:
         """The plan's next, or the policy's."""
@@ -216,7 +225,7 @@ class OwnScheduler(Scheduler):
             self.waiting = queue
         return order
 
-    def _ask_plan(self, budget: int) -> dict[str, int]:
+    def _ask_plan(self, budget: int, of_waiting: bool = False) -> dict[str, int]:
         """The answer of the learner's `plan_step`. PartFailed for one that no step can run."""
         cap = self.config.long_prefill_token_threshold
 
@@ -228,6 +237,10 @@ class OwnScheduler(Scheduler):
 
         running, waiting = left(self.running), left(self._in_order())
         most = self.config.max_num_seqs
+        if of_waiting:  # those who run have their tokens
+            running, most = [], most - len(running)
+            if not waiting or not most:
+                return {}
         with self.parts.blamed("plan_step"):
             answer = self.parts("plan_step", list(running), list(waiting), budget, most)
             return _possible(answer, running, waiting, budget, most, self.is_checked)

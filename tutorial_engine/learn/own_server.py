@@ -393,7 +393,7 @@ class OwnServer(PartsHolder):
         own = self.parts.own
         return [
             name
-            for name in self.names
+            for name in dict.fromkeys((*NAMES["rows"], *self.names))
             if name in own
             and name != "ttft_and_tpot"
             and INSIDE.get(name) not in own
