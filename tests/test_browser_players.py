@@ -1,5 +1,6 @@
 """Players in a real browser, from disk: every step by keyboard, no request, fast enough."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,12 +150,50 @@ def test_the_moving_picture_shows_each_step_of_its_player(
     page.close()
 
 
+def test_tabs_show_runs_on_one_time_axis(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+) -> None:
+    """Same slider, other run; a run that is over stands still; the address remembers the tab."""
+    run = show_of("scheduler").make(model, tokenizer)
+    assert run.tabs is not None
+    assert [re.findall(r": (\d+) steps$", name) for name in run.tabs] == [
+        [str(len(frames))] for frames in run.tabs.values()
+    ]
+    file = save_player(run.tabs, tmp_path / "player.html", "tabs")
+    longest = max(map(len, run.tabs.values()))
+    for width in (1280, 390):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(f"{file.as_uri()}#t=4")
+        for number, (name, frames) in enumerate(run.tabs.items()):
+            tab = page.get_by_role("button", name=name)
+            tab.click()
+            expect(tab).to_have_attribute("aria-pressed", "true")
+            assert page.locator("[data-run][aria-pressed=true]").count() == 1
+            expect(page.locator("#caption")).to_have_text(frames[4].caption)
+            expect(page.locator("#told")).to_have_text(f"step 4 of {longest - 1}")
+            assert page.url.endswith(f"#t=4&v={number}" if number else "#t=4")
+            shown = page.evaluate("""() => [...document.querySelectorAll("#all > text")]
+                .filter(one => one.getAttribute("display") !== "none")
+                .map(one => one.textContent)""")
+            wanted = [item.text for item in frames[4].scene.items.values() if item.text]
+            assert sorted(filter(None, shown)) == sorted(wanted), name
+            page.evaluate("last => go(last)", longest - 1)
+            expect(page.locator("#caption")).to_have_text(frames[-1].caption)
+            page.evaluate("go(4)")
+            if width < 700:
+                assert page.locator(".parts").count() > 0
+        page.goto(f"{file.as_uri()}#t=2&v=3")
+        page.reload()
+        expect(page.locator("#caption")).to_have_text(list(run.tabs.values())[3][2].caption)
+        page.close()
+
+
 UNSEEN = """() => {
     const parts = cuts.map(([cut, boxes]) => ({
         moves: boxes.length > 1, scale: cut.clientWidth / cut.viewBox.baseVal.width,
         box: cut.viewBox.baseVal,
     }));
-    const keys = film.parts.at(-1).length;
+    const keys = film.parts[run_shown].at(-1).length;
     const top = Math.min(...parts.slice(0, parts.length - keys).map(({ box }) => box.y));
     const within = (a, b, c, d) => a >= c - 1 && a + b <= c + d + 1;
     const unseen = [...document.querySelectorAll("#all > text:not([display])")]

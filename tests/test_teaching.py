@@ -73,7 +73,7 @@ def test_a_page_is_written_with_its_table_and_the_numbers_of_its_slides(lesson: 
 def test_links_to_players_lead_to_steps_that_are_there() -> None:
     known = {show.name for show in players.SHOWS}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
-    links = set(re.findall(r"\]\(\.\./players/([\w-]+)\.html#t=\d+\)", text))
+    links = set(re.findall(r"\]\(\.\./players/([\w-]+)\.html#t=\d+(?:&v=\d)?\)", text))
     assert links and links <= known and text.count("../players/") >= len(links)
 
 

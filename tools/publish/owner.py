@@ -24,7 +24,7 @@ ADDRESS = re.compile(
     r"([\w-]+)(/|\.github\.io/)(?=tutorial_engine\b)"
 )
 ABOUT = re.compile(r"^(?:.+\n)*.*<!-- make owner -->\n\n", re.M)  # the paragraph about this command
-ACCOUNT = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}")  # as GitHub wants it
+ACCOUNT = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9])*")  # as GitHub wants it
 
 
 def places(root: Path = ROOT) -> Iterator[Path]:
@@ -37,7 +37,7 @@ def places(root: Path = ROOT) -> Iterator[Path]:
 
 def stamp(name: str, root: Path = ROOT) -> list[Path]:
     """Put the account into all addresses → the files that changed. ValueError for no account."""
-    if not ACCOUNT.fullmatch(name):
+    if not ACCOUNT.fullmatch(name) or len(name) > 39:
         raise ValueError(f"{name!r} is no GitHub account: letters, digits and single hyphens")
     changed = []
     for path in places(root):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from tools.publish.build import NOTEBOOKS
-from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -33,12 +32,21 @@ NEW_TOKENS = (6, 3, 5)  # that they want
 
 
 class Run(NamedTuple):
-    """What a player is made of: its frames, what a step is called, where it starts."""
+    """What a player is made of: its frames, what a step is called, where it starts.
+
+    `tabs`: several runs by their names, of which `frames` are the first; None: there is one.
+    """
 
     frames: Sequence[Frame]
     step_name: str = "step"
     start: int = 0
     choices: Mapping[str, Sequence[str]] | None = None  # lists to choose a frame by
+    tabs: Mapping[str, Sequence[Frame]] | None = None
+
+    def captions(self) -> str:
+        """All that it says."""
+        every = self.tabs.values() if self.tabs else [self.frames]
+        return " ".join(frame.caption for frames in every for frame in frames)
 
 
 class Show(NamedTuple):
@@ -70,17 +78,13 @@ def run_of(explorer: Explorer, start: int = 0, **knobs: Any) -> Run:
     return Run(frames, explorer.step_name, start)
 
 
-def _policy(policy: type[Scheduler]) -> Callable[[Qwen3ForCausalLM, Tokenizer], Run]:
-    """The same three requests in two places, under a policy."""
-    name = next(name for name, one in CLASSES.items() if one is policy)
-
-    def make(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Run:
-        explorer = SchedulerExplorer(
-            model, tokenizer, PROMPTS, NEW_TOKENS, budget=12, max_num_seqs=2
-        )
-        return run_of(explorer, policy=name)
-
-    return make
+def _policies(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Run:
+    """The same three requests in two places, under each policy; our own rule first."""
+    explorer = SchedulerExplorer(model, tokenizer, PROMPTS, NEW_TOKENS, budget=12, max_num_seqs=2)
+    names = sorted(CLASSES, key=lambda name: CLASSES[name] is not Scheduler)
+    runs = {name: run_of(explorer, policy=name).frames for name in names}
+    tabs = {f"{name}: {len(frames)} steps": frames for name, frames in runs.items()}
+    return Run(runs[names[0]], tabs=tabs)
 
 
 SHOWS = (
@@ -122,7 +126,7 @@ SHOWS = (
         "02_kv_cache",
         "One storage and a map",
         lambda m, t: run_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
-        Card((0, 66, 780, 230), 0.8, phone=(112, 66, 446, 236)),
+        Card((0, 66, 780, 230), 0.8, phone=(336, 66, 446, 236)),
     ),
     Show(
         "transplant",
@@ -150,41 +154,15 @@ SHOWS = (
         ),
     ),
     Show(
-        "scheduler-one-rule",
-        "The scheduler, continuous batching",
-        "Three requests share two places. A step reads prompts and decodes in the same forward. "
-        "When B is finished, C has its place in the next step.",
+        "scheduler",
+        "The scheduler: four policies",
+        "Three requests share two places. With one rule a step reads prompts and decodes in the "
+        "same forward, and C has the place of B in the next step. The other policies wait or stand "
+        "still.",
         "03_scheduler",
-        "Three requests, a budget of 8",
-        _policy(Scheduler),
+        "Four policies and their idle places",
+        _policies,
         Card((0, 36, 700, 150), phone=(0, 0, 372, 122), rows=1),
-    ),
-    Show(
-        "scheduler-prefill-first",
-        "The scheduler, prefill first",
-        "The same three requests. A step either reads whole prompts or decodes, so A stands still "
-        "while the prompts of B and C are read.",
-        "03_scheduler",
-        "Four policies and their idle places",
-        _policy(PrefillFirst),
-    ),
-    Show(
-        "scheduler-static",
-        "The scheduler, static batching",
-        "The same three requests. B is finished early, but C may not join before A is finished as "
-        "well.",
-        "03_scheduler",
-        "Four policies and their idle places",
-        _policy(StaticBatching),
-    ),
-    Show(
-        "scheduler-one-by-one",
-        "The scheduler, one by one",
-        "The same three requests. Each runs alone until it is finished, so this takes the most "
-        "steps.",
-        "03_scheduler",
-        "Four policies and their idle places",
-        _policy(OneByOne),
     ),
     Show(
         "pages",
@@ -246,7 +224,7 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
         (folder / f"{show.name}.png").write_bytes(poster)
         files.append(
             save_player(
-                run.frames,
+                run.tabs or run.frames,
                 folder / show.file,
                 show.title,
                 step_name=run.step_name,

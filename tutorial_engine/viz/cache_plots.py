@@ -335,7 +335,8 @@ def roofline_picture(
     start = f"The ridge of {si(peak_flops)}FLOP/s and {si(bandwidth)}B/s is at {_number(ridge)}"
     return finish(
         figure,
-        f"{start} FLOP/byte. Where each point lies, and how much of the roof it reaches: {'; '.join(told)}.",
+        f"{start} FLOP/byte. Where each point lies, and how much of the roof it reaches: "
+        f"{'; '.join(told)}.",
     )
 
 

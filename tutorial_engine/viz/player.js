@@ -6,11 +6,11 @@ const byId = (id) => document.getElementById(id);
 const make = (tag) => document.createElementNS(SVG, tag);
 const [stage, all, view, caption, slider, told, play, speed] =
   ["stage", "all", "view", "caption", "slider", "told", "play", "speed"].map(byId);
-const last = film.captions.length - 1;
+const last = film.size - 1, tabs = document.querySelectorAll("[data-run]");
 const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
 const narrow = matchMedia("(max-width: 720px)"), cuts = [];
 const chosen = [...document.querySelectorAll(".choices select")];
-let step = -1, timer = null, rest = 0;
+let step = -1, timer = null, rest = 0, run_shown = 0;  // runs lie one behind the other in the film
 
 // A track is [[step, value], ...]: the value holds from its step on; null takes the attribute away.
 const parts = film.items.map(({ tag, tracks, tip }) => {
@@ -51,20 +51,22 @@ function put(part, name, value) {
 
 function show(wanted) {
   step = Math.min(Math.max(wanted, 0), last);
+  const now = run_shown * film.size + step;
   for (const part of parts) {
-    for (const [name, track] of part.tracks) put(part, name, at(track, step));
+    for (const [name, track] of part.tracks) put(part, name, at(track, now));
     if (part.tip) {
-      const tip = at(part.tip.words, step);
+      const tip = at(part.tip.words, now);
       if (part.tip.shown === tip) continue;
       part.tip.shown = tip;
       part.words.textContent = tip || "";
-      part.tip.over.setAttribute("transform", film.tip_at[Math.min(step, film.tip_at.length - 1)]);
+      part.tip.over.setAttribute("transform", film.tip_at[Math.min(now, film.tip_at.length - 1)]);
       part.tip.over.setAttribute("visibility", tip ? "visible" : "hidden");
     }
   }
-  stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, step));
+  stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, now));
   for (const [cut, boxes] of cuts) cut.setAttribute("viewBox", at(boxes, step));
-  caption.textContent = film.captions[step];
+  caption.textContent = film.captions[now];
+  for (const tab of tabs) tab.setAttribute("aria-pressed", String(Number(tab.dataset.run) === run_shown));
   chosen.reduceRight((rest, list) => {  // the last list turns fastest
     list.selectedIndex = rest % list.length;
     return Math.floor(rest / list.length);
@@ -76,7 +78,8 @@ function show(wanted) {
 
 // On a phone the parts of the picture stand below each other: windows onto the same items.
 function stack() {
-  const rows = card ? film.parts.slice(0, innerWidth < 480 ? card.rows : 0) : film.parts;
+  const mine = film.parts[run_shown];
+  const rows = card ? mine.slice(0, innerWidth < 480 ? card.rows : 0) : mine;
   if (cuts.length || !narrow.matches || !rows.length) return;
   for (const row of rows) {
     const line = document.createElement("div");
@@ -96,9 +99,16 @@ function stack() {
   show(step);
 }
 
+function unstack() {  // another run has its own parts
+  for (const line of view.querySelectorAll(".parts")) line.remove();
+  cuts.length = 0;
+  view.className = "";
+  stack();
+}
+
 function go(wanted) {
   show(wanted);
-  if (!card) history.replaceState(null, "", `#t=${step}`);
+  if (!card) history.replaceState(null, "", `#t=${step}${run_shown ? `&v=${run_shown}` : ""}`);
 }
 
 function run(on) {
@@ -148,8 +158,15 @@ for (const list of chosen) {
   });
 }
 speed.addEventListener("change", () => { if (timer !== null) run(true); });
-const fromAddress = () => Number((/^#t=(\d+)$/.exec(location.hash) || [0, film.start])[1]);
-addEventListener("hashchange", () => show(fromAddress()));
+for (const tab of tabs) {
+  tab.addEventListener("click", () => { run_shown = Number(tab.dataset.run); unstack(); go(step); });
+}
+function fromAddress() {
+  const [, wanted, run] = /^#t=(\d+)(?:&v=(\d+))?$/.exec(location.hash) || [0, film.start, 0];
+  run_shown = Math.min(Number(run || 0), Math.max(tabs.length - 1, 0));
+  return Number(wanted);
+}
+addEventListener("hashchange", () => { const to = fromAddress(); unstack(); show(to); });
 narrow.addEventListener("change", stack);
 slider.max = last;
 show(fromAddress());

@@ -40,7 +40,7 @@ class Card(NamedTuple):
 
 
 def player(
-    frames: Sequence[Frame],
+    frames: Sequence[Frame] | Mapping[str, Sequence[Frame]],
     title: str,
     *,
     step_name: str = "step",
@@ -51,20 +51,25 @@ def player(
 ) -> str:
     """The HTML of a page that shows these frames. ValueError for none, or a start outside.
 
+    Several runs by their names become tabs on one time axis; a run that is over stands still.
     `choices`, control -> its options, are lists above the picture: there is a frame for each way to
     choose, the last control turning fastest. ValueError for another number of frames.
 
-    The address may end in `#t=17`; ← → Home End and the space bar work; nothing is requested from
-    anywhere. With `?card` it is a small moving picture of what `card` says, to be put into another
-    page: it runs while it is seen, unless the reader wants less motion. `links`: words -> address,
-    of pages that lie beside it.
+    The address may end in `#t=17`, and with tabs in `#t=17&v=1`; ← → Home End and the space bar
+    work; nothing is requested from anywhere. With `?card` it is a small moving picture of what
+    `card` says, to be put into another page: it runs while it is seen, unless the reader wants less
+    motion. `links`: words -> address, of pages that lie beside it.
     """
-    if not 0 <= start < len(frames):
-        raise ValueError(f"a player of {len(frames)} steps cannot start at step {start}")
+    runs = frames if isinstance(frames, Mapping) else {"": frames}
+    size = max(map(len, runs.values()), default=0)
+    if not all(0 <= start < len(run) for run in (*runs.values(), range(size))):
+        raise ValueError(f"a player of {size} steps cannot start at step {start}")
     choices = choices or {}
-    if choices and math.prod(map(len, choices.values())) != len(frames):
-        raise ValueError(f"{len(frames)} frames, and not one for each way to choose from {choices}")
-    film = film_of(frames) | {"step_name": step_name, "start": start}
+    if choices and math.prod(map(len, choices.values())) != size:
+        raise ValueError(f"{size} frames, and not one for each way to choose from {choices}")
+    every = [run[min(step, len(run) - 1)] for run in runs.values() for step in range(size)]
+    film = film_of(every) | {"step_name": step_name, "start": start, "size": size}
+    film["parts"] = [_parts([frame.scene for frame in run]) for run in runs.values()]
     if card:
         boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
         film["card"] = {"boxes": boxes, "speed": card.speed, "rows": card.rows}
@@ -76,8 +81,8 @@ def player(
         defs=DEFS,
         font=f"{FONT}, sans-serif",
         box=escape(film["boxes"][0][1]),
-        width=max(frame.scene.width for frame in frames),
-        caption=escape(frames[start].caption),
+        tabs=_tabs(list(runs)),
+        caption=escape(every[start].caption),
         choices=_choices(choices),
         links=_links(links or {}),
         film=_safe_json(film),
@@ -94,12 +99,26 @@ def _choices(choices: Mapping[str, Sequence[str]]) -> str:
     return f'<p class="choices">{" ".join(lists)}</p>\n' if lists else ""
 
 
+def _tabs(names: Sequence[str]) -> str:
+    parts = (
+        f'<button data-run="{i}" aria-pressed="{str(i == 0).lower()}">{escape(name)}</button>'
+        for i, name in enumerate(names)
+    )
+    tabs = f'<div class="bar tabs" role="group" aria-label="runs">{"".join(parts)}</div>\n'
+    return tabs if len(names) > 1 else ""
+
+
 def _links(links: Mapping[str, str]) -> str:
     parts = (f'<a href="{escape(goal)}">{escape(words)}</a>' for words, goal in links.items())
     return f'<nav class="keys">{" · ".join(parts)}</nav>\n' if links else ""
 
 
-def save_player(frames: Sequence[Frame], path: str | Path, title: str, **more: Any) -> Path:
+def save_player(
+    frames: Sequence[Frame] | Mapping[str, Sequence[Frame]],
+    path: str | Path,
+    title: str,
+    **more: Any,
+) -> Path:
     """Write the page → where it is. ValueError for a folder that is not there."""
     path = Path(path)
     if not path.parent.is_dir():
@@ -122,7 +141,6 @@ def film_of(frames: Sequence[Frame]) -> dict[str, Any]:
         "tip_at": [
             f"translate({plain(f.scene.tip_at[0])},{plain(f.scene.tip_at[1])})" for f in frames
         ],
-        "parts": _parts([frame.scene for frame in frames]),
         "items": [_element(key, own) for key, own in shown.items()],
     }
 
@@ -254,7 +272,8 @@ main{{display:flex;flex-direction:column}}h1{{order:-3}}.choices{{order:-2}}
 .card .parts:last-child{{flex-wrap:nowrap}}
 .choices{{display:flex;flex-wrap:wrap;gap:.5rem 1.2rem;margin:.2rem 0 .8rem}}
 .choices select{{font:inherit;padding:.25rem .4rem;min-height:2.2rem}}
-.card h1,.card .choices,.card .keys,.card #caption,.card .bar>:not(#play){{display:none}}
+.card h1,.card .choices,.card .tabs,.card .keys,.card #caption{{display:none}}
+.card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
 position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
@@ -266,6 +285,7 @@ position:sticky;bottom:0;background:{PAPER}}}
 #caption{{min-height:3em;max-width:60em}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
 #play{{font-weight:600}}
+.tabs{{position:static;order:-2}}.bar [aria-pressed=true][data-run]{{background:#00598c;color:#fff}}
 .bar button,.bar select{{border:1px solid {QUIET};border-radius:6px;color:inherit}}
 .bar button,.bar select{{background:#f3f5f7}}
 .bar button:hover{{background:#e4e9ed}}
@@ -275,6 +295,7 @@ body,.bar{{background:#121212;color:#e4e7ea}}#told,.keys{{color:#a8b2ba}}a{{colo
 #view{{background:{PAPER};filter:invert(.93) hue-rotate(180deg)}}
 .bar button,.bar select{{background:#2a2d30;border-color:#7d868d}}
 .bar button:hover{{background:#3a3f44}}
+.bar [aria-pressed=true][data-run]{{background:#00598c}}
 :focus-visible{{outline-color:#6cb8ea}}}}
 """
 _PAGE = """<!doctype html>
@@ -290,7 +311,7 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <h1>{title}</h1>
-{choices}<div id="view" tabindex="0" role="region" aria-label="picture">
+{tabs}{choices}<div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption">{defs}<g id="all" font-family="{font}"></g></svg>
 </div>
