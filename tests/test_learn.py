@@ -363,7 +363,7 @@ def test_each_place_in_vllm_has_ours(place: Place) -> None:
     )
 
 
-FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|h)\b")
+FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|cu|h)\b")
 
 
 @pytest.mark.parametrize("topic", BOXES)

@@ -49,7 +49,7 @@ END_TO_END_SLIPS: Slips = slips_of(
         before a block lie block * block_size slots, not block
     table[p // block_size] * block_size + p % block_size → p
         position p lies in block table[p // block_size], not in slot p
-    for p in range(length) → for p in range(max(lens))
+    for p in range(length) → for p in [min(p, length - 1) for p in range(max(lens))]
         nothing is padded here: each sequence has as many slots as tokens
     """,
 )
@@ -136,9 +136,10 @@ LENGTHS = ([100], [129, 40, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63
 
 
 def _size(size: Callable[[list[int]], object], lens: list[int]) -> object:
-    answer = listed(size(lens))
+    said = size(lens)
+    answer = listed(said)
     if answer is None or len(answer) != 3:
-        return answer
+        return said
     rows, longest, unused = whole(answer[0]), whole(answer[1]), number(answer[2])
     return [a if b is None else b for a, b in zip(answer, (rows, longest, unused), strict=True)]
 
@@ -218,9 +219,7 @@ STEP_SLIPS: Slips = slips_of(
         nobody knows `positions` when make_step has returned, so its place is given to another
         tensor: keep it as long as the step lives
     lens.copy_(torch.tensor(new_lens)) → lens = gpu.tensor(new_lens)
-        the recording reads the place of the first lens: fill that tensor, and make no new one
-    lens.copy_(torch.tensor(new_lens)) → pass
-        the lengths of this step are never filled in
+        the recording reads the place of the first lens: keep that tensor, and fill it
     return replay() → return torch.arange(8) < lens[:, None]
         the step is computed again, one launch after the other: nothing is replayed
     """,
@@ -230,10 +229,11 @@ FILLS = ([3, 5], [8, 1], [2, 7])
 
 def _steps(make_step: Callable[[GpuMemory], Step | None], fills: Sequence[list[int]]) -> object:
     """What each step sees, while other tensors come and go; and the number of replays."""
-    gpu, others, seen = GpuMemory(), [], []
+    gpu, seen = GpuMemory(), []
     step = make_step(gpu)
     if step is None or step is Ellipsis:
         return step
+    others = [gpu.tensor([0, 0])]
     for lens in fills:
         answer = step(lens)
         seen.append(answer.int().tolist() if isinstance(answer, Tensor) else answer)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tutorial_engine.lab.on_gpu import GpuServing, GpuStep
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import Box
+from tutorial_engine.viz.request_look import Box, text_width
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
 
@@ -56,7 +56,10 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float) -> None:
         scene.note(f"{name}.free", LEFT + 14, y + 20, "one launch; then the CPU is free", 12)
         scene.rect(f"{name}.work", (LEFT, low, wide, LANE), GREEN, "the recorded step", stroke=INK)
         words = f"the same kernels, one behind the other: {_ms(step.seconds)}"
-        scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
+        if LEFT + wide + 8 + text_width(words, 12) < RIGHT_END:
+            scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
+        else:
+            _said(scene, f"{name}.words", (LEFT + wide / 2 - 150, low + 5, 300.0, LANE - 10), words)
         return
     parts = max(n for n in range(1, MOST_PARTS + 1) if step.launches % n == 0)
     each, work = wide / parts, wide / parts * step.busy / step.seconds

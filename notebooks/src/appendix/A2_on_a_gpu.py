@@ -27,8 +27,20 @@ model = load_model()
 # while the GPU works. So there are two clocks. If a launch takes longer than the kernel, the GPU has to wait.
 
 # %% [markdown]
-# In notebook 02 a decode step was limited by memory: all weights are read once for each token. An H100 reads them in 0.4 ms
-# (the model has the shape of Qwen3-0.6B, in bf16). But a step took 14.0 ms.
+# In notebook 02 a decode step was limited by memory: all weights are read once for each token. The memory of an H100
+# gives 2.95 TB a second. How long does it take to read the weights of a model in the shape of Qwen3-0.6B, in bf16?
+
+# %%
+from tutorial_engine.lab import BANDWIDTH, weight_bytes
+from tutorial_engine.lab.sizing import QWEN3_06B
+from tutorial_engine.model import ModelConfig
+
+shape = ModelConfig.from_dict(QWEN3_06B | {"model_type": "qwen3"})
+floor = weight_bytes(shape, itemsize=2) / BANDWIDTH
+print(f"{BANDWIDTH / 1e12} TB a second: {1000 * floor:.1f} ms for all weights")
+
+# %% [markdown]
+# So a decode step cannot be faster. But it took 14.0 ms on this GPU.
 
 # %%
 predictions.ask(
@@ -96,12 +108,8 @@ if not torch.cuda.is_available():
 # step is recorded once. The recording is a **CUDA graph**. To replay it is a single launch for all of its kernels.
 
 # %% tags=["figure-replayed"]
-from tutorial_engine.lab import BANDWIDTH, REPLAYED, weight_bytes
-from tutorial_engine.lab.sizing import QWEN3_06B
-from tutorial_engine.model import ModelConfig
+from tutorial_engine.lab import REPLAYED
 
-shape = ModelConfig.from_dict(QWEN3_06B | {"model_type": "qwen3"})
-floor = weight_bytes(shape, itemsize=2) / BANDWIDTH
 gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
@@ -199,10 +207,8 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
 from tutorial_engine.learn import GpuMemory
 
 
-def forgetful_step(gpu):
-    """-> step(lens): which of 8 positions each of 2 sequences sees, as a recorded step."""
-    lens = gpu.tensor([1, 1])
-    positions = gpu.tensor(range(8))
+def recorded_step(gpu, lens, positions):
+    """-> step(new_lens): which of the positions each sequence sees, replayed."""
     replay = gpu.record(lambda lens, positions: positions < lens[:, None], lens, positions)
 
     def step(new_lens):
@@ -210,6 +216,11 @@ def forgetful_step(gpu):
         return replay()
 
     return step
+
+
+def forgetful_step(gpu):
+    """A step for 2 sequences and 8 positions."""
+    return recorded_step(gpu, lens=gpu.tensor([1, 1]), positions=gpu.tensor(range(8)))
 
 
 # %%
@@ -234,7 +245,7 @@ if predictions.reveal("gone", next(name for name in ("lens", "positions") if nam
 # %% [markdown]
 # ### Exercise 2: mend it (5 minutes)
 #
-# Write `forgetful_step` again, such that its step stays right. One more line is enough. On a real GPU this mistake shows
+# Make a step for the same two tensors, with `recorded_step`, that stays right. On a real GPU this mistake shows
 # later and in another place: as a wrong token, or as an "illegal memory access" that ends the process.
 #
 # <details><summary>Hint</summary>A function can have attributes: <code>step.keeps = ...</code>. What it keeps lives as
@@ -245,15 +256,9 @@ if predictions.reveal("gone", next(name for name in ("lens", "positions") if nam
 def make_step(gpu):
     """As forgetful_step, and right whatever others do with the memory."""
     ### BEGIN SOLUTION
-    lens = gpu.tensor([1, 1])
-    positions = gpu.tensor(range(8))
-    replay = gpu.record(lambda lens, positions: positions < lens[:, None], lens, positions)
-
-    def step(new_lens):
-        lens.copy_(torch.tensor(new_lens))
-        return replay()
-
-    step.keeps = positions
+    lens, positions = gpu.tensor([1, 1]), gpu.tensor(range(8))
+    step = recorded_step(gpu, lens, positions)
+    step.keeps = positions  # it lives as long as the step
     return step
     ### END SOLUTION
 
@@ -290,7 +295,8 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 # without padding, as our `Batch` has them. The kernel is told where each sequence begins. This list is called
 # `cu_seqlens` (cumulative sequence lengths): it begins with 0, and ends with the number of all tokens. For K and V we also need the
 # list of all slots, so that two copies gather what the whole batch reads.
-#
+
+# %% [markdown]
 # ### Exercise 3: lay them end to end (10 minutes)
 #
 # Each sequence has a block table, and a length. Position p of a sequence lies in slot
@@ -370,10 +376,23 @@ if predictions.reveal("batch", "the weights are read once for all of them"):
 # %% [markdown]
 # All requests together read twice as many bytes as one, and get many times as many tokens. What grows with each request are its
 # keys and values, and Python's work for it: planning, filling, choosing a token.
-#
-# **What is left between 2.5 ms and 0.4 ms?** Even a replayed step has more than 700 kernels. Each one has to start and to end, and most of
-# them do little: a norm of 1024 numbers keeps a large GPU busy for a moment only. With small operations joined by
-# a compiler the prototype needed 1.7 ms. Compiling took 16 s. Our engine does not do this.
+
+# %% [markdown]
+# What is left between the replayed step and the time for reading all weights?
+
+# %%
+from tutorial_engine.lab import COMPILED
+
+for what, seconds in (
+    ("replayed", REPLAYED.seconds),
+    ("small operations compiled", COMPILED.seconds),
+):
+    print(f"{what}: {1000 * seconds:.1f} ms; all weights read once: {1000 * floor:.1f} ms")
+
+# %% [markdown]
+# Even a replayed step has more than 700 kernels. Each one has to start and to end, and most of
+# them do little: a norm of 1024 numbers keeps a large GPU busy for a moment only. A compiler can join small operations
+# into one kernel. With it the prototype needed less time, after it had compiled for a quarter of a minute. Our engine does not do this.
 
 # %%
 box("fused")
