@@ -86,7 +86,7 @@ if importlib.util.find_spec("vllm"):
 # requests and the same limits to our engine, and returns its trace. Look at our run first. (`at_one_pace` gives each step
 # 20 ms: here only the decisions count, and not the times.)
 
-# %%
+# %% tags=["figure-ours"]
 from tutorial_engine.viz import places
 
 theirs = recorded_run("small_pool")
@@ -321,6 +321,8 @@ Places()
 # - **Asynchronous scheduling.** By default on a GPU vLLM plans the next step before the last one has its tokens, so the GPU does not
 #   wait for Python. The tokens are the same, but a step need not be the same as ours then: a request may be planned once
 #   more although it has just ended. Our engine plans one step after the other, so that you can look between the steps.
+
+# %% [markdown]
 # - **The null block.** vLLM never gives out its block 0. A table may point to it where nothing is stored, for example before
 #   a sliding window. This is why the trace counts from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override`
 #   counts the null block: 6 are 5 for requests. Our `LLM` counts in the same way, and its pool has only those 5.
