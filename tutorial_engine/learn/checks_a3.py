@@ -28,7 +28,7 @@ HITS_SLIPS: Slips = slips_of(
     right_hits,
     """
     end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
-        only full blocks have a name: 64 or 96 tokens are found of 70 common ones, never 70
+        only full blocks have a hash: 64 or 96 tokens are found of 70 common ones, never 70
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
         one token at least is left to run, or there would be no logits: of 64 known tokens 32 count
     prompts[:i] → prompts[:1]
@@ -107,6 +107,12 @@ LOG_SLIPS: Slips = slips_of(
     """
     blocks / -(-max_model_len // block_size) → blocks // -(-max_model_len // block_size)
         the second number has a fraction: divide with /
+    blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size + 1)
+        a request whose last block is full needs no block more: -(-max_model_len // block_size)
+    num_bytes // (bytes_per_token * block_size) → num_bytes / (bytes_per_token * block_size)
+        only whole blocks count: divide the bytes with //
+    int(requests * max_model_len) → int(requests) * max_model_len
+        multiply first, then cut off the fraction
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len / block_size)
         the last block of a request is its own, even if it is not full: round up
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size)

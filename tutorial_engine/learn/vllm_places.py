@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tutorial_engine.learn.elsewhere import find
 
 OPENED = "vLLM 0.32.0"
+TO_BEGIN_WITH = ("plan a step", "take memory away", "let in, give blocks", "order of the free")
 
 
 class Place(NamedTuple):
@@ -187,7 +188,7 @@ class Places:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{c}</th>" for c in ("", "here", OPENED, "what it does more, and why"))
-        rows = ""
+        first, others = "", ""
         for what, ours, file, theirs, more in PLACES:
             cells = (
                 f"<b>{escape(what)}</b>",
@@ -196,5 +197,12 @@ class Places:
                 escape(more),
             )
             row = "".join(f'<td style="text-align:left;vertical-align:top">{c}</td>' for c in cells)
-            rows += f"<tr>{row}</tr>"
-        return f"<table><tr>{head}</tr>{rows}</table>"
+            if what in TO_BEGIN_WITH:
+                first += f"<tr>{row}</tr>"
+            else:
+                others += f"<tr>{row}</tr>"
+        more = f"<summary>{len(PLACES) - len(TO_BEGIN_WITH)} more</summary>"
+        return (
+            f"<table><tr>{head}</tr>{first}</table>"
+            f"<details>{more}<table><tr>{head}</tr>{others}</table></details>"
+        )

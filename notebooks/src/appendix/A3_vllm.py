@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix belongs to notebooks 03 and 04, and takes about half an hour. vLLM
+# This appendix comes after notebook 05, and takes about 40 minutes. vLLM
 # is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the engine of
 # these notebooks decides for the same ones. You do not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with
 # the small model of these notebooks, and the records are part of the package.
@@ -9,7 +9,6 @@
 # %%
 import torch
 
-from tutorial_engine.lab import at_one_pace, serve_again
 from tutorial_engine.learn import Predictions
 from tutorial_engine.model import TINY, load_model, load_tokenizer
 
@@ -45,8 +44,8 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# We gave vLLM these prompts, with smaller limits and one more request, and recorded what it said. The limits change who
-# runs in which step, and no token. `recorded_run` gives such a run as a *trace*. A trace is the list of events from which
+# We gave vLLM these prompts, with smaller limits and one more request, and recorded what it said. The limits change
+# the steps. They do not change the tokens. `recorded_run` gives such a run as a *trace*. A trace is the list of events from which
 # every picture of these notebooks is drawn.
 
 # %%
@@ -82,44 +81,45 @@ if importlib.util.find_spec("vllm"):
 # **Objective:** read a run of vLLM in pictures that you know.
 #
 # In the next run three users sent their requests to vLLM at the same time, and the memory was small: 5 blocks of 32
-# tokens. (vLLM counts its blocks from 1. The trace counts them from 0, as this engine does.) `serve_again` gives the same
-# requests and the same limits to our engine, and returns its trace. Look at our run first. (`at_one_pace` gives each step
-# 20 ms: here only the decisions count, and not the times.)
+# tokens. (vLLM counts its blocks from 1. The trace counts them from 0, as this engine does.) A request takes its second
+# block when its token 33 is run.
 
-# %% tags=["figure-ours"]
-from tutorial_engine.viz import places
+# %%
+from tutorial_engine.trace import history
 
 theirs = recorded_run("small_pool")
-ours = serve_again(theirs, model)
-places({"our engine": at_one_pace(ours)}, title="Who has each place in each step")
+begin = list(history(theirs))[:2]
+for name, request in begin[0].planned.requests.items():
+    print(f"{name}: a prompt of {request.num_prompt_tokens} tokens")
+for step in begin:
+    print(f"step {step.number} runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
 # %%
 predictions.ask(
     "victim",
-    "Our engine takes the memory of r2 in step 13. In which step will vLLM preempt, and whom?",
-    [
-        "in step 13, r2",
-        "in step 13, r0, which has run longest",
-        "in a later step, r2: vLLM uses its memory better",
-        "in no step",
-    ],
+    "From step 2 on each request runs one token in a step. When must vLLM take memory away, and whose?",
+    ["in step 13, that of r2", "in step 13, that of r0", "in step 20, that of r1", "in no step"],
 )
 
-# %% tags=["figure-which"]
-from tutorial_engine.trace.events import Preempted
+# %% [markdown]
+# `serve_again` gives the same requests and the same limits to our engine, and returns its trace. `at_one_pace` gives each
+# step 20 ms in both runs, because we compare what was decided, and not how fast.
 
+# %% tags=["figure-which"]
+from tutorial_engine.lab import at_one_pace, serve_again
+from tutorial_engine.trace.events import Preempted
+from tutorial_engine.viz import places
+
+ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
 two = {"vLLM": at_one_pace(theirs), "our engine": at_one_pace(ours)}
 title = "Who has each place in each step"
-places(two, title) if predictions.reveal("victim", "in step {}, {}".format(*gone[0])) else None
+places(two, title) if predictions.reveal("victim", "in step {}, that of {}".format(*gone[0])) else None
 
 # %% [markdown]
 # Look closer: `plans` reads from a trace what each step ran, and all block tables.
 
 # %%
-from tutorial_engine.trace import history
-
-
 def plans(trace):
     """For each step: how many tokens each request runs, and the block tables."""
     for step in history(trace):
@@ -175,7 +175,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
 # front of the queue. Its tokens are kept.
 #
-# One of the blocks that `r2` gave back was full, so it has a name. The other one was not full, and nobody can find
+# One of the blocks that `r2` gave back was full, so it has a hash. The other one was not full, and nobody can find
 # it. Blocks that nobody can find are taken first: `r0` gets block 4.
 
 # %%
@@ -193,8 +193,8 @@ if predictions.reveal("again", num_found):
 
 # %% [markdown]
 # From step 13 on block 2 is free. But `r2` waits until step 24. It finds 32 tokens in block 2, and its other 4 need a
-# second block, but none is free until `r0` and `r1` end. (vLLM also asks that all tokens of a newcomer fit. Here that
-# changes nothing.)
+# second block, but none is free until `r0` and `r1` end. (vLLM also asks that all tokens of a newcomer fit.
+# Here they are run in one step, so this asks for nothing more.)
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -212,11 +212,18 @@ for prompt in prompts:
     common = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     print(f"{len(prompt)} tokens; the first {common} are those of the first prompt")
 
+# %%
+predictions.ask(
+    "hits",
+    "Blocks have 32 tokens. How many tokens do the four requests find?",
+    ["0, 0, 0, 0", "0, 0, 0, 64", "0, 64, 32, 64", "0, 68, 44, 68"],
+)
+
 # %% [markdown]
 # ### Exercise 1: how many tokens does each request find? (10 minutes)
 #
-# All requests come at once and in this order. The pool is large enough for all, and the budget is large enough. A prompt finds the longest beginning
-# that an earlier prompt has, too. Only full blocks can be found, and at least one token must be left to run.
+# All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
+# that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts and through the ends of blocks:
 # <code>range(block_size, len(prompt), block_size)</code>. Compare <code>prompt[:end]</code> with
@@ -244,10 +251,16 @@ from tutorial_engine.learn import check_hits
 
 check_hits(hits)
 
+# %%
+admitted = [(one.step, one.request_id, one.num_cached) for one in burst.events if isinstance(one, Admitted)]
+if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
+    for number, name, found in admitted:
+        print(f"step {number}: {name} is admitted and finds {found} tokens")
+
 # %% [markdown]
 # The second request comes in the same step as the first one. It finds blocks that are not written yet. This is right,
-# because in each layer the keys and values of all tokens are written before any token reads them. The third request is
-# another one from its second block on, and finds only the first. The picture shows the pool at the end of this step.
+# because in each layer the keys and values of all tokens are written before any token reads them. The third prompt
+# differs inside its second block, so it finds only the first one. The picture shows the pool at the end of this step.
 
 # %% tags=["figure-burst"]
 block_view(burst, 0)
@@ -272,8 +285,8 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 #
 # `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The second number of the log is
 # the number of all blocks, divided by the blocks of a request that is as long as it may be. It has a fraction.
-# The first number is `max_model_len` times the second one, without the fraction. (So it is not always the whole pool: here
-# the last block of each request has room that no request can use.)
+# For the first number, multiply the second one by `max_model_len`, and then cut off the fraction. (So it is not always the
+# whole pool, as section 2 of notebook 04 said for short: here the last block of each request has room that it cannot use.)
 #
 # <details><summary>Hint</summary>A block is <code>bytes_per_token * block_size</code> bytes, and only whole
 # blocks count: <code>//</code>. A request of <code>max_model_len</code> tokens needs
@@ -302,7 +315,7 @@ check_log(log)
 #
 # vLLM's scheduler has 3,436 lines, and ours has about 370. For requests like ours the decisions are the same. The difference
 # is everything else that a server for many kinds of users needs. Each row names our function, and vLLM's function in its file.
-# If you read vLLM, begin with four rows: *plan a step*, *take memory away*, *let in, give blocks* and *order of the free*.
+# If you read vLLM, begin with these four rows. The others open with a click.
 
 # %%
 from tutorial_engine.learn import Places
@@ -319,17 +332,17 @@ Places()
 
 # %% [markdown]
 # - **Asynchronous scheduling.** By default on a GPU vLLM plans the next step before the last one has its tokens, so the GPU does not
-#   wait for Python. The tokens are the same, but a step need not be the same as ours then: a request may be planned once
-#   more although it has just ended. Our engine plans one step after the other, so that you can look between the steps.
+#   wait for Python. The tokens are the same, but a step need not be the same as ours then: vLLM may plan one more step for a
+#   request that has already ended. Our engine plans one step after the other, so that you can look between the steps.
 
 # %% [markdown]
 # - **The null block.** vLLM never gives out its block 0. A table may point to it where nothing is stored, for example before
 #   a sliding window. This is why the trace counts from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override`
-#   counts the null block: 6 are 5 for requests. Our `LLM` counts in the same way, and its pool has only those 5.
+#   counts the null block: with 6, requests can use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
 # - **Watermark.** vLLM can keep a part of the blocks free when it admits requests. The default is none, as here.
-# - **Connectors** bring keys and values from another machine. We have none.
+# - **Connectors** (parts that bring keys and values from another machine). We have none.
 # - **Speculative tokens.** A small model guesses several tokens, and the large one checks them in one forward. We have none.
 # - **Several samples.** Our samples of one prompt share all blocks, and copy one when they write to it. In vLLM
 #   each sample is a request of its own. It finds the full blocks of the prompt, and runs the rest again.
