@@ -21,6 +21,7 @@ from tutorial_engine.lab.ledger import ledger, loop_path, our_paths
 from tutorial_engine.learn import OwnServer, own, own_cache
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.earlier import bring
+from tutorial_engine.learn.jukebox import BROKEN, jukebox_film, jukebox_table, play
 from tutorial_engine.learn.own import PARTS, LayerWeights
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01, OwnEngine
@@ -566,3 +567,32 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
 def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:
     with pytest.raises(ValueError, match=r"must have one of \['01', '02', '03'\] in its name"):
         bring(cached, "none.ipynb")
+
+
+# -- the jukebox ---------------------------------------------------------------------------------
+
+
+def test_each_broken_part_is_off_and_leaves_the_engine_as_it_was(mine: OwnEngine) -> None:
+    mine.parts.own["layer"] = own.layer
+    right = mine.story(PROMPT)
+    takes = {take.part: take for take in play(mine, PROMPT)}
+    assert set(takes) == set(BROKEN) and len({take.story for take in takes.values()}) == len(takes)
+    assert all(take.anywhere >= take.last > 1e-2 for take in takes.values())
+    assert mine.parts.own == {"layer": own.layer} and mine.story(PROMPT) == right
+    unheard = takes["no mask"]
+    assert min(takes.values(), key=lambda take: take.last) == unheard and unheard.anywhere > 1
+    assert "Rado had a" in unheard.story and jukebox_table([*takes.values()]).count("\n") == 6
+
+
+def test_a_player_of_the_jukebox_asks_before_it_tells(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    frames = jukebox_film(model, tokenizer, PROMPT)
+    assert len(frames) == 1 + 2 * len(BROKEN)
+    for step, frame in enumerate(frames):
+        items = frame.scene.items
+        marks = sorted(item.text for name, item in items.items() if name.startswith("mark."))
+        told = step // 2
+        assert marks == sorted("?" * (len(BROKEN) - told) + "ABCDEF"[:told])
+        newest = list(BROKEN)[max(0, (step + 1) // 2 - 1)]
+        assert (newest in frame.caption) == (step > 0 and step % 2 == 0)

@@ -104,6 +104,7 @@ from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.cell_steps import take_snapshot
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.model_plots import CONTROL
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
@@ -176,6 +177,16 @@ def attention(best: int) -> Picture:
     weights[-1] = 0.05
     weights[-1, best] = 0.65
     return viz.attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
+
+
+def rope_maps() -> Picture:
+    here = causal(5, 5)
+    return viz.rope_maps_picture(
+        {"0 $x$": here, "400": here + 1e-6, "off": here.flip(0)}, LABELS[:5], "$H$"
+    )
+
+
+TAKES = [Take("no <b>mask</b>", "A kite. " * 9, 7.25, 0.125), Take("K, V", "at" * 24, 21.5, 9.0)]
 
 
 def heads(best: tuple[int, int]) -> Picture:
@@ -355,6 +366,8 @@ VIEWS: dict[str, Callable[[], View]] = {
     "mask window": lambda: masks(decode=(1, 5), window=(4, 4, 2)),
     "heads": lambda: heads((0, 2)),
     "attention": lambda: attention(2),
+    "rope maps": rope_maps,
+    "jukebox": lambda: jukebox_frames("Once $upon$ a time.", "A <b>kite</b>.", TAKES),
     "clocks": lambda: viz.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
     "clocks few": lambda: viz.clocks_picture(inverse_frequencies(16, 100.0), range(4)),
     "distance": lambda: viz.distance_picture(range(10), distances(0.0)),

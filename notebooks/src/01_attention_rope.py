@@ -9,10 +9,9 @@
 # sections 6, 9 and 12.
 
 # %% [markdown]
-# **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run
-# the next cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong
-# answer the reason shows code, too. Read the code of the exercises and what `show_source` prints. The other cells only
-# measure or draw: read their output.
+# **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
+# cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong answer the reason
+# shows code, too. Read the exercises and what `show_source` prints. The other cells only measure or draw.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
 # *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
@@ -1116,7 +1115,7 @@ predictions.ask(
 )
 
 
-# %% tags=["figure-controls"]
+# %%
 def copied(heads):
     """The probability of the right piece after the last ·R, as the mean over the names."""
     each = [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
@@ -1126,6 +1125,8 @@ def copied(heads):
 ablations = {"nothing silenced": {}, "L3 H3, H4, H5 (induction)": COPIERS}
 ablations |= {"L1 H3, H5 (one back)": {1: (3, 5)}, "control: L3 H0, H1, H2": {3: (0, 1, 2)}}
 ablations |= {"control: L1 H0, H1, H2": {1: (0, 1, 2)}, "control: L0 H3, H4, H5": {0: (3, 4, 5)}}
+
+# %% tags=["figure-controls"]
 measures = {
     "hits in random text": [(name, hits(heads), total) for name, heads in ablations.items()],
     f"probability of the right piece, mean of {len(follows)} names": [

@@ -37,7 +37,7 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     """Odd steps ask, even ones tell. Of the takes told so far, the table has the numbers."""
     now, told = (step + 1) // 2 - 1, step // 2
     sheet = Sheet(WIDE, TALL)
-    sheet.text("title", LEFT, 22, "Which part of the model is broken?", 15, **BOLD)
+    sheet.text("title", LEFT, 22, f"{len(takes)} stories of one prompt", 15, **BOLD)
     for i, letter in enumerate(LETTERS[: len(takes)]):
         box, playing = (LEFT + 46 * i, 36.0, 40.0, 30.0), i == now
         fill = ORANGE if playing else (PAPER if i >= told else "#e3f1ec")
