@@ -978,7 +978,8 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # stays below the roof. Its products have only 8 rows, and it starts more operations. On a GPU, too, a step can be
 # slow for a reason that the roofline does not know: the CPU could not launch the operations fast enough (appendix
 # A2, "On a GPU").
-#
+
+# %% [markdown]
 # A long prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
 # *memory-bound*: each weight is used for only two FLOPs, in bf16 2 FLOPs for 2 bytes. So every server decodes
 # many sequences at once.
