@@ -234,6 +234,36 @@ def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     context.close()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_frame_is_chosen_by_lists_with_mouse_and_keyboard(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, width: int
+) -> None:
+    run = show_of("transplant").make(model, tokenizer)
+    assert run.choices
+    file = tmp_path / "player.html"
+    save_player(run.frames, file, "transplant", start=run.start, choices=run.choices)
+    page = browser.new_page(viewport={"width": width, "height": 780})
+    page.goto(file.as_uri())
+    caption, lists = page.locator("#caption"), page.locator(".choices select")
+    expect(caption).to_contain_text("the one that it told before")
+    lists.nth(1).select_option("V")
+    expect(caption).to_contain_text("The screen says Kamo, and the story is that of Kumo")
+    lists.nth(2).focus()
+    page.keyboard.press("ArrowUp")  # layer 2
+    expect(caption).to_contain_text("the one that it told before")
+    lists.nth(0).select_option(index=1)
+    page.locator("#on").click()
+    expect(caption).to_contain_text("The screen says Kumo, and the story is that of Kamo")
+    chosen = [lists.nth(i).evaluate("list => list.selectedIndex") for i in range(3)]
+    assert chosen == [1, 1, 3] and page.url.endswith("#t=23")
+    page.locator("#view").focus()
+    page.keyboard.press("Home")
+    assert [lists.nth(i).evaluate("list => list.selectedIndex") for i in range(3)] == [0, 0, 0]
+    assert barriers(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
 def test_a_player_without_parts_is_swiped(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """An edited memory: the same edit in every cache gives the same tokens, and V alone does it."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tutorial_engine.learn.own_cache import MyCache
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.kv_edit_view import transplant, transplant_choices, transplant_frames
+from tutorial_engine.viz.player import player
 
 KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
 NEW = 24
@@ -70,6 +73,20 @@ def test_an_edit_below_the_last_layer_has_no_reference(
 ) -> None:
     with pytest.raises(ValueError, match="only an edit of layer 3"):
         edited_paths(model, exchange(model, tokenizer, "v", layer=1))
+
+
+def test_a_player_has_a_frame_for_each_way_to_choose(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    frames, choices = transplant_frames(model, tokenizer), transplant_choices(4)
+    at = [*itertools.product(*choices.values())].index(("Kamo gets Kumo's", "V", "3"))
+    assert "The screen says Kamo, and the story is that of Kumo" in frames[at].caption
+    assert sum("The screen says" in frame.caption for frame in frames) == 7
+    assert 'aria-label="exchange"' in player(frames, "", choices=choices)
+    with pytest.raises(ValueError, match="not one for each way"):
+        player(frames[1:], "", choices=choices)
+    with pytest.raises(ValueError, match="as many tokens"):
+        transplant(model, tokenizer, (KAMO, f"{KUMO}."))
 
 
 def test_a_learners_memory_is_forgotten_moved_and_cut(

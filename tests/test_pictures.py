@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import matplotlib
 import pytest
+import torch
 from checkpoints import QWEN3_06B
 from engines import VOCAB
 from explorers import LARGEST, MAKE
@@ -105,6 +106,7 @@ from tutorial_engine.viz.cell_steps import take_snapshot
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
+from tutorial_engine.viz.kv_edit_view import transplant_frames
 from tutorial_engine.viz.model_plots import CONTROL
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
@@ -360,6 +362,15 @@ VIEWS: dict[str, Callable[[], View]] = {
     "softmax": lambda: viz.running_softmax_picture(recorded_softmax()),
     "softmax 8": lambda: viz.running_softmax_picture(recorded_softmax(3, 1, 8)),
     "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
+    "transplant": lambda: viz.transplant_picture(load_model(), load_tokenizer()),
+    "transplant choices": lambda: transplant_frames(load_model(), load_tokenizer()),
+    "matters": lambda: viz.matters_picture(
+        torch.tensor([[0.0, 0.02, -0.01], [0.3, 0.965, 0.0]]), ["<s>", "$am$", "·o"], "$am$"
+    ),
+    "matters one": lambda: viz.matters_picture(torch.tensor([[0.0, 0.5]]), WORDS[:2], "a"),
+    "strips": lambda: viz.strips_picture(
+        {"torch.cat": [(0, 3), (3, 1), (4, 1)], "static": [(0, 3), (0, 1), (0, 1)]}, room=8
+    ),
     "ablation": lambda: viz.ablation_picture({"$hits$": HITS, "stories": RATES}),
     "ablation one": lambda: viz.ablation_picture({"chance": RATES[:2]}),
     "mask": lambda: masks(prefill=(4, 4), chunk=(3, 7)),
@@ -398,7 +409,8 @@ VIEWS: dict[str, Callable[[], View]] = {
 }
 # These write numbers of a model: its last bits, and so a colour or a place, differ by the machine.
 OF_A_MODEL = re.compile(
-    r"cells|projection|induction|softmax|three|.*: (attention|rope|cache|sampling|cells|scheduler)"
+    r"cells|projection|induction|softmax|three|transplant"
+    r"|.*: (attention|rope|cache|sampling|cells|scheduler)"
 )
 
 

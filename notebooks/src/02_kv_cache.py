@@ -634,8 +634,7 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # %% [markdown]
 # Below, `logits_of` runs a prompt and some given new tokens, one after the other. It returns a *row of
 # logits*, one number for each entry of the vocabulary, for each of them: row 0 after the prompt, row 1
-# after the first new token, and so on. In this section a row is always a row of logits, and not one of
-# the cache.
+# after the first new token, and so on. In this section a row is always a row of logits.
 
 
 # %%
@@ -979,7 +978,8 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # stays below the roof. Its products have only 8 rows, and it starts more operations. On a GPU, too, a step can be
 # slow for a reason that the roofline does not know: the CPU could not launch the operations fast enough (appendix
 # A2, "On a GPU").
-#
+
+# %% [markdown]
 # A long prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
 # *memory-bound*: each weight is used for only two FLOPs, in bf16 2 FLOPs for 2 bytes. So every server decodes
 # many sequences at once.
@@ -1039,8 +1039,7 @@ print(predictions.score())
 # ([Holtzman et al., 2019](https://arxiv.org/abs/1904.09751)) keeps the smallest group of the likeliest tokens
 # whose probabilities add up to p or more. `min_p` ([Nguyen et al., 2024](https://arxiv.org/abs/2407.01082)) drops
 # every token that is less likely than min_p times the best one. Each filter sees only what the one before it
-# left. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell, and move the
-# sliders:
+# left. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell:
 
 # %% tags=["figure-sampling-explorer"]
 from tutorial_engine.viz import SamplingExplorer

@@ -333,11 +333,8 @@ def roofline_picture(
         why = f", limited by {limit}" if part > 0.75 else ""  # farther below it something else is
         told.append(f"{name}: {side}, {100 * part:.0f} %{why}")
     start = f"The ridge of {si(peak_flops)}FLOP/s and {si(bandwidth)}B/s is at {_number(ridge)}"
-    return finish(
-        figure,
-        f"{start} FLOP/byte. Where each point lies, and how much of the roof it reaches: "
-        f"{'; '.join(told)}.",
-    )
+    how = "Where each point lies, and how much of the roof it reaches"
+    return finish(figure, f"{start} FLOP/byte. {how}: {'; '.join(told)}.")
 
 
 def _name_points(

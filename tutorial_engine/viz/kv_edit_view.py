@@ -81,7 +81,7 @@ def transplant_scene(edit: Transplant) -> Sheet:
     sheet = Sheet(WIDE, 300)
     looks = look(0), look(1)
     sheet.note("screen", MARGIN, 20, "the text on the screen, and its memory", 14)
-    _tokens(sheet, "a", edit.labels[0], 30, looks[0])
+    _tokens(sheet, "a", edit.labels[0], 30, looks[0], edit.slots)
     sheet.note("other", MARGIN, 149, "another text, and its memory", 14)
     _tokens(sheet, "b", edit.labels[1], 104, looks[1])
     for slot in edit.slots:
@@ -95,9 +95,12 @@ def transplant_scene(edit: Transplant) -> Sheet:
     return sheet
 
 
-def _tokens(sheet: Sheet, name: str, labels: Sequence[str], y: float, one: Look) -> None:
+def _tokens(
+    sheet: Sheet, name: str, labels: Sequence[str], y: float, one: Look, but: Sequence[int] = ()
+) -> None:
     for slot, label in enumerate(labels):
-        _cell(sheet, f"{name}.{slot}", slot, label, y, one, one)
+        if slot not in but:
+            _cell(sheet, f"{name}.{slot}", slot, label, y, one, one)
 
 
 def _cell(
@@ -162,7 +165,7 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     """How far P(goal) falls when V of a slot in a layer is taken away: falls [layers, slots]."""
     layers, slots = falls.shape
     wide = min(46.0, 860.0 / slots)
-    sheet = Sheet(SIDE + wide * slots + 2 * MARGIN, 74.0 + 34 * layers)
+    sheet = Sheet(max(SIDE + wide * slots + MARGIN, 460.0), 74.0 + 34 * layers)
     ends = (0.0, max(1.0, float(falls.max())))
     sheet.note("title", MARGIN, 20, f"how far P({goal}) falls without V of a slot in a layer", 13)
     for layer, slot in itertools.product(range(layers), range(slots)):
