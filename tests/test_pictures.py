@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import matplotlib
 import pytest
+import torch
 from checkpoints import QWEN3_06B
 from engines import VOCAB
 from explorers import LARGEST, MAKE
@@ -54,6 +55,7 @@ from inputs import (
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from PIL import Image
+from torch import Tensor
 from traces import (
     CASES,
     CELL_LABELS,
