@@ -20,8 +20,11 @@ def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
     size = len(gate) // num_ranks
-    rows = slice(rank * size, (rank + 1) * size)
-    return _mlp(x, gate[rows], up[rows], down[:, rows])
+    return _features(x, gate, up, down, slice(rank * size, (rank + 1) * size))
+
+
+def _features(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, own: slice) -> Tensor:
+    return _mlp(x, gate[own], up[own], down[:, own])
 
 
 def _before(gate: Tensor, rank: int, num_ranks: int) -> slice:
@@ -46,9 +49,7 @@ RANK_SLIPS: Slips = {
         lambda x, g, u, d, rank, n: _mlp(x, g[rank::n], u[rank::n], d[:, rank::n])
     ),
     "that begins one rank too early: rank 0 has the first features, from rank * size on": (
-        lambda x, g, u, d, rank, n: _mlp(
-            x, *(m[_before(g, rank, n)] for m in (g, u)), d[:, _before(g, rank, n)]
-        )
+        lambda x, g, u, d, rank, n: _features(x, g, u, d, _before(g, rank, n))
     ),
     "this part is divided by num_ranks; the parts are added up, so no part is a mean": (
         lambda *case: _part(*case) / case[-1]

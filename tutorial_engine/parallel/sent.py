@@ -23,9 +23,10 @@ class Sent(NamedTuple):
 
     def received(self) -> Callable[..., Any]:
         """The function again, in this process, which runs the same Python."""
-        scope = {name: import_module(module) for name, module in self.modules.items()}
+        scope: dict[str, Any] = {}
         function = FunctionType(marshal.loads(self.code), scope, self.name, self.defaults)
         scope |= {"__builtins__": builtins, self.name: function}  # it may call itself
+        scope |= {name: import_module(module) for name, module in self.modules.items()}
         for name, value in self.others.items():
             scope[name] = value.received() if isinstance(value, Sent) else value
         return function

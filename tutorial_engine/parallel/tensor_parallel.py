@@ -116,7 +116,7 @@ def with_mlp(
     found = []
     for layer, of_all in zip(model.model.layers, whole.model.layers, strict=True):
         found.append(RankMLP(of_all.mlp, function, group))
-        layer.mlp = found[-1]  # type: ignore[assignment]
+        layer.mlp = found[-1]
     return found
 
 

@@ -29,7 +29,8 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 # of every large matrix of a layer. In attention, each rank has some of the heads, with their K and V. In the MLP, each
 # rank has some of the *inner features*. Both parts end with a matrix product, and the product of the whole is the
 # *sum* of the products of the parts. Adding up over all ranks is called an **all-reduce**.
-#
+
+# %% [markdown]
 # (Ours keeps the embedding and the head whole on each rank. vLLM and SGLang cut these too, along the vocabulary. This
 # costs one more all-reduce, and one gather of the logits.)
 #
@@ -135,7 +136,8 @@ ranks_picture(report) if answered else None
 # **This is why it is done: a rank needs about half of the memory, and the text is the same.** All ranks have the same
 # logits, bit by bit, because an all-reduce gives all of them the same sum. Against one process the logits differ by
 # rounding only: their sums have another order.
-#
+
+# %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
 # What grows with the tokens is the size of the sum: the hidden state of every token.
 #
