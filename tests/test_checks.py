@@ -810,7 +810,7 @@ def by_loop(self: Any) -> Request:
 def first_that_is_late(self: Any) -> Request:
     """The queue is in the order of arrival: the first of it that is late is the oldest."""
     for one in self.waiting:
-        if one.arrival + self.patience < self.now():
+        if one.arrival + self.patience <= self.now():
             return one
     return by_loop(self)
 

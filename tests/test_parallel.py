@@ -5,6 +5,7 @@ processes runs by torchrun, over gloo.
 """
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from checkpoints import QWEN3_06B, fp32_tolerance, largest_difference, random_se
 from engines import VOCAB, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
@@ -36,6 +38,7 @@ from tutorial_engine.parallel import job as job_module
 from tutorial_engine.parallel import parallel_paths, run_ranks, tensor_parallel
 from tutorial_engine.parallel.job import Job, run_rank
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.sent import send
 from tutorial_engine.parallel.tensor_parallel import (
     Traffic,
     replicated_parameters,
@@ -225,6 +228,59 @@ def test_two_ranks_give_the_logits_and_tokens_of_one(tmp_path: Path, shape: str)
     assert report.kv_bytes == (report.kv_bytes_alone // 2,) * 2
 
 
+def silu_of(x: Tensor) -> Tensor:
+    return x * HALF * 2 / (1 + torch.exp(-x))
+
+
+def rank_mlp(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int, sign: int = 1
+) -> Tensor:
+    """A learner's answer with a helper, a lambda, a constant, a module and a default of its own."""
+    size = len(gate) // num_ranks
+    own = slice(rank * size, (rank + 1) * size)
+    inner = (lambda g: silu_of(x @ g.T))(gate[own]) * (x @ up[own].T)
+    return sign * functional.linear(inner, down[:, own])
+
+
+def whole_mlp(*case: Any) -> Tensor:
+    """Wrong: every rank computes all of it."""
+    return rank_mlp(*case[:4], 0, 1)
+
+
+def countdown(n: int) -> int:
+    return n if n == 0 else countdown(n - 1)
+
+
+HALF = 0.5
+
+
+def test_a_learners_mlp_runs_in_the_ranks_and_a_wrong_one_is_seen() -> None:
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    plain = reports_of(Job(params=params))[0]
+    report = reports_of(Job(params=params, mlp=send(rank_mlp)))[0]
+    assert report.ok and report.token_ids == plain.token_ids and report.traffic == plain.traffic
+    assert report.mlp_calls == 4 * report.num_forwards and plain.mlp_calls is None
+    assert f"your MLP ran on each rank, {report.mlp_calls} times" in report.summary()
+    assert (report.weight_bytes, report.kv_bytes) == (plain.weight_bytes, plain.kv_bytes)
+    wrong = reports_of(Job(params=params, mlp=send(whole_mlp)))[0]
+    assert wrong.ranks_agree and not wrong.logits_equal and not wrong.ok
+
+
+def test_a_function_that_was_sent_does_what_it_did() -> None:
+    draw = [torch.randn(3, 6), torch.randn(4, 6), torch.randn(4, 6), torch.randn(6, 4)]
+    sent = pickle.loads(pickle.dumps(send(rank_mlp)))
+    for rank in range(2):
+        assert torch.equal(sent.received()(*draw, rank, 2), rank_mlp(*draw, rank, 2))
+    assert send(countdown).received()(5) == 0
+
+    def inside() -> list[Tensor]:
+        return draw
+
+    for function in (inside, len):
+        with pytest.raises(ValueError, match="cannot be sent: define it as a function of its own"):
+            send(function)
+
+
 def test_ranks_that_sample_otherwise_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=3, temperature=1.0)
     right = reports_of(Job(params=params))[0]
@@ -284,6 +340,11 @@ def test_the_command_line_and_torchrun_run_it(
         params = SamplingParams(max_tokens=8)
         (output,) = generate(model, ["One day a little dog"], params, tokenizer=tokenizer)
         assert done.stdout.splitlines()[-1] == f"0: {output.outputs[0].text!r}"
+
+
+def test_a_function_of_the_notebook_runs_in_real_processes() -> None:
+    report = run_ranks(2, Job(params=SamplingParams(max_tokens=3)), LONG_S, mlp=rank_mlp)
+    assert report.ok and report.mlp_calls == 4 * report.num_forwards
 
 
 def test_a_rank_that_fails_is_shown_with_its_traceback() -> None:

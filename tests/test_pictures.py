@@ -55,6 +55,7 @@ from inputs import (
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from PIL import Image
+from torch import Tensor
 from traces import (
     CASES,
     CELL_LABELS,
@@ -222,6 +223,13 @@ def ranks(size: int, heads: int, kv_heads: int) -> Picture:
     return viz.ranks_picture(parallel_report(size, **sizes))
 
 
+def split_of(features: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, gate, up, down of an MLP that a picture has room for."""
+    draw = torch.Generator().manual_seed(0)
+    gate, up, down = (torch.randint(-2, 3, (features, 3), generator=draw) for _ in range(3))
+    return torch.tensor([1.0, 2.0, -1.0]), gate.float(), up.float(), down.T.float()
+
+
 def gqa(heads: int, kv_heads: int) -> Picture:
     config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
     return viz.gqa_picture(config)
@@ -344,6 +352,8 @@ VIEWS: dict[str, Callable[[], View]] = {
     ),
     "gpu serving": lambda: viz.serving_picture({"each": 6000, "one $call$": 700}, SERVING),
     "ranks": lambda: viz.ranks_picture(parallel_report()),
+    "split": lambda: viz.mlp_split(*split_of(4)),
+    "split 4": lambda: viz.mlp_split(*split_of(8), 4),
     "ranks 1": lambda: ranks(1, 8, 8),
     "ranks 4": lambda: ranks(4, 16, 8),
     "ranks 8": lambda: ranks(8, 48, 48),
@@ -605,6 +615,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
     ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
+    ("4 inner features of 3 numbers on 3 ranks", lambda: viz.mlp_split(*split_of(4), 3)),
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
     ("from 0 to 4, got 5", lambda: viz.ablation_picture({"a": [("x", 5, 4)]})),

@@ -8,7 +8,7 @@
 # | sitting | what it is about | time |
 # |---|---|---|
 # | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1½ hours |
-# | second, sections 8 to 16 | policies, throughput and latency, fairness, bugs | about 1½ hours |
+# | second, sections 8 to 17 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
 # You should have done notebook 02. The code of cells that only measure is folded, or says "You may skip this code".
 
@@ -401,9 +401,7 @@ if predictions.reveal("overtake", first):
 # budget for it. If S could overtake L, then the next short request could do the same, and the next. A long
 # request might wait for ever.
 #
-# The picture has all states that a request can have. Only the scheduler moves a request from one state to
-# the next. The picture is drawn from `TRANSITIONS`, the table that the code checks itself against: another
-# transition raises an error.
+# The picture has all states that a request can have. Only the scheduler moves a request from one state to the next.
 
 # %% tags=["figure-life"]
 from tutorial_engine.engine import TRANSITIONS
@@ -499,8 +497,8 @@ server.use(ttft_and_tpot, check_metrics)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C,
-# which has to wait for a place. It is drawn from the trace of the run above.
+# The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C, which has to
+# wait for a place.
 
 # %% tags=["figure-one-request"]
 from tutorial_engine.viz import one_request
@@ -597,8 +595,8 @@ nearest = min(range(3), key=lambda i: abs(part - (1 / 50, 1 / 7, 1 / 2)[i]))
 places(runs) if predictions.reveal("wasted", nearest) else None
 
 # %% [markdown]
-# Whenever somebody joins under prefill first, all who decode hold their places and run nothing for a step. The one
-# rule wastes two places: in step 0 the prompts of A and B fill the budget.
+# Whenever somebody joins under prefill first, all who decode run nothing for a step. The one rule wastes two places: in
+# step 0 the prompts of A and B fill the budget.
 #
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
 # as long as F. Nobody waits for its idle places, so they do not count here. In a server somebody waits nearly always.
@@ -618,8 +616,7 @@ for count in (8, 16, 24, 40):
     print(f"{count:3} requests: {', '.join(told)}")
 
 # %% [markdown]
-# The longer the queue, the closer static batching comes to one half, and the one rule to nothing. Half against
-# nothing: this is what continuous batching gains.
+# The longer the queue, the closer static batching comes to one half, and the one rule to nothing.
 #
 # **How static batching really was.** Our version is kind: each request is answered when it is finished. The
 # servers that it stands for treated a batch as one call. They gave all answers back when the whole batch
@@ -1460,7 +1457,7 @@ server.beside_vllm()
 
 # %% [markdown]
 # The same decisions, from your few lines. vLLM's scheduler has 3,436 lines, because a server needs much more: pictures,
-# adapters, several machines, priorities, and memory that runs out. That is the next two notebooks' subject.
+# adapters, several machines, priorities. What it does when memory runs out is the subject of the next two notebooks.
 
 # %% [markdown]
 # ## What you can do now
@@ -1477,7 +1474,7 @@ server.beside_vllm()
 # in SGLang. The token that is not known yet has a placeholder, and this is the second term above.</p>
 # <p><b>Replicas.</b> Several copies of a model run behind a router. Prefill and decode can run on different machines.
 # <i>Goodput</i> counts the requests per second that keep all promises (SLO).</p>
-# <p>Where to read on: <a href="../docs/reading-on.md">docs/reading-on.md</a>.</p></details>
+# <p>Where to read on: <a href="https://github.com/OWNER/tutorial_engine/blob/main/docs/reading-on.md">docs/reading-on.md</a>.</p></details>
 
 # %%
 print(predictions.score())

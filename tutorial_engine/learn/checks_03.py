@@ -251,6 +251,7 @@ SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
 PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
 LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobody waits for long
 # K comes a little later than L, and is shorter; both wait while short ones come
+AT_ONCE = (Job("L", 40, 4), Job("s", 3, 6), Job("n", 2, 6, 1))  # L has waited for exactly 0 s
 CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
 
 
@@ -305,7 +306,9 @@ def _check_policy(
     def where(order: Sequence[str], jobs: Sequence[Job], patience: float) -> str:
         sizes = {job.name: job.prompt_len for job in jobs}
         told = ", ".join(f"{one} ({sizes[one]})" for one in order)
-        return f"admitted {told}" + (f" with a patience of {patience} s" if jobs is CROWD else "")
+        return f"admitted {told}" + (
+            f" with a patience of {patience} s" if jobs is not JOBS else ""
+        )
 
     return judge(
         *(name, policy, right, cases, slips, done),
@@ -359,6 +362,8 @@ FAIR_SLIPS: Mapping[str, Any] = {
         did you write the number instead of self.patience?
     >= self.patience → < self.patience
         that puts those first who have waited for less than self.patience
+    >= self.patience → > self.patience
+        who has waited for exactly self.patience seconds goes first, too: at least is >=
     """,
     ),
 }
@@ -371,13 +376,15 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
     """
 
     def otherwise(got: Sequence[str], want: Sequence[str], jobs: Any, patience: float) -> str:
-        if patience == PATIENCES[1] and got == _admitted(Fair, CROWD, PATIENCES[0]):
-            return "did you write the number instead of self.patience?"
+        orders = [_admitted(policy, CROWD, seconds) for seconds in PATIENCES]
+        if orders[0] == orders[1]:
+            return "did you write a number instead of self.patience? It has no effect"
         return f"expected {', '.join(want)}"
 
     told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
+    cases = [*((CROWD, patience) for patience in PATIENCES), (AT_ONCE, 0.0)]
     return _check_policy(
-        *("fair", policy, Fair, [(CROWD, patience) for patience in PATIENCES], FAIR_SLIPS),
+        *("fair", policy, Fair, cases, FAIR_SLIPS),
         f"fair: with a patience of {told} s the right one is always next",
         otherwise,
     )

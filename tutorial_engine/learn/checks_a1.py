@@ -11,7 +11,7 @@ from tutorial_engine.learn.verdict import Verdict
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
 RankMlp = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
-CASES = ((1, 4), (0, 2), (2, 3), (0, 1))  # (rank, num_ranks): told apart by the first
+CASES = ((2, 6), (1, 4), (0, 2), (2, 3), (0, 1))  # (rank, num_ranks): told apart by the first
 
 
 def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -20,8 +20,16 @@ def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
     size = len(gate) // num_ranks
-    rows = slice(rank * size, (rank + 1) * size)
-    return _mlp(x, gate[rows], up[rows], down[:, rows])
+    return _features(x, gate, up, down, slice(rank * size, (rank + 1) * size))
+
+
+def _features(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, own: slice) -> Tensor:
+    return _mlp(x, gate[own], up[own], down[:, own])
+
+
+def _before(gate: Tensor, rank: int, num_ranks: int) -> slice:
+    size = len(gate) // num_ranks
+    return slice((rank - 1) * size, rank * size)
 
 
 RANK_SLIPS: Slips = {
@@ -40,6 +48,12 @@ RANK_SLIPS: Slips = {
     "each rank takes every num_ranks-th feature; it has neighbours": (
         lambda x, g, u, d, rank, n: _mlp(x, g[rank::n], u[rank::n], d[:, rank::n])
     ),
+    "that begins one rank too early: rank 0 has the first features, from rank * size on": (
+        lambda x, g, u, d, rank, n: _features(x, g, u, d, _before(g, rank, n))
+    ),
+    "this part is divided by num_ranks; the parts are added up, so no part is a mean": (
+        lambda *case: _part(*case) / case[-1]
+    ),
     "silu is missing": lambda x, g, u, d, rank, n: (
         (x @ g.chunk(n)[rank].T) * (x @ u.chunk(n)[rank].T) @ d.chunk(n, 1)[rank].T
     ),
@@ -55,7 +69,7 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
 
     return judge(
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
-        "rank_mlp: the parts of 2, 3 and 4 ranks add up to the whole MLP",
+        "rank_mlp: the parts of 2, 3, 4 and 6 ranks add up to the whole MLP",
         where=lambda got, x, gate, up, down, rank, n: f"rank {rank} of {n}",
         otherwise=lambda *_: "these are not the products of its features",
         explain="gate and up give rows to a rank, down gives columns: down[:, own].",

@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 PIECES = (
     Piece("cache.storage.KVStorage", "kv_caches", "MHATokenToKVPool", "llama_kv_cache"),
-    Piece("cache.blocks.BlockManager", "BlockPool", "RadixCache", ""),
+    Piece("cache.blocks.BlockManager", "BlockPool", "RadixCache, TokenToKVPoolAllocator", ""),
     Piece("cache.paged.PagedKVCache", "KVCacheManager", "ReqToTokenPool", ""),
     Piece("model.batch.Batch.slot_mapping", "slot_mapping", "out_cache_loc", "slot_info"),
     Piece("cache.cell_table.CellTable", "", "", "llama_kv_cells"),
@@ -30,7 +30,8 @@ PIECES = (
     Piece("engine.scheduler.Scheduler", "Scheduler", "Scheduler", "server_context"),
     Piece("engine.request.Request", "Request", "Req", "server_slot"),
     Piece("model.batch.Batch", "InputBatch", "ForwardBatch", "llama_ubatch"),
-    Piece("engine.engine.LLMEngine", "LLMEngine", "Engine", "llama_context"),
+    Piece("engine.engine.LLMEngine", "LLMEngine", "Engine", "server_context"),
+    Piece("engine.runner.ModelRunner", "GPUModelRunner", "ModelRunner", "llama_context"),
     Piece(
         "parallel.tensor_parallel.RowParallelLinear", "RowParallelLinear", "RowParallelLinear", ""
     ),

@@ -23,11 +23,13 @@ from tutorial_engine.lab.ledger import ForcedSampler
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.sent import Sent
 from tutorial_engine.parallel.tensor_parallel import (
     RankGroup,
     Traffic,
     replicated_parameters,
     shard,
+    with_mlp,
 )
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, StepEnded, Trace
@@ -44,7 +46,7 @@ class Job:
     """What all ranks are told to do: these prompts through an engine on pages.
 
     `forced` tokens per prompt are said in place of the sampled ones. `compare`: rank 0 runs all of
-    it once more, alone.
+    it once more, alone. `mlp`: a function that computes a rank's part of the MLP; see RankMLP.
     """
 
     prompts: Sequence[Prompt] = PROMPTS
@@ -56,6 +58,7 @@ class Job:
     dtype: str = "float32"
     device: str = "cpu"
     compare: bool = True
+    mlp: Sent | None = None
 
     def __post_init__(self) -> None:
         if self.params.n > 1:
@@ -86,9 +89,11 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
     prompts = [token_ids_of(prompt, tokenizer) for prompt in list_of_prompts(job.prompts)]
     params = shared_seeds(job.params, len(prompts), group)
     model = shard(whole, group.rank, group.size, group.all_reduce)
+    weight_bytes_here = _num_bytes(model)
+    given = None if job.mlp is None else with_mlp(model, whole, job.mlp.received(), group)
     served = serve(model, prompts, params, job, tokenizer)
     traffic = Traffic(*(now - then for now, then in zip(group.traffic, before, strict=True)))
-    notes = group.gather((_num_bytes(model), served.kv_bytes, _digest(served)))
+    notes = group.gather((weight_bytes_here, served.kv_bytes, _digest(served)))
     weight_bytes, kv_bytes, digests = zip(*notes, strict=True)
     forwards = [e.num_tokens for e in served.trace.events if isinstance(e, StepEnded)]
     report = ParallelReport(
@@ -109,6 +114,7 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
         traffic=traffic,
         digests=digests,
         seconds=time.monotonic() - start,
+        mlp_calls=None if given is None else sum(mlp.calls for mlp in given),
     )
     if job.compare and group.rank == 0:
         report = _against(report, served, serve(whole, prompts, params, job, tokenizer))

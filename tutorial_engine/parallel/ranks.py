@@ -8,7 +8,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.parallel.job import Job
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.parallel.sent import send
 from tutorial_engine.parallel.tensor_parallel import shard_config
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -27,13 +29,20 @@ LOOPBACK = "127.0.0.1"  # this machine's own name need not be known
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
-def run_ranks(tp_size: int = 2, job: Job | None = None, timeout_s: float = 120) -> ParallelReport:
+def run_ranks(
+    tp_size: int = 2,
+    job: Job | None = None,
+    timeout_s: float = 120,
+    mlp: Callable[..., Tensor] | None = None,
+) -> ParallelReport:
     """Run a job (three short stories, unless told) on so many processes → what came of it.
 
+    `mlp`: a function that computes a rank's part of each MLP, as the exercise of notebook A1 says.
     ValueError, before a process starts, where tp_size does not divide; RuntimeError, with its
     traceback, when a rank fails. After timeout_s, and by Ctrl-C, all processes end.
     """
-    return _run(tp_size, job or Job(), timeout_s)[0]
+    sent = None if mlp is None else send(mlp)
+    return _run(tp_size, replace(job or Job(), mlp=sent), timeout_s)[0]
 
 
 def parallel_paths(checkpoint: str | Path = TINY, tp_size: int = 2) -> dict[str, LedgerPath]:

@@ -16,8 +16,9 @@ class ParallelReport:
     """What the ranks did. Bytes are of weights (as stored) and of K/V pages, per rank, and `alone`.
 
     `replicated_bytes` of each rank's weights are the same on all. `traffic` is one rank's, over
-    `num_forwards` that ran `num_tokens`. A digest per rank: of its logits and its events. The last
-    three are rank 0's second run, without the others; None if there was none.
+    `num_forwards` that ran `num_tokens`. A digest per rank: of its logits and its events.
+    `mlp_calls`: how often a learner's MLP ran on a rank, None without one. The last three are rank
+    0's second run, without the others; None if there was none.
     """
 
     tp_size: int
@@ -37,6 +38,7 @@ class ParallelReport:
     traffic: Traffic
     digests: tuple[str, ...]
     seconds: float
+    mlp_calls: int | None = None
     max_difference: float | None = None
     largest_logit: float | None = None
     tokens_alone: tuple[tuple[int, ...], ...] | None = None
@@ -82,6 +84,7 @@ class ParallelReport:
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
         ]
+        mine = [] if self.mlp_calls is None else [self.mlp_calls]
         return "\n".join(
             [
                 f"{self.tp_size} ranks over {self.backend}, {self.dtype}",
@@ -92,6 +95,7 @@ class ParallelReport:
                 f"all-reduces = 2 · {layers} layers · {self.num_forwards}, of "
                 f"{self.traffic.bytes:,} bytes = {self.num_tokens} · "
                 f"{self.reduced_bytes_per_token:,}",
+                *(f"your MLP ran on each rank, {calls} times" for calls in mine),
                 f"all ranks the same logits, bit by bit, and the same events: "
                 f"{marks[self.ranks_agree]}",
                 f"max |Δ logit| against one rank ≤ {bound}: {marks[self.logits_equal]}",

@@ -82,6 +82,44 @@ def shard(
     return part.to(model.device).requires_grad_(False).eval()
 
 
+class RankMLP(nn.Module):
+    """An MLP whose part is computed by a function of a learner's, then one all-reduce.
+
+    The function gets the whole matrices, and takes this rank's part of them: (x [T, hidden], gate
+    and up [I, hidden], down [hidden, I], rank, num_ranks) → its summand [T, hidden].
+    """
+
+    def __init__(self, whole: Any, function: Callable[..., Tensor], group: "RankGroup") -> None:
+        super().__init__()
+        gate, up = whole.gate_up_proj.weight.chunk(2)
+        self.matrices, self.function, self.group = (
+            (gate, up, whole.down_proj.weight),
+            function,
+            group,
+        )
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] → [T, hidden], the same on all ranks."""
+        self.calls += 1
+        part = self.function(x, *self.matrices, self.group.rank, self.group.size)
+        return self.group.all_reduce(part.to(x.dtype).contiguous())
+
+
+def with_mlp(
+    model: Qwen3ForCausalLM,
+    whole: Qwen3ForCausalLM,
+    function: Callable[..., Tensor],
+    group: "RankGroup",
+) -> list[RankMLP]:
+    """Let the function compute every MLP of a rank's model, in place → what took their places."""
+    found = []
+    for layer, of_all in zip(model.model.layers, whole.model.layers, strict=True):
+        found.append(RankMLP(of_all.mlp, function, group))
+        layer.mlp = found[-1]
+    return found
+
+
 def _part_of(name: str, whole: Tensor, config: ModelConfig, rank: int, tp_size: int) -> Tensor:
     """What a rank has of a parameter: rows of each merged part, columns, or all of it."""
     *_, module, kind = name.split(".")

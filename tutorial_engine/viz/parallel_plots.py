@@ -1,16 +1,20 @@
 """Who holds what: the model on its ranks, and the sums between them.
 
-Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
+Drawn from the report of a run: its sizes, its bytes, its count of all-reduces; and a small MLP,
+feature by feature.
 """
 
 from itertools import pairwise
+
+from torch import Tensor
+from torch.nn import functional
 
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, chip, look, patch, text_width
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
-from tutorial_engine.viz.words import counted, si
+from tutorial_engine.viz.words import counted, listed, si
 
 MOST_RANKS, MOST_HEADS = 8, 64
 FIRST_LOOK = 3  # a rank is no request: the first requests' colours are not used
@@ -62,6 +66,67 @@ def ranks_picture(report: ParallelReport) -> Picture:
     for i, words in enumerate(("on this rank, in its colour and hatch", "on another rank", whole)):
         scene.text(f"legend.{i}", 34, low + 24 + 22 * i, words, KEY)
     return scene.picture(_caption(report), zoom=1.0)
+
+
+def mlp_split(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, num_ranks: int = 2) -> Picture:
+    """A small MLP by its inner features, divided among ranks: what each feature adds, and the sums.
+
+    x [hidden], gate and up [I, hidden], down [hidden, I]; every number in the picture is computed
+    from them. ValueError where num_ranks does not divide I, or for more than can be seen.
+    """
+    count, hidden = gate.shape
+    if count % num_ranks or count > 8 or hidden > 4 or num_ranks > MOST_RANKS:
+        raise ValueError(
+            f"{count} inner features of {hidden} numbers on {num_ranks} ranks: give at most 8 of "
+            "at most 4, which the ranks can share"
+        )
+    inner = functional.silu(gate @ x) * (up @ x)
+    adds = inner[:, None] * down.T  # what each feature adds to the output
+    lefts = {"rank": 10.0, "feature": 110.0, "gate": 200.0, "up": 340.0, "inner": 480.0}
+    lefts |= {"down": 600.0, "adds": 740.0}
+    heads = {
+        "feature": "feature",
+        "gate": "row of gate",
+        "up": "row of up",
+        "inner": "silu(gate·x)·(up·x)",
+        "down": "column of down",
+        "adds": "inner · column",
+    }
+    size, row, top = count // num_ranks, 26.0, 92.0
+    band = row * size + 40
+    scene = Sheet(940, top + band * num_ranks + 60, tip_at=(10, 44))
+    scene.heading(f"An MLP of {count} inner features on {counted(num_ranks, 'rank')}", size=16)
+    scene.note("says", 10, 44, f"x = {_vector(x)} is on every rank", 12)
+    for name, words in heads.items():
+        scene.note(f"head.{name}", lefts[name], top - 12, words, KEY)
+    for rank in range(num_ranks):
+        y, one = top + band * rank, look(FIRST_LOOK + rank)
+        box = (lefts["feature"] - 10, y - 2, 940 - lefts["feature"], band - 8)
+        scene.rect(f"band.{rank}", box, one.light, stroke=one.colour, rx=6)
+        chip(scene, f"rank.{rank}", lefts["rank"], y + band / 2 - 6, f"rank {rank}", one)
+        for i in range(rank * size, (rank + 1) * size):
+            line = y + 18 + row * (i - rank * size)
+            told = {"feature": str(i), "gate": _vector(gate[i]), "up": _vector(up[i])}
+            told |= {"inner": _vector(inner[i : i + 1])[1:-1], "down": _vector(down[:, i])}
+            told |= {"adds": _vector(adds[i])}
+            for name, words in told.items():
+                scene.text(f"{name}.{i}", lefts[name], line, words, 12.5)
+        line, part = y + 18 + row * size, adds[rank * size : (rank + 1) * size].sum(0)
+        scene.text(f"part.{rank}", lefts["adds"], line, f"Σ {_vector(part)}", 12.5, **BOLD)
+        words = f"the part of rank {rank}:"
+        scene.text(f"part.{rank}.what", lefts["adds"] - 12, line, words, 12.5, **RIGHT)
+    low, total = top + band * num_ranks + 18, adds.sum(0)
+    words = "all-reduce, the sum of the parts = the whole MLP:"
+    scene.text("all.what", lefts["adds"] - 12, low, words, 12.5, **RIGHT)
+    scene.text("all", lefts["adds"], low, f"Σ {_vector(total)}", 12.5, **BOLD)
+    parts = listed([_vector(one.sum(0)) for one in adds.split(size)])
+    return scene.picture(f"The ranks’ parts {parts} add up to {_vector(total)}.", zoom=1.0)
+
+
+def _vector(values: Tensor) -> str:
+    """(1, −2) or (0.73, 3.52): whole numbers as they are, others with two digits."""
+    said = [f"{v:.0f}" if v.is_integer() else f"{v:.2f}" for v in (values + 0.0).tolist()]
+    return f"({', '.join(said)})".replace("-", "−")
 
 
 def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # A1 · Two ranks, and names in other engines
 #
-# This appendix belongs to notebook 04 and takes about half an hour. In it one model runs on two processes at
-# once. The last section tells you what to search for when you read the source of vLLM, SGLang or llama.cpp.
+# This appendix takes about 40 minutes. In it one model runs on two processes at once, and your own function
+# computes the MLP in both. You should have done notebooks 01 to 03. The last section tells you what to search for
+# when you read the source of vLLM, SGLang or llama.cpp.
 
 # %%
 import torch
@@ -25,15 +26,33 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 # **Objective:** divide the work of one layer, so that two machines can do it.
 #
 # A large model does not fit into one GPU. *Tensor parallelism* gives each process, called a **rank**, a part
-# of every weight matrix. In attention, each rank has some of the heads, with their K and V. In the MLP, each
-# rank has some of the inner features. Both parts end with a matrix product. The product of the whole is the
+# of every large matrix of a layer. In attention, each rank has some of the heads, with their K and V. In the MLP, each
+# rank has some of the *inner features*. Both parts end with a matrix product, and the product of the whole is the
 # *sum* of the products of the parts. Adding up over all ranks is called an **all-reduce**.
+
+# %% [markdown]
+# (Ours keeps the embedding and the head whole on each rank. vLLM and SGLang cut these too, along the vocabulary. This
+# costs one more all-reduce, and one gather of the logits.)
+#
+# Here is an MLP that is small enough to be read: four inner features, two on each rank.
+
+# %% tags=["figure-split"]
+from tutorial_engine.viz import mlp_split
+
+x = torch.tensor([1.0, 2.0])  # one token
+gate = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0]])
+up = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
+down = torch.tensor([[1.0, 0.0, 2.0, 1.0], [0.0, 1.0, -1.0, 2.0]])
+mlp_split(x, gate, up, down)
+
+# %% [markdown]
+# A line is one inner feature: a row of `gate`, a row of `up` and a column of `down`. No line needs another line. So a
+# rank can have some of them, with nothing to ask before the sum at the end.
 
 # %% [markdown]
 # ### Exercise 1: one rank's part of the MLP (10 minutes)
 #
-# The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. Each of the I inner features is one row of
-# `gate`, one row of `up` and one column of `down`. Rank 0 has the first features, rank 1 the next, and so on;
+# The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first features, rank 1 the next, and so on;
 # `num_ranks` divides I.
 #
 # <details><summary>Hint</summary><code>size = len(gate) // num_ranks</code>, and this rank's features are
@@ -57,8 +76,9 @@ from tutorial_engine.learn import check_rank_mlp
 check_rank_mlp(rank_mlp)
 
 # %% [markdown]
-# The package cuts the matrices once, when the model is loaded. The two matrices that end a part, `o_proj` and
-# `down_proj`, become this class. `linear` has the rank's columns.
+# In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
+# so a rank keeps only its part in memory. The two matrices that end a part, `o_proj` and
+# `down_proj`, become this class. `linear` has the rank's columns:
 
 # %%
 from tutorial_engine.parallel import RowParallelLinear
@@ -78,23 +98,51 @@ predictions.ask(
 )
 
 # %%
+predictions.ask(
+    "memory",
+    "The model has 2 K/V heads, and each of the two ranks has 1 of them. How much of the K/V memory of one process "
+    "does a rank need for the same requests?",
+    ["a quarter", "half", "all of it"],
+)
+
+# %% [markdown]
+# Now three short stories run on two processes of this machine. If your `rank_mlp` is right, it computes the MLP of
+# every layer in both. It is given the whole matrices, and takes its part. (The bytes below are those of a rank that
+# has cut its matrices.) In the end rank 0 runs all of it once more, alone.
+
+# %%
 from tutorial_engine.parallel import run_ranks
 
-report = run_ranks(2)  # two processes on this machine
+mine = rank_mlp if check_rank_mlp(rank_mlp).ok else None  # None: the package's MLP
+report = run_ranks(2, mlp=mine)
 if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
+    print(f"{report.traffic.calls} all-reduces in {report.num_forwards} forwards")
+    print(f"your rank_mlp ran in both ranks: {report.mlp_calls or 'no'} calls in each")
+
+# %%
+share = report.kv_bytes[0] / report.kv_bytes_alone
+answered = predictions.reveal("memory", {0.25: "a quarter", 0.5: "half"}.get(share, "all of it"))
+if answered:
     print(report.summary())
+    weights = report.weight_bytes[0] / report.weight_bytes_alone
+    print(f"a rank has {weights:.0%} of the weights and {share:.0%} of the K/V cache")
 
 # %% tags=["figure-ranks"]
 from tutorial_engine.viz import ranks_picture
 
-ranks_picture(report)
+ranks_picture(report) if answered else None
+
+# %% [markdown]
+# **This is why it is done: a rank needs about half of the memory, and the text is the same.** All ranks have the same
+# logits, bit by bit, because an all-reduce gives all of them the same sum. Against one process the logits differ by
+# rounding only: their sums have another order.
 
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
 # What grows with the tokens is the size of the sum: the hidden state of every token.
 #
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because all of
-# them see the same logits, bit for bit. No block table has to be sent around. Real engines do this in another way:
+# them see the same logits. No block table has to be sent around. SGLang does the same. vLLM does not:
 
 # %%
 from tutorial_engine.learn import box
@@ -102,9 +150,9 @@ from tutorial_engine.learn import box
 box("ranks")
 
 # %% [markdown]
-# **How much smaller is the cache of a rank?** It holds the K/V heads of this rank only, so two ranks have room
-# for twice as many tokens each. This ends when there are more ranks than K/V heads. The package refuses that
-# before a process starts. Other engines give several ranks a copy of the same head.
+# **Where does it end?** The cache of a rank holds the K/V heads of this rank only. When there are more ranks than K/V
+# heads, nothing is left to divide. The package refuses that before a process starts. Other engines give several ranks
+# a copy of the same head.
 
 # %%
 try:
@@ -112,22 +160,9 @@ try:
 except ValueError as error:
     print(error)
 
-# %%
-predictions.ask(
-    "memory",
-    "Each of the two ranks has 1 of the 2 K/V heads. How much of the K/V memory of one process does a rank need "
-    "for the same requests?",
-    ["a quarter", "half", "all of it"],
-)
-
-# %%
-share = report.kv_bytes[0] / report.kv_bytes_alone
-if predictions.reveal("memory", {0.25: "a quarter", 0.5: "half"}.get(share, "all of it")):
-    print(f"{report.kv_bytes[0]:,} bytes on a rank, {report.kv_bytes_alone:,} alone")
-
 # %% [markdown]
-# Here is one more row of the ledger of notebook 04, and the time of both ways. On one machine with few cores
-# two ranks are not faster: the processes share the cores, and each sum is sent from one to the other.
+# Here is one more row of the ledger, and the time of both ways. On one machine with few cores two ranks are slower:
+# the processes share the cores, and each sum is sent from one to the other. On two GPUs each has its own.
 
 # %%
 from tutorial_engine.lab import equality_ledger as ledger, ledger_table as table, our_paths

@@ -1,0 +1,58 @@
+"""A learner's function, sent to processes that cannot import it: the notebook is not theirs.
+
+Its compiled code goes, and by name what that reads: modules, functions, plain values. Knows Python
+functions; knows no rank.
+"""
+
+import builtins
+import marshal
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+
+class Sent(NamedTuple):
+    """A function taken apart. `modules`: name in its code → module; `others`: name → value."""
+
+    name: str
+    code: bytes
+    defaults: tuple[Any, ...] | None
+    modules: Mapping[str, str]
+    others: Mapping[str, Any]
+
+    def received(self) -> Callable[..., Any]:
+        """The function again, in this process, which runs the same Python."""
+        scope: dict[str, Any] = {}
+        function = FunctionType(marshal.loads(self.code), scope, self.name, self.defaults)
+        scope |= {"__builtins__": builtins, self.name: function}  # it may call itself
+        scope |= {name: import_module(module) for name, module in self.modules.items()}
+        for name, value in self.others.items():
+            scope[name] = value.received() if isinstance(value, Sent) else value
+        return function
+
+
+def send(function: Callable[..., Any]) -> Sent:
+    """ValueError for what is no plain function, or one defined inside another that it reads."""
+    if not isinstance(function, FunctionType) or function.__closure__:
+        raise ValueError(f"{function!r} cannot be sent: define it as a function of its own")
+    modules, others = dict[str, str](), dict[str, Any]()
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            modules[name] = value.__name__
+        elif isinstance(value, FunctionType):
+            if value is not function:
+                others[name] = send(value)
+        elif name in function.__globals__:
+            others[name] = value
+    code = marshal.dumps(function.__code__)
+    return Sent(function.__name__, code, function.__defaults__, modules, others)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a code reads from its surroundings, and that functions inside it read."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
