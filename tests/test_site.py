@@ -46,7 +46,7 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     page.write_text("[a](b.py), [c](https://example.org), ![e](f.png) and [g](#h)")
     assert site.localised(page) == "a, [c](https://example.org), ![e](f.png) and [g](#h)"
     assert "(architecture.md)" in site.localised(ROOT / "README.md")
-    lesson = site.localised(ROOT / "docs" / "teaching" / "04.md")
+    lesson = site.localised(ROOT / "docs" / "teaching" / "05.md")
     assert '<a href="../players/pages-shared.html#t=8">' in lesson
 
 
@@ -254,7 +254,7 @@ def test_the_search_finds_from_disk(built: Path, offline: BrowserContext, words:
     page.keyboard.press("Enter")
     found = page.locator("#search-results li a")
     expect(found.filter(has_text="Glossary").first).to_be_visible()
-    lesson = page.locator('#search-results li a[href*="04_paged_cells"]')
+    lesson = page.locator('#search-results li a[href*="05_sharing"]')
     expect(lesson.first).to_be_visible(timeout=15_000)  # the list grows as it is searched
     assert wrong == []
 

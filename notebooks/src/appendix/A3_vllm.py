@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix belongs to notebooks 03 and 04, and takes about half an hour. vLLM
+# This appendix belongs to notebooks 03 to 05, and takes about half an hour. vLLM
 # is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the engine of
 # these notebooks decides for the same ones. You do not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with
 # the small model of these notebooks, and the records are part of the package.
@@ -168,7 +168,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
 # front of the queue. Its tokens are kept.
 #
-# One of the blocks that `r2` gave back was full, so it has a name. The other one was not full, and nobody can find
+# One of the blocks that `r2` gave back was full, so it has a hash. The other one was not full, and nobody can find
 # it. Blocks that nobody can find are taken first: `r0` gets block 4.
 
 # %%
