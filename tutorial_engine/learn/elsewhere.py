@@ -113,7 +113,7 @@ BOXES = {
         "In vLLM the second one finds the beginning at once, as here; in SGLang it depends on the "
         "policy; in llama.cpp both run it.",
         "cache.blocks.BlockManager.cache_full_blocks",
-        "The blocks that a step computes get their hashes when it is planned, so the second request "
+        "The blocks that a step computes get their hashes when it is planned, so the second one "
         "finds them in the same step.",
         "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
         "With the policy lpm one of the two is held back until the other has filled the cache "

@@ -27,7 +27,7 @@ __getattr__, __all__ = hands_out(
         "induction_view": "two_steps_picture",
         "layout_plots": "layouts_picture",
         "leak_view": "leak_picture",
-        "memory_plots": "dial, layer_factor, shift_picture, users_at_once, waste_over_time",
+        "memory_plots": "dial, shift_picture, users_at_once, waste_over_time",
         "model_plots": (
             "ablation_picture, block_picture, gqa_picture, qkv_picture, three_token_picture"
         ),
