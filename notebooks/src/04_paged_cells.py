@@ -86,8 +86,9 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 # %% [markdown]
 # Nobody else may use the *reserved* slots. Room that is reserved and stays empty is called *internal fragmentation*.
 # Where rows have different lengths, there are also gaps between them that are too short for the next request: *external
-# fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of
-# this memory held tokens in the engines of that time. You build now what their paper proposed.
+# fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon
+# et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of this memory held tokens in the
+# engines of that time. You build now what their paper proposed.
 
 # %% [markdown]
 # ## 2 · Blocks for a budget
@@ -128,6 +129,8 @@ server.use(num_blocks, check_num_blocks)
 # function decides how large the pool is, and every token is compared with those that the request gets
 # when it is alone. If you give no `memory_bytes`, the pool has 12 blocks. (An engine that forgets that each of 32 layers
 # has its own K and V asks for 32 times its budget when it starts, and fails there.)
+#
+# The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's run.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
@@ -320,9 +323,9 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. On
-# the virtual clock a step pays for each of its tokens, so in milliseconds the gain is smaller. A decode step of
-# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
+# answer comes after a third of the steps. On the virtual clock a step pays for each of its tokens, so in milliseconds
+# the gain is smaller. A decode step of a large model on a GPU mostly reads weights (notebook 02), so there the gain is
+# nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -686,7 +689,7 @@ predictions.ask(
 from tutorial_engine.lab import random_model, shift_gap
 from tutorial_engine.viz import shift_picture
 
-twenty = tokenizer.encode(" ".join([*PROMPTS, PROMPTS[0]])).ids[:20]
+twenty = tokenizer.encode(f"{PROMPTS[0]} {PROMPTS[1]} Anna had a dog.").ids[:20]
 own = context_shift if check_context_shift(context_shift).ok else None  # None: the package's
 one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6, own)
 trained = shift_gap(model, twenty, 6, own)
