@@ -24,6 +24,7 @@ pytestmark = pytest.mark.browser
 FOLDER = ROOT / "notebooks"
 ATTENTION, CACHE = "01_attention_rope.ipynb", "02_kv_cache.ipynb"
 SCHEDULER, PAGES = "03_scheduler.ipynb", "04_paged_cells.ipynb"
+SHARING = "05_sharing.ipynb"
 NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
 
 # every kind of view that a learner's text can reach: explorer, plot, question, verdict, print
@@ -78,7 +79,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("notebooks")
-    for name in (ATTENTION, CACHE, SCHEDULER, PAGES):
+    for name in (ATTENTION, CACHE, SCHEDULER, PAGES, SHARING):
         shutil.copy(FOLDER / name, folder / name)
     nasty = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
     nbformat.write(nasty, folder / "nasty.ipynb")
@@ -436,7 +437,7 @@ def test_play_runs_to_the_end(steps: Locator) -> None:
     expect(caption).to_contain_text("with this step")
 
 
-# -- notebook 04: the pool, the cells, the dial ----------------------------------------------------
+# -- notebooks 04 and 05: the pool, the cells, the dial --------------------------------------------
 
 
 def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewer(
@@ -461,7 +462,7 @@ def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewe
 def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(
     ran: Callable[[str], Page],
 ) -> None:
-    view = explorer(ran(PAGES), "Block explorer")
+    view = explorer(ran(SHARING), "Block explorer")
     caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
     fill(view, "blocks", 12)
     go(view, 0)
@@ -555,7 +556,7 @@ def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_
     page.close()
 
 
-@pytest.mark.parametrize("name", [ATTENTION, CACHE, SCHEDULER, PAGES])
+@pytest.mark.parametrize("name", [ATTENTION, CACHE, SCHEDULER, PAGES, SHARING])
 def test_exported_page_shows_every_picture_without_network(
     browser: Browser, tmp_path: Path, name: str
 ) -> None:

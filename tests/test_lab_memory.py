@@ -20,7 +20,7 @@ from tutorial_engine.lab.block_size import block_size_trade, table
 from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
-from tutorial_engine.lab.when_full import LLAMA_2_7B, Price, when_full
+from tutorial_engine.lab.when_full import when_full
 from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.learn.cause_check import check_causes
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -233,15 +233,6 @@ def test_what_is_recomputed_is_what_the_engine_ran_more(prefix_caching: bool) ->
     assert when_full(preempting(24, prefix_caching)[0]) == []
     with pytest.raises(ValueError, match=r"this run was on rows: .* record pages"):
         when_full(Trace({"num_rows": 2, "row_len": 8}, ()))
-
-
-def test_a_swap_copies_whole_blocks_and_small_ones_are_dearer_than_to_compute() -> None:
-    price = Price("a machine", 1e-3, 2048, 10e6, 1e-4, 8)
-    assert price.swap(3, 4) == pytest.approx(2 * (3 * 4 * 2048 / 10e6 + 3 * 8 * 1e-4))
-    assert "1000 µs" in str(price) and "2 KiB" in str(price) and "8 copies" in str(price)
-    rows = LLAMA_2_7B.rows((1, 4, 16, 64, 256))
-    assert rows[0][2] > rows[0][1] and rows[-1][2] < rows[-1][1]
-    assert all(a[2] > b[2] for a, b in pairwise(rows)) and len({row[1] for row in rows}) == 1
 
 
 # -- five runs that find nothing ------------------------------------------------------------------

@@ -39,12 +39,13 @@ from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01
-from tutorial_engine.learn.own_memory import PARTS_04
+from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
 from tutorial_engine.model import TINY
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 725_000, 605_000
+LIGHT, MAX_LIGHT_FILE, MAX_CELLS = ("04", "05"), 450_000, 130
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run
@@ -169,7 +170,9 @@ def test_cells_and_texts_of_a_source_are_short(name: str) -> None:
 
 @every_notebook
 def test_files_and_outputs_are_small(name: str, solved: bool) -> None:
-    assert target(name, solved).stat().st_size <= MAX_FILE
+    is_light = CODES[name] in LIGHT
+    assert target(name, solved).stat().st_size <= (MAX_LIGHT_FILE if is_light else MAX_FILE)
+    assert not is_light or len(built(name, solved).cells) <= MAX_CELLS
     size = sum(len(json.dumps(cell.outputs)) for cell in code_cells(built(name, solved)))
     assert 0 < size <= MAX_OUTPUTS
 
@@ -513,6 +516,7 @@ SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
         {"next_waiting": lambda self: 0},
     ),
     NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),
+    NAMES[4]: ({*PARTS_05}, {}, {"forget": lambda self, block: False}),
 }
 
 

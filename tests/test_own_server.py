@@ -400,6 +400,12 @@ def stale_take(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]
     return block
 
 
+def the_first_gives_way(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+    while (slots := allocate(request)) is None:
+        preempt(running[0])
+    return slots
+
+
 WRONG: list[tuple[str, Any, str]] = [
     ("plan_step", plan_with(lambda shares: None), "gave None, which no step can run"),
     ("plan_step", plan_with(lambda shares: shares | {"Z": 1}), "'Z': 1}, which no step can run"),
@@ -418,6 +424,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     ("free", lambda table, ref_cnt, queue, hashes: queue.extend(2 * table), "in some order"),
     ("take", lambda queue, hash_of, cached: queue[0], "and left the free queue [0, 1"),
+    ("slots_for", lambda request, running, allocate, preempt: None, "did not ask for its slots"),
+    ("slots_for", the_first_gives_way, "who is not the last of running"),
     ("take", stale_take, "the engine raised AssertionError: "),
     (
         "find",

@@ -32,9 +32,7 @@ from inputs import (
     APART,
     EXACT,
     FAST,
-    LLAMA,
     SLOW,
-    SMALL,
     K,
     Q,
     V,
@@ -86,7 +84,8 @@ from traces import (
 )
 
 from tools.bench.plots import bench_picture
-from tutorial_engine import viz
+from tutorial_engine import learn, viz
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.engine.request import TRANSITIONS
 from tutorial_engine.lab.layouts import KVLayout, layouts
 from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING, GpuStep
@@ -119,13 +118,21 @@ from tutorial_engine.viz.softmax_view import softmax_frames
 from tutorial_engine.viz.style import house_style, new_figure
 
 HASHES = Path(__file__).with_name("picture_hashes.json")
-GIB = 1 << 30
+LETTERS = {i: chr(ord("a") + i) for i in range(33)}
 LABELS = ["<script>", "$x$", "&amp;", "]]>", "😀", "<s>", "$\\frac{1}{2}$", '"--"']
 WORDS = "Once ·upon ·a ·time".split()
 View = Picture | Explorer | Sequence[Frame]
 
 
 # -- the views ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def leaked(blocks: type[BlockManager], num_blocks: int = 9) -> Any:
+    """Two users, and the first one again."""
+    anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
+    asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
+    return learn.leak(load_model(), load_tokenizer(), asked, blocks, num_blocks)
 
 
 def blocks(case: Case, label: Callable[[int], str] = str) -> list[Frame]:
@@ -330,8 +337,10 @@ VIEWS: dict[str, Callable[[], View]] = {
     "waste": lambda: viz.waste_over_time({"rows": dial_point(ROWS), "pages": dial_point(4).trace}),
     "waste of one": lambda: viz.waste_over_time({"$x$ <s>": dial_point(16)}),
     "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
-    "layer factor": lambda: viz.layer_factor(LLAMA, 10 * GIB),
-    "layer factor small": lambda: viz.layer_factor(SMALL, 100_000),
+    "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
+    "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
+    "radix": lambda: viz.radix_tree([[*range(19), 30, 31], [*range(19), 32]], LETTERS, 4),
+    "radix markup": lambda: viz.radix_tree([[1, 2], [1], [1, 3]], {1: "<s>", 2: "$x$", 3: "·"}, 1),
     "dial": lambda: viz.dial(dial_points()),
     "dial ends": lambda: viz.dial([dial_point(CELLS), dial_point(ROWS)]),
     "shift": lambda: viz.shift_picture({"random": EXACT, "trained": APART}, 10),
@@ -611,7 +620,9 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
     ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
     ("same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": on_blocks(2, 16)})),
-    ("Not enough memory for KV cache", lambda: viz.layer_factor(LLAMA, 1)),
+    ("the last one found no block", lambda: viz.leak_picture(leaked(BlockManager))),
+    ("2 texts with 0 common tokens", lambda: viz.radix_tree([[1], [2]], LETTERS, 4)),
+    ("25 in the longest", lambda: viz.radix_tree([[1] * 25, [1]], LETTERS, 4)),
     (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
     ("at most 256, 6 layers", lambda: viz.layouts_picture(layouts(kv_numbers(6, 8)), 0, 0)),
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),

@@ -48,7 +48,7 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     readme = site.localised(ROOT / "README.md")
     assert "(architecture.md)" in readme and "(lessons/01_attention_rope.ipynb)" in readme
     assert f"({site.REPOSITORY}/tree/HEAD/examples)" in readme
-    lesson = site.localised(ROOT / "docs" / "teaching" / "04.md")
+    lesson = site.localised(ROOT / "docs" / "teaching" / "05.md")
     assert '<a href="../players/pages-shared.html#t=8">' in lesson
 
 

@@ -84,11 +84,11 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
         print(f"{step.step:4}{step.used:15}{step.reserved:23}{step.free:7}")
 
 # %% [markdown]
-# Nobody else may use the *reserved* slots. Room that is reserved for somebody and stays empty is called *internal
-# fragmentation*. Where requests reserve rows of different lengths, there are also gaps between them that are too short
-# for the next one: *external fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both
-# cost users. Kwon et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of
-# this memory held tokens in the engines of that time. You build now what their paper proposed.
+# Nobody else may use the *reserved* slots. Room that is reserved and stays empty is called *internal fragmentation*.
+# Where rows have different lengths, there are also gaps between them that are too short for the next request: *external
+# fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon
+# et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of this memory held tokens in the
+# engines of that time. You build now what their paper proposed.
 
 # %% [markdown]
 # ## 2 · Blocks for a budget
@@ -127,8 +127,10 @@ server.use(num_blocks, check_num_blocks)
 # `server` is the engine that you know from notebook 03, now on pages. It is made of parts, and a part that
 # you wrote and that is right runs in it from now on. `serve` lets it serve all prompts at once. Here your
 # function decides how large the pool is, and every token is compared with those that the request gets
-# when it is alone. If you give no `memory_bytes`, the pool has 12 blocks. (If an engine forgets that each of 32 layers has
-# its own K and V, it asks for 32 times its budget when it starts, and fails there.)
+# when it is alone. If you give no `memory_bytes`, the pool has 12 blocks. (An engine that forgets that each of 32 layers
+# has its own K and V asks for 32 times its budget when it starts, and fails there.)
+#
+# The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's run.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
@@ -321,9 +323,9 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. On
-# the virtual clock a step pays for each of its tokens, so in milliseconds the gain is smaller. A decode step of
-# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
+# answer comes after a third of the steps. On the virtual clock a step pays for each of its tokens, so in milliseconds
+# the gain is smaller. A decode step of a large model on a GPU mostly reads weights (notebook 02), so there the gain is
+# nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -687,7 +689,7 @@ predictions.ask(
 from tutorial_engine.lab import random_model, shift_gap
 from tutorial_engine.viz import shift_picture
 
-twenty = tokenizer.encode(" ".join([*PROMPTS, PROMPTS[0]])).ids[:20]
+twenty = tokenizer.encode(f"{PROMPTS[0]} {PROMPTS[1]} Anna had a dog.").ids[:20]
 own = context_shift if check_context_shift(context_shift).ok else None  # None: the package's
 one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6, own)
 trained = shift_gap(model, twenty, 6, own)
@@ -733,8 +735,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the las
 
 # %% [markdown]
 # A forward goes layer by layer. If K and V lie by layer, attention reads one piece of K and one of V, however many tokens
-# there are. If they lie by token, each layer has to be picked out between the others. So the engines that we name here keep the data
-# by layer, if not asked otherwise. Our pages and cells are as in the second row, and our rows as in the third.
+# there are. If they lie by token, each layer has to be picked out between the others. So the engines that we name here
+# keep the data by layer, if not asked otherwise. Our pages and cells are as in the second row, our rows as in the third.
 
 # %% [markdown]
 # ## 10 · Which block size?
@@ -774,9 +776,9 @@ for p in points:
     )
 
 # %% [markdown]
-# **How to read it.** Begin with the left panel, and find the reasons in the others and in the table. Where blocks are small
-# enough, the engine *finds* K and V of the common 8 tokens in the blocks of an earlier request, and need not run them
-# again (notebook 05 shows how). Blocks of 16 do not help, because 8 tokens fill no such block. Large blocks leave more
+# **How to read it.** Begin with the left panel, and find the reasons in the others and in the table. With small blocks
+# the engine *finds* K and V of the common 8 tokens in the blocks of an earlier request, and need not run them again
+# (notebook 05 shows how). Blocks of 16 do not help, because 8 tokens fill no such block. Large blocks leave more
 # slots empty, so fewer requests run *at once*, and some have to give their memory back (they are *preempted*). Cells
 # leave no slot empty, but have no such cache here. Rows have room for four requests only.
 
@@ -785,9 +787,9 @@ for p in points:
 # piece. The virtual clock counts only forwards and tokens, so this price must be measured.
 #
 # **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
-# here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests as a server sees them, with hundreds of tokens.
-# It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading* is the copy
-# of its K in one layer through the block table.
+# here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
+# hundreds of tokens. It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading*
+# is the copy of its K in one layer through the block table.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -836,8 +838,8 @@ dials
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
 # Two runs of vLLM 0.32 were recorded with the shipped model: which blocks each request had in each step, and how many
-# were free. Now `server` serves the same requests. Your `num_blocks` makes the pool from the same number of bytes, and
-# your `slots` says where each token lies. (The numbers of the blocks may be others, if each block of vLLM is always the same block
+# were free. Now `server` serves the same requests. Your `num_blocks` makes the pool from as many bytes, and your `slots`
+# says where each token lies. (The numbers of the blocks may be others, if each block of vLLM is always the same block
 # here.)
 
 # %%

@@ -7,11 +7,11 @@
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 4 | sharing, eviction, a leak | 1¼ hours |
-# | sections 5 to 8 | misses, full memory, your whole engine | ¾ hour |
+# | sections 1 to 4 | sharing, eviction, a leak | 1¾ hours |
+# | sections 5 to 8 | misses, full memory, your whole engine | 1¼ hours |
 #
-# You should have done notebook 04 up to section 4, or know what a block table is. Cells whose code is folded only measure and print: run them, and
-# skip their code.
+# You should have done notebook 04 up to section 4, or know what a block table is. Cells whose code is folded only measure
+# and print: run them, and skip their code.
 
 # %%
 import torch
@@ -225,9 +225,10 @@ print("found by each of them:", found_by(at_once))
 #
 # **Objective:** see *copy on write*.
 #
-# A user may ask for several continuations of one prompt, here two (`n=2`). vLLM forks nothing for this: it runs two requests, and the
-# second one finds the full blocks of the prompt in the prefix cache. Our engine **forks** the request, as the first vLLM
-# did: A.1 gets a table with the same blocks, the open last one included. Each block counts its holders in `ref_cnt`.
+# A user may ask for several continuations of one prompt, here two (`n=2`). vLLM forks nothing for this: it runs two
+# requests, and the second one finds the full blocks of the prompt in the prefix cache. Our engine **forks** the
+# request, as the first vLLM did: A.1 gets a table with the same blocks, the open last one included. Each block counts
+# its holders in `ref_cnt`.
 
 # %%
 predictions.ask(
@@ -266,9 +267,11 @@ box("fork")
 # **Objective:** decide which block is given away next.
 #
 # Free blocks stand in a queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
-# prefix cache. A block that is freed goes to the end, so the block that was least recently used is evicted first. This
-# rule is called *LRU*. Below, A had a prompt of 12 tokens, so it held the blocks 0, 1 and 2 of
-# 7. It is over, and its blocks are put at the end of the queue. In which order?
+# prefix cache. A block that is freed goes to the end, so the block that was *least recently used* is evicted first. This
+# rule is called *LRU*.
+#
+# Below, A had a prompt of 12 tokens, so it held the blocks 0, 1 and 2 of 7. It is over, and its blocks are put at the
+# end of the queue. In which order?
 
 
 # %% jupyter={"source_hidden": true}
@@ -366,9 +369,6 @@ server.use(take, check_take)
 run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens=8))
 
 # %% [markdown]
-# Your functions now decide about every block of the engine.
-
-# %% [markdown]
 # ## 4 · How can she know of the coat?
 #
 # **Objective:** find out how one user can read what another one wrote.
@@ -381,7 +381,7 @@ from tutorial_engine.learn import StaleBlocks, leak
 
 anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
 asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
-story = leak(model, tokenizer, asked, StaleBlocks, max_tokens=26)
+story = leak(model, tokenizer, asked, StaleBlocks)
 print(story)
 
 # %%
@@ -403,16 +403,13 @@ chosen = predictions.reveal("coat", 2 if story.stale else 0)
 leak_picture(story) if chosen else None
 
 # %% [markdown]
-# The search for user 1's beginning gave blocks 0 and 1, and its hashes were right. But user 2 had taken
-# these blocks in the meantime, and *this block manager had not forgotten their old hashes*. So the model read
-# K and V of Tom's words at the places of Anna's. No error was raised.
+# The hashes of user 1's beginning led to blocks 0 and 1. They were right when these blocks were full for the first time. But
+# user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
+# " coat" and others at the places of user 1's first words. No error was raised. This is a *stale* read.
 
 # %% [markdown]
-# ### Exercise 4: find the stale read (15 minutes)
-#
 # Here is a log of four other requests under `StaleBlocks`. Each is over before the next one comes. A block is *cached*
-# when it is full (the log has four characters of its hash), and *found* by this hash. Which request reads K and V that
-# are not its own?
+# when it is full (the log has four characters of its hash), and *found* by this hash.
 
 # %%
 from tutorial_engine.learn import log_text, stale_log
@@ -421,9 +418,11 @@ log = stale_log(model, StaleBlocks, prompts)
 print(log_text(log))
 
 # %% [markdown]
-# Do not search by eye: write `stale`. It goes through a log, and returns the list of all lines in which a block is
-# found that no longer holds what the hash says. Each line has `line.step`, `line.who`, `line.what` ("takes", "caches"
-# or "finds"), `line.block` and `line.hash`.
+# ### Exercise 4: find the stale read (15 minutes)
+#
+# Which request reads K and V that are not its own? Do not search by eye: write `stale`. It goes through a log, and
+# returns the list of all lines in which a block is found that no longer holds what the hash says. Each line has
+# `line.step`, `line.who`, `line.what` ("takes", "caches" or "finds"), `line.block` and `line.hash`.
 #
 # <details><summary>Hint</summary>Keep a dictionary with the present hash of each block. What becomes of it when a
 # block is taken? And when it is full again? A find is right only if its hash is the present one.</details>
@@ -459,10 +458,11 @@ print()
 show_source(StaleBlocks.forget)
 
 # %% [markdown]
-# Now user 1 gets the answers of *your* block manager:
+# How can she know of the coat? You can say it now. Here are the same three requests in `server`, with your `take`:
 
 # %%
-run = server.serve([anna, tom, anna], SamplingParams(max_tokens=26), times=[0, 1, 2], num_blocks=9)
+one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
+run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
 
 # %% [markdown]
 # How would a test have found this bug? Five bugs are planted one after the other:
@@ -504,7 +504,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # ---
 #
 # **The first sitting ends here.** You know what is shared, and in which order blocks are evicted. The second sitting takes
-# about ¾ hour. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
+# about 1¼ hours. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
 # Cell").
 #
 # ---
@@ -798,9 +798,9 @@ print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
 timeline(run.trace)
 
 # %% [markdown]
-# Does it decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. The same requests,
-# in an engine of your parts: the plans, the hits, the preemptions and the blocks of each step are compared. (The numbers
-# of the blocks may be others, if each block of vLLM is always the same block here.)
+# Does it decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server` serves
+# the same requests with your parts. Of each step the plans, the hits, the preemptions and the blocks are compared. (The
+# numbers of the blocks may be others, if each block of vLLM is always the same block here.)
 
 # %%
 server.beside_vllm()

@@ -181,7 +181,7 @@ SHOWS = (
         "Pages: sharing and preemption",
         "B begins with the words of A, so it uses two blocks of A. Later the pool is full: C, and "
         "then B, gives its blocks back, waits, and is computed again.",
-        "04_paged_cells",
+        "05_sharing",
         "Memory is full",
         lambda m, t: run_of(
             BlockExplorer(

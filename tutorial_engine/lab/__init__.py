@@ -5,10 +5,10 @@ engine with every other and with transformers, and `kv_edit` changes what a cach
 `roofline`, `one_forward` and `sizing` count what a forward and a model need, and measure what this
 machine gives; `workload` (03) lets requests come
 over time, and `static_batch` says when they were answered once; `layouts`, `dial` and `block_size`
-(04) compare orders of memory and block sizes, `hit_rate`, `when_full`, `pool_log` and `shift`
-answer what users ask. `vllm` (A3) records a vLLM that runs in this process, and has runs of it;
-`beside_vllm` (03) compares with what vLLM decided and computed. `on_gpu` (A2) has what was measured
-on a GPU, counts launches without one, and looks at a step where there is one.
+(04) compare orders of memory and block sizes, `pool_log` and `shift` (04), `hit_rate` and
+`when_full` (05) answer what users ask. `vllm` (A3) records a vLLM that runs in this process, and
+has runs of it; `beside_vllm` (03) compares with what vLLM decided and computed. `on_gpu` (A2) has
+what was measured on a GPU, counts launches without one, and looks at a step where there is one.
 The engine knows none of them.
 What the notebooks import is handed out here, each name when it is asked for.
 """
@@ -37,10 +37,10 @@ __getattr__, __all__ = hands_out(
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",
         "roofline": "forward_flops, weight_bytes",
-        "shift": "next_probabilities, random_model, shift_gap, shifted_text",
+        "shift": "random_model, shift_gap, shifted_text",
         "static_batch": "static_as_it_was",
         "vllm": "at_one_pace, record, recorded_run, serve_again",
-        "when_full": "LLAMA_2_7B, Price, when_full as when_memory_full",
+        "when_full": "when_full as when_memory_full",
         "workload": "Arrival, poisson_times, serve",
     },
 )

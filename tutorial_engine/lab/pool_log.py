@@ -17,7 +17,7 @@ def max_concurrency(memory: KVMemory, max_model_len: int) -> float:
 
 
 def pool_log(memory: KVMemory, max_model_len: int) -> str:
-    """The two lines (vLLM 0.33 writes them as one)."""
+    """The two lines (vLLM 0.32 writes them as one)."""
     return (
         f"KV cache size: {Pool.of(memory.settings).num_slots:,} tokens\n"
         f"Maximum concurrency for {max_model_len:,} tokens per request: "

@@ -69,15 +69,6 @@ def shift_gap(
     )
 
 
-def next_probabilities(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], discard: int
-) -> tuple[Tensor, Tensor]:
-    """Probabilities [V] of the next token after a shift, and afresh. ValueError as shift_gap."""
-    both = _both(model, token_ids, discard)
-    shifted, fresh = (decode(model, cache, [request])[0].softmax(-1) for cache, request in both)
-    return shifted, fresh
-
-
 class ShiftedText(NamedTuple):
     """What a model says after a shift, and what it says if it never saw what is forgotten.
 

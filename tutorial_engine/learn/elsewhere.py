@@ -59,7 +59,7 @@ def names_elsewhere() -> str:
     return "\n".join(row.rstrip() for row in rows)
 
 
-VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33", "SGLang 0.5.19", "llama.cpp, build 10970"
+VLLM, SGLANG, LLAMA_CPP = "vLLM 0.32", "SGLang 0.5.19", "llama.cpp, build 10970"
 
 
 class Box(NamedTuple):
@@ -102,7 +102,7 @@ BOXES = {
         "vllm/config/scheduler.py, on by default), and blocks are taken chunk by chunk "
         "(KVCacheManager.allocate_slots in "
         "vllm/v1/core/kv_cache_manager.py). Before pull request 37307 the first chunk decided; its "
-        "author saw a server fall from about 100 to 1.5 tokens a second.",
+        "author saw a server fall from about 100 to 1.5 tokens a second on each GPU.",
         "The rest of the prompt and a guess of the tokens to come must fit "
         "(PrefillAdder.add_one_req in python/sglang/srt/managers/schedule_policy.py).",
         "A request waits for a free slot (server_context_impl::get_available_slot in "
@@ -114,7 +114,7 @@ BOXES = {
         "In vLLM the second one finds the beginning at once, as here; in SGLang it depends on the "
         "policy; in llama.cpp both run it.",
         "cache.blocks.BlockManager.cache_full_blocks",
-        "The blocks that a step computes get their names when it is planned, so the second request "
+        "The blocks that a step computes get their hashes when it is planned, so the second one "
         "finds them in the same step.",
         "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
         "With the policy lpm one of the two is held back until the other has filled the cache "

@@ -32,7 +32,7 @@ class SamplingParams:
     temperature 0 is greedy, and the default: the same text comes out on every machine. top_k ≤ 0
     or ≥ V is off. max_tokens and min_tokens count sampled tokens. `stop` is one string or several;
     it and stop_token_ids are tuples afterwards. logprobs=N asks for the N best and the sampled one.
-    n continuations of the prompt: an engine's (notebook 04); number i draws with seed + i.
+    n continuations of the prompt: an engine's (notebook 05); number i draws with seed + i.
 
     As in vLLM, max_tokens=None is as many as have room, and seed=-1 is none. What only vLLM has
     (penalties, logit_bias, ...) is taken with a value that asks for nothing, else refused.

@@ -29,7 +29,7 @@ __getattr__, __all__ = hands_out(
         "kv_edit_view": "matters_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",
         "leak_view": "leak_picture",
-        "memory_plots": "dial, layer_factor, shift_picture, users_at_once, waste_over_time",
+        "memory_plots": "dial, shift_picture, users_at_once, waste_over_time",
         "model_plots": (
             "ablation_picture, block_picture, gqa_picture, qkv_picture, three_token_picture"
         ),

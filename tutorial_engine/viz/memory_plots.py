@@ -5,7 +5,6 @@ Pools come from traces; every caption is computed from the same numbers that are
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from tutorial_engine.cache.config import KVCacheSpec
-from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.lab.dial import DialPoint
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
@@ -25,7 +22,6 @@ from tutorial_engine.viz.charts import (
     ROUND,
     lines_across,
     log_marks,
-    no_axis,
     panels,
 )
 from tutorial_engine.viz.parts import (
@@ -54,7 +50,7 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, listed, ms, num_bytes, tokens
+from tutorial_engine.viz.words import counted, listed, ms, tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
@@ -215,85 +211,6 @@ def _running_chart(
 
 
 @house_style()
-def layer_factor(spec: KVCacheSpec, budget: int) -> Picture:
-    """What happens when blocks are counted with the bytes of one layer: they are kept in all.
-
-    `budget` in bytes. ValueError for one that has no room for a block.
-    """
-    right = num_blocks_in(budget, spec, BLOCK)
-    wrong = num_blocks_in(budget, replace(spec, num_layers=1), BLOCK)
-    block, layers = spec.bytes_per_token * BLOCK, spec.num_layers
-    most = wrong * block
-    figure, (ax,) = panels(9.5, 2.9)
-    for y, (name, blocks) in enumerate(
-        {"with the layer factor": right, "without it": wrong}.items()
-    ):
-        each = blocks * block / layers  # one layer's part of the storage
-        pieces = ax.barh([y] * layers, each, 0.55, [layer * each for layer in range(layers)])
-        for layer, piece in enumerate(pieces):
-            own = {"facecolor": BLUE, "edgecolor": "none", "alpha": 0.55 + 0.35 * (layer % 2)}
-            piece.set(**(HATCH | {"edgecolor": RED} if y else own))
-        size = blocks * block
-        words = f"{blocks:,} blocks in {layers} layers: {num_bytes(size)}"
-        at = max(budget, size if size < most / 2 else 0)
-        ax.text(at + most / 80, y - 0.38 * y, words, va="center", fontsize=10)
-        ax.text(-most / 80, y, name, va="center", ha="right", color=INK)
-    ax.axvline(budget, color=INK, linewidth=1.6, linestyle="--")
-    words = f"the budget, {num_bytes(budget)}"
-    ax.text(budget + most / 160, -0.62, words, fontsize=9.5, va="center")
-    words = f"each piece is one of {layers} layers"
-    ax.text(most, 1.45, words, ha="right", va="center", fontsize=9.5, color=QUIET)
-    ax.set(ylim=(1.65, -0.85), xlim=(0, 1.01 * most), yticks=[])
-    no_axis(ax, "bottom", "left")
-    return finish(
-        figure,
-        f"{num_bytes(budget)}, blocks of {BLOCK} tokens, {layers} layers of "
-        f"{spec.num_kv_heads} K/V heads of {spec.k_head_dim} in "
-        f"{str(spec.dtype).removeprefix('torch.')}: a block takes {num_bytes(block)} in all "
-        f"layers, so {right:,} fit. Divided by the {num_bytes(block // layers)} of one layer there "
-        f"seem to be {wrong:,}, and they take {num_bytes(most)}, {most / budget:.3g} times the "
-        "budget.",
-    )
-
-
-# -- the block size -------------------------------------------------------------------------------
-
-PANELS: dict[str, Callable[[DialPoint], float]] = {
-    "look here first: ms in all": lambda p: p.milliseconds,
-    "why: tokens run": lambda p: p.tokens_run,
-    "why: slots wasted (mean)": lambda p: p.mean_waste,
-}
-
-
-@house_style()
-def dial(points: Sequence[DialPoint]) -> Picture:
-    """What the block size does to time, and two reasons for it: tokens run, and slots wasted.
-
-    Pages are a line; cells and rows, its two ends, stand beside it. ValueError for fewer than two
-    points, and for a position that comes twice.
-    """
-    places = _places([p.position for p in points])
-    figure, axes = panels(10, 3.3, columns=3)
-    for i, (ax, (title, number)) in enumerate(zip(axes, PANELS.items(), strict=True)):
-        _panel(ax, points, places, number, SERIES[i])
-        ax.set_title(title, fontsize=10.5)
-        ax.set_xlabel("block size (■ cells, ● pages, ◆ rows)")
-    blocks = [p for p in points if isinstance(p.position, int)]
-    of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
-    told = [
-        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
-        for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
-        if p is not None
-    ]
-    same = sum(p.tokens_equal for p in points)
-    every = f"all {len(points)}" if same == len(points) else f"only {same} of {len(points)}"
-    return finish(
-        figure,
-        f"{points[0].pool.num_slots} slots, milliseconds on the engine's clock. {'; '.join(told)}. "
-        f"At {every} positions the tokens are those of each request alone.",
-    )
-
-
 def _places(positions: Sequence[int | str]) -> list[float]:
     """Where each point stands on the axis: log2 of its block size, the two ends beside it."""
     if len(positions) < 2 or len(set(positions)) < len(positions):

@@ -61,7 +61,7 @@ def radix_tree(
         sheet.text(f"text.{i}.name", end + 20, top + 18, "ABCD"[i], 13, **BOLD)
         _branch(sheet, f"text.{i}", end + FORK - 8, top, wide, text[common:], labels, look(i))
     return sheet.picture(
-        f"{counted(len(texts), 'text')} begin with the same {common} tokens: the tree finds "
+        f"{counted(len(texts), 'text')} have {counted(common, 'common token')}: the tree finds "
         f"{common} of them, and full blocks of {block_size} find {in_blocks}.",
         zoom=1.0,
     )
