@@ -275,7 +275,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
         modules = [f"{room}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
         yield room, api_page(room, what, modules, lessons)
     tree = ["```{toctree}", ":maxdepth: 1", *rooms, "```", ""]
-    head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
+    head = "---\nnosearch: true\n---\n# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
     yield "index", "\n".join([head, *tree])
 
 
