@@ -13,6 +13,7 @@ from tools.publish import owner
 from tools.publish.build import REPOSITORY
 
 ROOT = owner.ROOT
+ALICE = "alice-of-a-test"
 HERE = REPOSITORY.split("/")[3]  # OWNER, until somebody has put a name in
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -33,26 +34,27 @@ def all_text(folder: Path) -> dict[str, str]:
 def test_an_owner_is_named_everywhere_and_a_second_name_replaces_the_first(tmp_path: Path) -> None:
     one, other = copy_to(tmp_path / "one"), copy_to(tmp_path / "other")
     before = all_text(one)
-    changed = {str(path.relative_to(one)) for path in owner.stamp("alice-x", one)}
+    changed = {str(path.relative_to(one)) for path in owner.stamp(ALICE, one)}
     notebooks = {name for name in before if name.endswith(".ipynb")}
     assert notebooks | {"README.md", "CITATION.cff", "pyproject.toml"} <= changed
     assert "tools/publish/build.py" in changed
     after = all_text(one)
     for name, text in after.items():
         assert not re.search(rf"\b{HERE}(/|\.github\.io/)tutorial_engine", text), name
-    assert "https://alice-x.github.io/tutorial_engine/players.html" in after["README.md"]
+    assert f"https://{ALICE}.github.io/tutorial_engine/players.html" in after["README.md"]
     assert "make owner" not in after["README.md"]
-    assert owner.stamp("alice-x", one) == [], "a second time changes nothing"
+    assert README.count("\n\n") - after["README.md"].count("\n\n") == README.count("make owner -->")
+    assert owner.stamp(ALICE, one) == [], "a second time changes nothing"
 
-    owner.stamp("bob", one)
-    owner.stamp("bob", other)
+    owner.stamp("bob-of-a-test", one)
+    owner.stamp("bob-of-a-test", other)
     assert all_text(one) == all_text(other), "by way of another name, or at once"
 
 
 def test_of_a_notebook_only_the_address_changes(tmp_path: Path) -> None:
     folder = copy_to(tmp_path)
     before = all_text(folder)
-    owner.stamp("carol", folder)
+    owner.stamp("carol-of-a-test", folder)
     for name, text in all_text(folder).items():
         if not name.endswith(".ipynb"):
             continue

@@ -53,6 +53,7 @@ LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names
 IMPORTED = re.compile(r"^from (tutorial_engine[\w.]*) import (\(.*?\)|.*?$)", re.M | re.S)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
+UNSEARCHED = "---\nnosearch: true\n---\n"  # so that lessons are found first
 SOCIAL = "04_pages.png"  # what a message with a link to the site shows
 WIDE = 560  # a card whose picture is so wide takes a line of its own
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
@@ -276,14 +277,14 @@ def api_pages() -> Iterator[tuple[str, str]]:
         yield room, api_page(room, what, modules, lessons)
     tree = ["```{toctree}", ":maxdepth: 1", *rooms, "```", ""]
     head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
-    yield "index", "\n".join([head, *tree])
+    yield "index", "\n".join([UNSEARCHED, head, *tree])
 
 
 def api_page(
     room: str, what: str, modules: Sequence[str], lessons: Mapping[str, list[Lesson]]
 ) -> str:
     """The page of a room: its modules, those that the first lessons use first."""
-    parts = ["---\nnosearch: true\n---\n", f"# {room}\n", f"{what}\n"]  # lessons are found first
+    parts = [UNSEARCHED, f"# {room}\n", f"{what}\n"]
     used = {name: lessons.get(f"tutorial_engine.{name}", []) for name in modules}
     for name in sorted(used, key=lambda name: min(map(LESSONS.index, used[name]), default=99)):
         if name.endswith("__main__"):
