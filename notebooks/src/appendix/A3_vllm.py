@@ -92,7 +92,10 @@ begin = list(history(theirs))[:2]
 for name, request in begin[0].planned.requests.items():
     print(f"{name}: a prompt of {request.num_prompt_tokens} tokens")
 for step in begin:
-    print(f"step {step.number} runs", {name: len(event.slots) for name, event in step.scheduled.items()})
+    print(
+        f"step {step.number} runs",
+        {name: len(event.slots) for name, event in step.scheduled.items()},
+    )
 
 # %%
 predictions.ask(
@@ -114,10 +117,13 @@ ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
 two = {"vLLM": at_one_pace(theirs), "our engine": at_one_pace(ours)}
 title = "Who has each place in each step"
-places(two, title) if predictions.reveal("victim", "in step {}, that of {}".format(*gone[0])) else None
+places(two, title) if predictions.reveal(
+    "victim", "in step {}, that of {}".format(*gone[0])
+) else None
 
 # %% [markdown]
 # Look closer: `plans` reads from a trace what each step ran, and all block tables.
+
 
 # %%
 def plans(trace):
@@ -252,7 +258,9 @@ from tutorial_engine.learn import check_hits
 check_hits(hits)
 
 # %%
-admitted = [(one.step, one.request_id, one.num_cached) for one in burst.events if isinstance(one, Admitted)]
+admitted = [
+    (one.step, one.request_id, one.num_cached) for one in burst.events if isinstance(one, Admitted)
+]
 if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
     for number, name, found in admitted:
         print(f"step {number}: {name} is admitted and finds {found} tokens")
