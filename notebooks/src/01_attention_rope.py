@@ -10,13 +10,13 @@
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
-# cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong answer the reason
-# shows code, too. Read the exercises and what `show_source` prints. The other cells only measure or draw.
+# cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong answer also with
+# code. Read the exercises and what `show_source` prints. The other cells measure or draw.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
-# *checkpoint*, a folder of trained weights. Ours has the format of `transformers` and the architecture of
-# [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python code that belongs to this
-# course, and its *engine* is the part that runs models to write text.
+# *checkpoint*, a folder of trained weights, in the format of `transformers`. Its architecture is that of
+# [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python
+# code of this course, and its *engine* is the part that runs models to write text.
 
 # %%
 import torch
@@ -456,9 +456,9 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Each number of q and of k has mean 0 and variance 1. They are independent, so a product of two has variance 1 · 1 =
-# 1. A score is the sum of D such products. The variances of independent numbers add up, so its variance is D, and its
-# standard deviation √D. Dividing by √D brings it back to 1.
+# Each number of q and of k has mean 0 and variance 1. They are independent, so the variance of a product of two is
+# also 1. A score is the sum of D such products. The variances of independent numbers add up, so its variance is D,
+# and its standard deviation √D. Dividing by √D brings it back to 1.
 #
 # Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So each
 # query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient comes
@@ -1293,7 +1293,7 @@ paths = {
 print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 
 # %% [markdown]
-# ### Exercise 9, a bonus: the whole layer, all heads at once (20 minutes)
+# ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
 # Now one function is the whole layer, without `attend` and without a loop over heads, and no list
 # says its steps. `x`, `w` and `angles` are those of exercise 6.
