@@ -103,7 +103,7 @@ notebooks: $(READY)
 	$(BIN)/python -m tools.publish.build $(NB)
 	$(BIN)/python -m tools.teaching
 
-figures site: export OMP_NUM_THREADS ?= 1
+notebooks figures site slides: export OMP_NUM_THREADS ?= 1
 figures: $(READY)
 	$(BIN)/python -m tools.publish.figures
 

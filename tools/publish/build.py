@@ -110,7 +110,7 @@ def execute(notebook: NotebookNode, folder: Path = NOTEBOOKS) -> None:
     """
     NotebookClient(
         notebook,
-        timeout=120,
+        timeout=600,  # a cell takes seconds; a small and busy machine may need minutes
         kernel_name="python3",
         store_widget_state=False,
         coalesce_streams=True,  # prints that came in two pieces are one output
