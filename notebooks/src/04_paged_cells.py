@@ -10,8 +10,8 @@
 # | sections 1 to 6 | blocks, block tables, attention in place | 1½ hours |
 # | sections 7 to 11 | cells, the order in memory, block size | 1 hour |
 #
-# You should have done notebook 03, or know what admission, a step and a token budget are. Cells whose code is folded
-# only measure and print: run them, and skip their code.
+# You should have done notebook 03, or know what admission and a step are. Run the cells whose code is folded: you may
+# skip this code.
 
 # %%
 import torch

@@ -10,8 +10,8 @@
 # | sections 1 to 4 | sharing, eviction, a leak | 1¾ hours |
 # | sections 5 to 8 | misses, full memory, your whole engine | 1¼ hours |
 #
-# You should have done notebook 04 up to section 4, or know what a block table is. Cells whose code is folded only measure
-# and print: run them, and skip their code.
+# You should have done notebook 04 up to section 4, or know what a block table is. Run the cells whose code is folded: you
+# may skip this code.
 
 # %%
 import torch
@@ -214,6 +214,8 @@ at_once.run()
 print("found by each of them:", found_by(at_once))
 
 # %% [markdown]
+# Two more questions:
+#
 # <details><summary>What if the forward fails, or if two requests compute the same block?</summary>If the forward fails,
 # nothing was written. Then the hashes of this step are taken back, and who counted on them is computed again. If two
 # requests have computed the same block, the first one keeps the hash and is found. The other one stays in its table,
@@ -759,7 +761,9 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # thrown away: this is *thrash*. With the whole prompt as the condition, E simply waits until they are done.
 
 # %% [markdown]
-# <details><summary>And with a prefix cache?</summary>These runs had none. With one, E is preempted only once here. The
+# These runs had no prefix cache.
+#
+# <details><summary>And with a prefix cache?</summary>With one, E is preempted only once here. The
 # tokens that are found <em>and</em> the next chunk must fit, and this is just what did not fit one step ago. So E waits.
 # If others took its old blocks meanwhile, the thrash would be back.</details>
 

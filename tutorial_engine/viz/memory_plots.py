@@ -54,7 +54,6 @@ from tutorial_engine.viz.words import counted, listed, ms, tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
-BLOCK = 16  # tokens of a block, as engines have it
 TOLERANCE = 1e-5  # in one layer a shift is exact up to rounding: fp32, positions in the tens
 FLOOR = 1e-3  # of the tolerance: where bars begin, and where a difference of 0 is written
 
@@ -207,10 +206,44 @@ def _running_chart(
     sheet.legend(WIDTH - legend_width(list(marks), 26), top, marks, 26)
 
 
-# -- the layer factor -----------------------------------------------------------------------------
+# -- the block size -------------------------------------------------------------------------------
+
+PANELS: dict[str, Callable[[DialPoint], float]] = {
+    "look here first: ms in all": lambda p: p.milliseconds,
+    "why: tokens run": lambda p: p.tokens_run,
+    "why: slots wasted (mean)": lambda p: p.mean_waste,
+}
 
 
 @house_style()
+def dial(points: Sequence[DialPoint]) -> Picture:
+    """What the block size does to time, and two reasons for it: tokens run, and slots wasted.
+
+    Pages are a line; cells and rows, its two ends, stand beside it. ValueError for fewer than two
+    points, and for a position that comes twice.
+    """
+    places = _places([p.position for p in points])
+    figure, axes = panels(10, 3.3, columns=3)
+    for i, (ax, (title, number)) in enumerate(zip(axes, PANELS.items(), strict=True)):
+        _panel(ax, points, places, number, SERIES[i])
+        ax.set_title(title, fontsize=10.5)
+        ax.set_xlabel("block size (■ cells, ● pages, ◆ rows)")
+    blocks = [p for p in points if isinstance(p.position, int)]
+    of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
+    told = [
+        f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
+        for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
+        if p is not None
+    ]
+    same = sum(p.tokens_equal for p in points)
+    every = f"all {len(points)}" if same == len(points) else f"only {same} of {len(points)}"
+    return finish(
+        figure,
+        f"{points[0].pool.num_slots} slots, milliseconds on the engine's clock. {'; '.join(told)}. "
+        f"At {every} positions the tokens are those of each request alone.",
+    )
+
+
 def _places(positions: Sequence[int | str]) -> list[float]:
     """Where each point stands on the axis: log2 of its block size, the two ends beside it."""
     if len(positions) < 2 or len(set(positions)) < len(positions):
