@@ -977,7 +977,7 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # lower bound for the time: where a point lies says what *could* limit it, and not what does. The forward of 8
 # stays below the roof. Its products have only 8 rows, and it starts more operations. On a GPU, too, a step can be
 # slow for a reason that the roofline does not know: the CPU could not launch the operations fast enough (appendix
-# A2, "On a GPU").
+# [A2](appendix/A2_on_a_gpu.ipynb)).
 
 # %% [markdown]
 # A long prefill is *compute-bound*: many tokens share each weight that is read. Decode of one sequence is
