@@ -10,8 +10,7 @@
 # | sections 1 to 6 | blocks, block tables, attention in place | 1½ hours |
 # | sections 7 to 11 | cells, the order in memory, block size | 1 hour |
 #
-# You should have done notebook 03, or know what admission and a step are. Run the cells whose code is folded: you may
-# skip this code.
+# You should have done notebook 03, or know what admission and a step are. You may skip folded code.
 
 # %%
 import torch
@@ -352,17 +351,15 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # vector for a query. FlashAttention is built on it, and so is your exercise.
 
 # %% [markdown]
-# In fp32 exp(89) is already infinite. So a softmax subtracts the largest score from all scores: each exp is
-# then at most 1, and the largest score cancels in the end. Here the scores s come block by block, and a later
-# block may have a larger one. For each block:
+# In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores s come block by
+# block, and a later block may have a larger one. For each block:
 #
 # - **m**, the largest score so far: m′ = max(m, max s)
 # - **l**, the sum of the weights: l′ = l · e^(m − m′) + Σ e^(s − m′)
 # - **acc**, the weighted sum of the values: acc′ = acc · e^(m − m′) + Σ e^(s − m′) · v
 # - in the end the output is acc / l
 #
-# The factor e^(m − m′) corrects what was summed up with the old m. Here one query reads its four blocks. Compare each
-# bar of colours with the one at the bottom:
+# The factor e^(m − m′) corrects what was summed up with the old m. Here one query reads its four blocks:
 
 # %% tags=["figure-running-softmax"]
 from tutorial_engine.viz import record_softmax, running_softmax_picture

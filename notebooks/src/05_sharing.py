@@ -10,8 +10,8 @@
 # | sections 1 to 4 | sharing, eviction, a leak | 1¾ hours |
 # | sections 5 to 8 | misses, full memory, your whole engine | 1¼ hours |
 #
-# You should have done notebook 04 up to section 4, or know what a block table is. Run the cells whose code is folded: you
-# may skip this code.
+# You should have done notebook 04 up to section 4, or know what a block table is. You may skip
+# folded code.
 
 # %%
 import torch
@@ -65,12 +65,11 @@ bring(server, "04_paged_cells.ipynb")
 #
 # **Objective:** compute a beginning once for all requests that have it.
 #
-# Many requests begin alike: with the same instructions, the same document, the same conversation so far.
-# The **prefix cache** finds such beginnings. A **hash** is a short number computed from data: the same data always give
+# Many requests begin alike: with the same instructions or the same document. The **prefix cache** finds such
+# beginnings. A **hash** is a short number computed from data: the same data always give
 # the same one, and other data practically never do. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So a hash stands for all tokens from the start. A new request looks up
-# the hashes of its blocks. A block that is there is a **hit**: the request takes it into its table, and does not run its
-# tokens again. The first **miss** ends the search.
+# its hashes. A block that is there is a **hit**: the request takes it, and does not run its tokens again. The first **miss** ends the search.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
