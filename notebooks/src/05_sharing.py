@@ -26,7 +26,7 @@ from tutorial_engine.viz import token_label
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)  # for a model this small a second thread costs more than it brings
-predictions = Predictions()
+predictions = Predictions("05")
 model, tokenizer = load_model(), load_tokenizer()
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 prompts = [tokenizer.encode(text).ids for text in PROMPTS]

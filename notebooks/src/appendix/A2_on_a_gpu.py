@@ -13,7 +13,7 @@ from tutorial_engine.model import load_model
 
 torch.set_grad_enabled(False)
 torch.set_num_threads(1)
-predictions = Predictions()
+predictions = Predictions("A2")
 model = load_model()
 
 # %% [markdown]
