@@ -1450,7 +1450,7 @@ else:
 
 # %%
 server = OwnServer(model, tokenizer)
-server.use(plan_step, check_plan)
+ready = server.use(plan_step, check_plan)
 
 # %%
 server.beside_vllm()

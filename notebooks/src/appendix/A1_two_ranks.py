@@ -119,17 +119,15 @@ if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
     print(f"{report.traffic.calls} all-reduces in {report.num_forwards} forwards")
     print(f"your rank_mlp ran in both ranks: {report.mlp_calls or 'no'} calls in each")
 
-# %%
-share = report.kv_bytes[0] / report.kv_bytes_alone
-answered = predictions.reveal("memory", {0.25: "a quarter", 0.5: "half"}.get(share, "all of it"))
-if answered:
-    print(report.summary())
-    weights = report.weight_bytes[0] / report.weight_bytes_alone
-    print(f"a rank has {weights:.0%} of the weights and {share:.0%} of the K/V cache")
-
 # %% tags=["figure-ranks"]
 from tutorial_engine.viz import ranks_picture
 
+share = report.kv_bytes[0] / report.kv_bytes_alone
+answer = {0.25: "a quarter", 0.5: "half"}.get(share, "all of it")
+if answered := predictions.reveal("memory", answer):
+    print(report.summary())
+    weights = report.weight_bytes[0] / report.weight_bytes_alone
+    print(f"a rank has {weights:.0%} of the weights and {share:.0%} of the K/V cache")
 ranks_picture(report) if answered else None
 
 # %% [markdown]
