@@ -60,6 +60,14 @@ model, tokenizer = load_model(), load_tokenizer()
 display(*(make(model, tokenizer, PROMPT) for make in MAKE.values()))
 """
 
+THREE_REQUESTS = """
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
+from tutorial_engine.viz import SchedulerExplorer
+
+prompts = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
+SchedulerExplorer(load_model(), load_tokenizer(), prompts, [6, 3, 5])
+"""
+
 
 def notebook_of(code: str) -> nbformat.NotebookNode:
     kernel = {"name": "python3", "display_name": "Python 3"}
@@ -84,6 +92,7 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     nasty = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
     nbformat.write(nasty, folder / "nasty.ipynb")
     nbformat.write(notebook_of(EVERY_EXPLORER), folder / "explorers.ipynb")
+    nbformat.write(notebook_of(THREE_REQUESTS), folder / "three.ipynb")
     with lab(folder, tmp_path_factory.mktemp("home")) as address:
         yield address
 
@@ -355,8 +364,8 @@ def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
 
 @pytest.fixture
 def steps(ran: Callable[[str], Page]) -> Locator:
-    """The explorer with the notebook's three prompts, all at once, at step 0."""
-    view = explorer(ran(SCHEDULER), "Scheduler explorer")
+    """The explorer with the course's three prompts, all at once, at step 0."""
+    view = explorer(ran("three.ipynb"), "Scheduler explorer")
     limits = view.locator('[id="title.note"]')  # each change is waited for, as a learner would
     choose(view, "policy", "one rule")
     expect(limits).to_contain_text("one rule")
@@ -411,12 +420,15 @@ def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Loca
     expect(caption).to_contain_text("C waits: all 2 places are taken (max_num_seqs)")
 
 
-def test_what_a_policy_refuses_is_said_and_the_picture_kept(steps: Locator) -> None:
-    refused = "must run in one step of at most 8"
-    refuses(steps, refused, lambda: choose(steps, "policy", "prefill first"))
-    fill(steps, "token budget", 16)
-    expect(steps.locator(".te-error")).to_have_count(0)
+def test_a_policy_that_cannot_chunk_gets_the_budget_that_it_needs_and_says_so(
+    steps: Locator,
+) -> None:
+    choose(steps, "policy", "prefill first")
+    expect(steps.locator(".te-message")).to_contain_text("a budget of 10 and not of 8")
     expect(steps.locator(".te-caption")).to_contain_text(", prefill first:")
+    expect(steps.locator(".te-error")).to_have_count(0)
+    fill(steps, "token budget", 16)
+    expect(steps.locator(".te-message")).not_to_contain_text("budget of")
 
 
 def test_a_late_long_prompt_joins_those_who_decode(steps: Locator) -> None:

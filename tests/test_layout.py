@@ -232,7 +232,7 @@ def test_nothing_committed_names_a_place_of_one_machine_or_a_package_registry() 
 def test_no_committed_file_is_large() -> None:
     sizes = {file.relative_to(ROOT): file.stat().st_size for file in committed()}
     assert not {file: size for file, size in sizes.items() if size > 4_000_000}
-    assert sum(sizes.values()) < 19_000_000
+    assert sum(sizes.values()) < 20_000_000
 
 
 # -- the pages ------------------------------------------------------------------------------------

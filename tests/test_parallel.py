@@ -183,12 +183,12 @@ def test_what_cannot_be_shared_is_refused_with_the_numbers(
 def test_every_kind_of_memory_has_this_ranks_heads_alone() -> None:
     part = shard_config(QWEN3_06B, 4)
     assert (part.num_attention_heads, part.num_key_value_heads, part.head_dim) == (4, 2, 128)
-    assert KVCacheSpec.from_model(part) == KVCacheSpec.from_model(QWEN3_06B, tp_size=4)
+    whole = KVCacheSpec.from_model(QWEN3_06B)
+    assert KVCacheSpec.from_model(part) == replace(whole, num_kv_heads=whole.num_kv_heads // 4)
     whole = random_model(num_key_value_heads=4).config
     part = shard_config(whole, 2)
     memories = [
         PagedKVCache.from_config(part, num_blocks=4),
-        PagedKVCache.from_config(whole, num_blocks=4, tp_size=2),
         CellKVCache.from_config(part, 64),
         StaticKVCache.from_config(part, max_len=64),
     ]

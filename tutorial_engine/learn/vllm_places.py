@@ -203,6 +203,6 @@ class Places:
                 others += f"<tr>{row}</tr>"
         more = f"<summary>{len(PLACES) - len(TO_BEGIN_WITH)} more</summary>"
         return (
-            f"<table><tr>{head}</tr>{first}</table>"
-            f"<details>{more}<table><tr>{head}</tr>{others}</table></details>"
+            f"<div><table><tr>{head}</tr>{first}</table>"
+            f"<details>{more}<table><tr>{head}</tr>{others}</table></details></div>"
         )
