@@ -220,7 +220,7 @@ SEEN: dict[str, set[str]] = {
     "no bug": set(),
     "a taken block keeps its hash": {"small_pool", "found", "integrity"},
     "hashes without the parent's": {"together"},
-    "found before it is written": {"together"},
+    "found too early": {"together"},
     "a shared block is written": {"samples", "integrity"},
     "blocks are freed head first": {"found"},
 }

@@ -565,7 +565,9 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
 
 
 def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:
-    with pytest.raises(ValueError, match=r"must have one of \['01', '02', '03'\] in its name"):
+    with pytest.raises(
+        ValueError, match=r"must have one of \['01', '02', '03', '04'\] in its name"
+    ):
         bring(cached, "none.ipynb")
 
 

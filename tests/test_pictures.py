@@ -620,7 +620,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
     ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
     ("same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": on_blocks(2, 16)})),
-    ("the last one found no block", lambda: viz.leak_picture(leaked(BlockManager))),
+    ("user 1 again found no block", lambda: viz.leak_picture(leaked(BlockManager))),
     ("2 texts with 0 common tokens", lambda: viz.radix_tree([[1], [2]], LETTERS, 4)),
     ("25 in the longest", lambda: viz.radix_tree([[1] * 25, [1]], LETTERS, 4)),
     (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),

@@ -84,7 +84,7 @@ def test_the_learners_own_parts_decide_as_vllm_does() -> None:
         "✔ Your plan_step decided the same as vLLM in 255 of 255 steps."
     )
     assert repr(pages.beside_vllm()) == (
-        "✔ Your free, take, find decided the same as vLLM in 203 of 203 steps."
+        "✔ Your find, free, take decided the same as vLLM in 203 of 203 steps."
     )
     assert "✔ The package decided the same" in repr(server_with("pages").beside_vllm())
     with pytest.raises(ValueError, match="vLLM has blocks"):
@@ -110,7 +110,7 @@ def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:
     server = server_with("pages", take, find)
     server.parts.own["free"] = frees_at_the_end
     told = repr(server.beside_vllm())
-    assert re.search(r"✘ Your free, take, find .* of 203", told)
+    assert re.search(r"✘ Your find, free, take .* of 203", told)
     assert re.search(r"vLLM's block \d+ was \d+ here, and is \d+ now\n", told)
     assert re.search(r"\n  free blocks +(\d+) +\1\n  r\d's blocks", told)
 

@@ -628,8 +628,8 @@ maps = {title: attention_weights(model, story_ids, at)[1, 3] for title, at in pl
 rope_maps_picture(maps, story_labels, "What layer 1, head 3")
 
 # %% [markdown]
-# The head looks at the token before, and knows it by its distance alone: 400 places farther on the map is the same.
-# Without RoPE the head is lost.
+# This head mostly looks one token back. Of the positions, only distances count: 400 places farther on the map is the
+# same. Without RoPE the token before gets 0.15, and equal shares would give it as much.
 
 # %% [markdown]
 # ### A trap for long contexts
@@ -745,7 +745,9 @@ mine.tell("Anna had a red kite. Ben was a friend of Anna and")
 # %% [markdown]
 # ### The stream after each layer
 #
-# The residual stream can be read after any layer: take the last token's vector, and turn it
+# The residual stream can be read after any layer: take the last token's vector, and turn it into logits, as if the
+# model ended there. This is called a *logit lens*. The story ends with the first piece of a name, and the model must
+# find the next piece.
 
 # %%
 story_batch = Batch.from_sequences([story_ids])

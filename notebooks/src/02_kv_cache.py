@@ -367,8 +367,9 @@ labels = token_labels(tokenizer, named_ids[:-1])
 matters_picture(falls, labels, labels[1])
 
 # %% [markdown]
-# One cell stands out. Notebook 01 drew where heads *look*, for a head that we chose. This map shows what
-# the prediction *needs*, and no head was chosen.
+# One cell stands out. Notebook 01 drew where heads *look*, for a head that we chose. This map shows
+# which stored V the next step still needs, and no head was chosen. Layers 0 to 2 did their work when the text ran, and
+# what they found is already in the K and V of layer 3.
 #
 # **Move it in time.** RoPE has turned each key by its position. If we turn all keys by 100 more positions, with
 # your `rope` where you brought it, the text should go on at position 100 + 18 as if nothing had happened.
@@ -394,7 +395,7 @@ for hero in (" Ben", " Anna"):
 
 # %% [markdown]
 # **Bonus, without steps:** write `Few`, a cache that keeps only the first 4 tokens and the last 64, as
-# [StreamingLLM](https://arxiv.org/abs/2309.17453) does. Then keep the last 16, and then 16 without the first 4.
+# [StreamingLLM](https://arxiv.org/abs/2309.17453) keeps (it also counts positions anew inside the cache). Then keep the last 16, and then 16 without the first 4.
 # What becomes of the story?
 #
 # <details><summary>One way, and what we saw</summary><pre>

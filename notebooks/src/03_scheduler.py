@@ -1474,7 +1474,7 @@ server.beside_vllm()
 # in SGLang. The token that is not known yet has a placeholder, and this is the second term above.</p>
 # <p><b>Replicas.</b> Several copies of a model run behind a router. Prefill and decode can run on different machines.
 # <i>Goodput</i> counts the requests per second that keep all promises (SLO).</p>
-# <p>Where to read on: <a href="https://github.com/OWNER/tutorial_engine/blob/main/docs/reading-on.md">docs/reading-on.md</a>.</p></details>
+# <p>Where to read on: <a href="../docs/reading-on.md">Reading on</a>.</p></details>
 
 # %%
 print(predictions.score())

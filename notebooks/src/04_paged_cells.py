@@ -731,8 +731,8 @@ few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer. If K and V lie by layer, attention reads one piece of K and one of V, however many tokens
-# there are. If they lie by token, each layer has to be picked out between the others. So the engines that we name here
+# A forward goes layer by layer. If K and V lie by layer, tokens that are neighbours are one piece of K and one of V, and
+# scattered blocks are one piece each. If they lie by token, every token is a piece of its own. So the engines that we name here
 # keep the data by layer, if not asked otherwise. Our pages and cells are as in the second row, our rows as in the third.
 
 # %% [markdown]
@@ -777,7 +777,7 @@ for p in points:
 # the engine *finds* K and V of the common 8 tokens in the blocks of an earlier request, and need not run them again
 # (notebook 05 shows how). Blocks of 16 do not help, because 8 tokens fill no such block. Large blocks leave more
 # slots empty, so fewer requests run *at once*, and some have to give their memory back (they are *preempted*). Cells
-# leave no slot empty, but have no such cache here. Rows have room for four requests only.
+# leave no slot empty at the end of a block, but have no such cache here. (A prompt in chunks takes its cells early.) Rows have room for four requests only.
 
 # %% [markdown]
 # Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
@@ -812,7 +812,7 @@ for name, backend in ways.items():  # measured here
 # SGLang's default is 1 for ordinary models: then every common token is found, and nothing is wasted.
 
 # %% [markdown]
-# **Try it.** Now all twelve users begin with the same 10 tokens. Three positions are in the table already. At which
+# **Try it.** Now all twelve users begin with the same 10 tokens. The table already shows three settings. At which
 # block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
 # <details><summary>Answer</summary>Only full blocks are found, so the smallest ones find the most, and blocks of 1 waste

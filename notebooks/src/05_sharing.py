@@ -185,7 +185,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # %% [markdown]
 # If two different texts had the same hash, one user would read another user's K and V. SHA-256 makes this
 # practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
-# requests with the same salt share blocks, for example those of one user.
+# requests with the same salt share blocks, for example those of one user. (A hit is faster. So without salts a user can
+# measure whether somebody has sent the same text.)
 #
 # SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
 # new request walks down as far as its tokens agree. So it also finds the tokens that fill no block:
@@ -255,8 +256,9 @@ if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
 block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# Full blocks are only read, so both may hold them. The open block is different: the next token of one request
-# and the next token of the other would get the same slot. Whoever writes first gets a copy of it. The other one is
+# Full blocks are only read, so both may hold them. The open block is different: both requests would
+# write to the same slots of it. (A.1 runs the last prompt token once more, because it needs logits for its own choice.)
+# Whoever writes first gets a copy of it. The other one is
 # then the only holder, and goes on in the original. This is *copy on write*.
 
 # %%
@@ -470,7 +472,7 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 #
 # - a taken block keeps its hash: the bug above;
 # - hashes without the parent's: a hash stands for the tokens of one block only;
-# - found before it is written: a block has its hash when it is taken, full or not;
+# - found too early: a block can be found before a *later* step writes it;
 # - a shared block is written: there is no copy on write;
 # - blocks are freed head first.
 #

@@ -19,6 +19,7 @@ TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
 {%- block extra_css -%}{{ super() }}<style>
 .jp-InputPrompt, .jp-OutputPrompt { color: #5b6770 !important; opacity: 1 !important; }
 div.highlight .ow { color: #7a1fb8; } div.highlight .c1 { color: #2f6060; }
+.jp-RenderedHTMLCommon a { text-decoration: underline !important; }
 div.highlight .mi, div.highlight .mf { color: #006b00; }
 </style>{%- endblock extra_css -%}
 {%- block data_png scoped -%}

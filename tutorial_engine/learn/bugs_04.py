@@ -37,7 +37,7 @@ BUGS_04: Zoo = {
     "hashes without the parent's": edited(
         BlockManager, "hash_of", ("(parent or self._root)", "self._root")
     ),
-    "found before it is written": edited(
+    "found too early": edited(
         BlockManager,
         "cache_full_blocks",
         (

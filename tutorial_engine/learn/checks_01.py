@@ -601,7 +601,7 @@ def _judge_layer(
             return typed
         if bool(got.isnan().any()):
             return f"{case}; NaN; is something divided by zero?"
-        return f"{case}; other numbers; compare with steps 1 to 4"
+        return f"{case}; other numbers; compare with steps 1 to 4 of exercise 6"
 
     def explain(error: Exception) -> str:
         if asked[0] == other.name:

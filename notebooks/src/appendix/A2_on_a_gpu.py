@@ -78,7 +78,8 @@ alone = count_launches(1, one_call=False)
 print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a layer")
 
 # %% [markdown]
-# The engine that was measured had 741, and today's has a few more. The number does not depend on the model's
+# In an earlier version 741 launches were profiled on a GPU. Here the operations of today's version are counted, and one
+# operation can launch more than one kernel. The number does not depend on the model's
 # width or on the length of the context. A larger model has longer kernels, but as many in each layer. So a small model on a
 # large GPU waits most.
 
@@ -113,7 +114,7 @@ from tutorial_engine.lab import REPLAYED
 gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
-# This is how our engine records. The first call, on the side, lets libraries prepare what they need. During the
+# This is how our engine records. We run the step once before. Then libraries are ready. During the
 # recording nothing is computed. (Around a replay a few launches remain: the tensors are filled before it, and behind it come the
 # logits and the best token of each.)
 
@@ -157,7 +158,7 @@ from tutorial_engine.learn import check_size
 check_size(size)
 
 # %% [markdown]
-# Padding costs reading. It costs few launches and little waiting. This is why engines accept it. With more sizes less is
+# Padding costs reading and copying, and no further launch. This is why engines accept it. With more sizes less is
 # padded, but more recordings must be made and kept.
 
 # %%
@@ -193,8 +194,8 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
         print(f"{what}: {flops / 1e6:,.0f} million operations of arithmetic for each launch")
 
 # %% [markdown]
-# With long kernels the CPU is ahead of the GPU. Then the GPU never waits, and there is nothing to gain. So our engine records
-# decode steps only. A step with a prompt in it runs as it comes.
+# With long kernels the GPU waits less, so a recording gains less. Steps with a prompt also differ in shape, and the same shape
+# would rarely come again. So our engine records decode steps only. A step with a prompt in it runs as it comes.
 
 # %% [markdown]
 # ### A runner that forgets
@@ -359,8 +360,8 @@ box("one_call")
 # %%
 predictions.ask(
     "batch",
-    "Replayed, one request gets 400 tokens a second, and 64 requests get 2,508 together (on pages). "
-    "Why is a step of 64 requests not 64 times as slow?",
+    "Replayed, one request gets 400 tokens a second in its decode steps. 64 requests get 2,508 together (on "
+    "pages, prompts included). Why is a step of 64 requests not 64 times as slow?",
     [
         "the GPU runs 64 programs, one for each request",
         "the weights are read once for all of them",
@@ -374,7 +375,8 @@ if predictions.reveal("batch", "the weights are read once for all of them"):
     print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
 
 # %% [markdown]
-# All requests together read twice as many bytes as one, and get many times as many tokens. What grows with each request are its
+# All requests together must read at least twice as many bytes as one. (Our engine copies all contexts first, so it moves
+# about five times as many.) What grows with each request are its
 # keys and values, and Python's work for it: planning, filling, choosing a token.
 
 # %% [markdown]
@@ -400,7 +402,7 @@ box("fused")
 # %% [markdown]
 # ## On your GPU
 #
-# Everything of these notebooks runs there. Give `device="cuda"` to `LLM` or `load_model`. Half precision, `dtype="bfloat16"`, takes the
+# An earlier version of these notebooks ran there. Recording has not been tried there yet; if it fails, turn it off as below. Give `device="cuda"` to `LLM` or `load_model`. Half precision, `dtype="bfloat16"`, takes the
 # flash kernel. In fp32, and on cards that are older than Ampere, decode steps are padded instead. `engine.warm_up()` records all sizes at
 # once. `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
 #
