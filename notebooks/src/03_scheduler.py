@@ -84,7 +84,8 @@ lengths = [6, 24, 4, 12, 8, 24, 4, 12]  # new tokens that the requests want
 two = {}
 for name, policy in (("static batching", StaticBatching), ("continuous batching", Scheduler)):
     limits = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
-    engine = LLMEngine(model, tokenizer, limits, scheduler=policy, trace=Recorder())
+    parts = {"scheduler": policy, "clock": VirtualClock(), "trace": Recorder()}
+    engine = LLMEngine(model, tokenizer, limits, **parts)
     for i in range(24):
         own = SamplingParams(max_tokens=lengths[i % 8], ignore_eos=True)
         engine.add_request("ABCDEFGHIJKLMNOPQRSTUVWX"[i], prompts[i % 3], own)
