@@ -363,12 +363,25 @@ def write_lesson(page: Page, lesson: Lesson, folder: Path) -> None:
     """A sitting's page, with the ways out below its title, and the players of its sections."""
     for number, cell in enumerate(page.notebook.cells):
         if cell.cell_type == "markdown":
-            cell.source = with_players(cell.source, lesson)
+            cell.source = beside(with_players(cell.source, lesson))
             if number == 0:
                 cell.source = re.sub(
                     r"\A(# .+)$", rf"\1\n\n{bridge(lesson)}\n", cell.source, flags=re.M
                 )
     _write(folder / f"{page.name}.ipynb", nbformat.writes(page.notebook) + "\n")
+
+
+def beside(text: str) -> str:
+    """A lesson's text, with its links to pages of docs/ and to other notebooks as the site's."""
+    text = text.replace("](../docs/", "](../")
+    text = re.sub(r'"\.\./docs/([\w-]+)\.md"', r'"../\1.html"', text)
+    return re.sub(
+        r"\]\((?:appendix/)?(\w+)\.ipynb\)",
+        lambda match: (
+            f"]({name_of(next(one for one in LESSONS if match[1] in one.notebook))}.ipynb)"
+        ),
+        text,
+    )
 
 
 def with_players(text: str, lesson: Lesson) -> str:
