@@ -214,9 +214,9 @@ def pool() -> tuple[Asked, ...]:
         number += 1
         length = draw.choice([1, 2, 3, 3, 5, 5, 8, 8, 12, 16, LONGEST_PROMPT])
         prompt = tuple(draw.randrange(112) for _ in range(length))
-        if number % 6 == 0:
+        if found and number % 6 == 0:
             prompt = found[-1].prompt
-        elif number % 6 == 3:
+        elif found and number % 6 == 3:
             prompt = (found[-1].prompt + prompt)[:LONGEST_PROMPT]
         asked = Asked(prompt, _random_params(draw, number))
         output, seen = run_alone(asked, max(LIMITS))
