@@ -10,7 +10,7 @@
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
 # cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. Read the exercises and
-# what `show_source` prints. The other cells measure or draw.
+# what `show_source` prints.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is a *checkpoint*, a
 # folder of trained weights, in the format of `transformers`. Its architecture is that of
@@ -34,8 +34,8 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # ## 1 · Text becomes ids
 #
 # **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens that it
-# knows are its *vocabulary*; the number of a token in it is its *id*. A space is usually the first character of a
-# token. We draw it as `·`.
+# knows are its *vocabulary*; the number of a token in it is its *id*. A space usually belongs to the token after
+# it; we draw it as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -62,7 +62,7 @@ if predictions.reveal("emoji", len(emoji)):
 # %% [markdown]
 # Each of the 256 possible bytes is a token. So every text can be written in tokens, and the ids can be turned back
 # into the same text. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado
-# here. We shall need this name often.
+# here.
 
 # %%
 for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
@@ -171,9 +171,9 @@ mine.tell(PROMPT)
 # %% [markdown]
 # ## 4 · Attention by hand, three tokens
 #
-# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values
-# for three tokens, with D = 2 so that you can follow each number. A *score* is the dot product of a query
-# with a key: how well the key fits what the query looks for.
+# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values for three
+# tokens, with D = 2. A *score* is the dot product of a query with a key: how well the key fits what the query looks
+# for.
 
 # %%
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -272,7 +272,7 @@ AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
 # No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
-# training: at every token the model learns to predict the next one. Without the mask it could simply look at it. This
+# training: at every token the model learns to predict the next one. Without the mask it could simply read it. This
 # is the *causal* rule: `key_pos <= query_pos`.
 #
 # If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
@@ -427,8 +427,7 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
 mine.hear(PROMPT, kv_head=kv_head_by_remainder)
 
 # %% [markdown]
-# *This is a good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises
-# stay.
+# *A good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises stay.
 #
 # ## 7 · Why divide by √D?
 #
@@ -516,7 +515,7 @@ RopeExplorer(D, theta)
 
 # %% [markdown]
 # Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows nearly the same again. A
-# slow pair hardly moves between neighbours, but it still tells far positions apart. Think of the hands of a clock.
+# slow pair hardly moves between neighbours, but it still tells far positions apart.
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.viz import clocks_picture
@@ -599,8 +598,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# It holds for the whole model. A `Batch` holds the tokens that go through the model together: ids, positions, and
-# where each text begins. So we can add 100 to every position of the prompt.
+# It holds for the whole model. A `Batch` holds the tokens that go through the model together, and their positions.
+# So we can add 100 to every position of the prompt.
 
 
 # %%
@@ -661,9 +660,9 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
-# In 16 bits the same query and key get another score at another place: the distance alone does not count any
-# more. Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. There query and key
-# stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
+# In 16 bits the same query and key get another score at another place: the distance alone does not count any more.
+# Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. In bfloat16 query and key
+# then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -782,14 +781,14 @@ for number, block in enumerate(model.model.layers):
 # At the start the vector says only which token it is. Then the model has vague guesses. The last layer adds the
 # answer. (The lens does not show everything: a layer can also write what only later layers read.)
 #
-# *This is the second good place for a pause.*
+# *A good place for a pause.*
 
 # %% [markdown]
 # ## 10 · The whole forward pass, shape by shape
 #
 # **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
 # On PyTorch's *meta* device tensors have shapes but no numbers, so nothing is downloaded. The tokens lie one after
-# the other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
+# the other, `[T, ...]`. There is no axis for a batch of texts.
 
 # %%
 from tutorial_engine.model import ModelConfig
@@ -828,8 +827,8 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(f"The table has as many weights as {ratio:.1f} layers.")
 
 # %% [markdown]
-# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the
-# logits, is the embedding table.
+# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives
+# the logits, is the embedding table itself in this model.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -867,8 +866,9 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F one
-# part is broken, each by one line of code. Which part is it?
+# Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F
+# one part is broken, each by one line of code. Which part is it? Write your six guesses into the cell below the
+# stories.
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -938,8 +938,7 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
 # earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
-# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".) Here is the whole map of one of
-# them.
+# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".)
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -1175,7 +1174,7 @@ from tutorial_engine.viz import training_picture
 training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
 # %% [markdown]
-# *This is the third good place for a pause.*
+# *A good place for a pause.*
 #
 # ## 13 · Text, the slow way
 #
@@ -1224,7 +1223,7 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 #
 # ### Exercise 8: what would it cost? (5 minutes)
 #
-# Count the bytes that the keys and values of one token need, in all layers of the model together.
+# Count the bytes that the keys and values of one token need, in all layers together.
 #
 # <details><summary>Hint</summary>K and V are two tensors. Each layer has its own, with
 # <code>num_key_value_heads</code> heads of <code>head_dim</code> numbers. One number takes
@@ -1246,7 +1245,7 @@ from tutorial_engine.learn import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# Here is Qwen3-0.6B with 16 bits per number (bfloat16). The next notebook builds this cache.
+# Here is Qwen3-0.6B with 16 bits per number (bfloat16).
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -1271,9 +1270,6 @@ from tutorial_engine.sampling import SamplingParams
 LONG = SamplingParams(max_tokens=120)  # greedy, and at most so many new tokens
 mine.tell(PROMPT, LONG)
 
-# %% [markdown]
-# And Hugging Face's `transformers`, from the same prompt?
-
 # %%
 told = list(mine.generate(PROMPT, LONG).output_token_ids)
 greedy = {"do_sample": False, "pad_token_id": 0}
@@ -1285,7 +1281,7 @@ print(f"all {len(told)} tokens equal those of transformers: {same}")
 # The *ledger* is a table of programs that compute the same logits, for the same prompts and tokens. Its second
 # column has the largest difference of any logit from those of `transformers`. Its third column counts equal tokens.
 # The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the best
-# logit and the second best: only an error of this size could change a token.
+# logit and the second best: errors below half of it cannot change a token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1340,9 +1336,8 @@ check_whole_layer(whole_layer)
 # %% [markdown]
 # ## What you can do now
 #
-# You can compute attention, and you know where position enters. You have written a decoder layer that equals
-# Hugging Face's. You can show which heads copy a name, and you know what that proof is worth. The next notebook,
-# `02_kv_cache`, runs each token once.
+# You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name, and you know
+# what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,

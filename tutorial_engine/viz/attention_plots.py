@@ -207,8 +207,8 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
         f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
         f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
         f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
-        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} rows are random tokens "
-        "said again and again, and in these rows only the repeats have a loss.",
+        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} texts are random tokens "
+        "said again and again, and in these only the repeats have a loss.",
     )
 
 
