@@ -594,7 +594,7 @@ def test_each_broken_part_is_off_and_leaves_the_engine_as_it_was(mine: OwnEngine
 )
 def test_guesses_of_the_jukebox_are_marked(guess: str, marks: str, right: str | None) -> None:
     takes = [Take("no mask", "A kite.", 7.2, 0.1), Take("no RoPE", "Rado", 3.4, 0.6)]
-    head, first, *lines = jukebox_table(takes, ["no RoPE", "no mask"], guess).splitlines()
+    _, first, *lines = jukebox_table(takes, ["no RoPE", "no mask"], guess).splitlines()
     assert first.startswith("A     no mask") and first.split()[3:5] == ["7.2", "0.1"]
     assert "".join(re.findall("[✔✘]", first + lines[0])) == marks
     assert ("✘ you: no RoPE" in first) == ("✘" in marks)
