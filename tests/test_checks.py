@@ -66,6 +66,7 @@ from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model import load_model
+from tutorial_engine.model.attention import causal_mask, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 
@@ -233,6 +234,17 @@ def whole_layer_by_sdpa(x: Tensor, w: LayerWeights, angles: Tensor, size: int = 
     return x + (torch.nn.functional.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
 
 
+def by_package(x: Tensor, w: LayerWeights, angles: Tensor, out: Function | None = None) -> Tensor:
+    """The package's attention is called; `out` takes the result out of what it gives."""
+
+    def heads(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return (out or (lambda pair: pair.out))(
+            naive_attention(q, k, v, causal_mask(*[len(q)] * 2))
+        )
+
+    return RIGHT["layer"](x, w, angles, heads)
+
+
 LAYER = """
 def layer(x, w, angles, attend):
     q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, head_dim or len(w.q_norm))
@@ -328,6 +340,10 @@ EXERCISES: dict[str, Exercise] = {
                 but("attention", lambda out: out.half()),
                 "right, but in torch.float16, which keeps 4",
             ),
+            (
+                lambda q, k, v, m: naive_attention(q[:, None], k[:, None], v[:, None], m),
+                "got AttentionResult; the model goes on with tensors, and its .out is one",
+            ),
             (but("attention", lambda out: out.numpy()), "got ndarray; the model goes on with tens"),
             (but("attention", lambda out: out.tolist()), "tensors, and torch.tensor makes one"),
             (lambda q, k, v, m: q @ k.T / torch.sqrt(q.shape[1]), f"no tensor{CODE}D ** 0.5"),
@@ -415,6 +431,7 @@ EXERCISES: dict[str, Exercise] = {
         },
         [
             (but("project", lambda qkv: (qkv[0], qkv[2], qkv[1])), "k and v are swapped"),
+            (but("project", lambda qkv: (qkv[1], qkv[0], qkv[2])), "q and k are swapped"),
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
@@ -474,9 +491,21 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "whole_layer": Exercise(
         c1.check_whole_layer,
-        [whole_layer, whole_layer_by_sdpa],
+        [whole_layer, whole_layer_by_sdpa, by_package],
         c1.WHOLE_SLIPS,
         [
+            (lambda *case: by_package(*case, out=lambda pair: pair), ".out is the result"),
+            (lambda *case: by_package(*case, out=lambda pair: pair.out.double()), "are float64"),
+            (
+                lambda *case: by_package(*case, out=lambda pair: pair.out.transpose(0, 1)),
+                f"must stay the first axis when the heads are joined{CODE}.flatten(1)",
+            ),
+            (
+                lambda x, w, a: RIGHT["layer"](
+                    *(x, w, a, lambda q, k, v: torch.einsum("qhd,khd->qhk", q, k))
+                ),
+                "fewer K/V heads than query heads",
+            ),
             (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
             (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
             (lambda x, w, angles: x, "layer 0; other numbers"),

@@ -5,18 +5,17 @@
 # the end your six parts tell a story together, token for token the same as Hugging Face's `transformers`. Everything
 # runs offline, on a small Qwen3 model that we trained for this course.
 #
-# Plan about 3 hours, and 40 minutes more for the optional parts and the bonus. Good places for a pause are after
-# sections 6, 9 and 12.
+# Plan about 3 hours, and 40 minutes more for the optional parts and the bonus.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
-# cell. An exercise says ☐ until you fill it in, then ✔, or ✘ with a reason; after a second wrong answer also with
-# code. Read the exercises and what `show_source` prints. The other cells measure or draw.
+# cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. Read the exercises and
+# what `show_source` prints.
 #
-# You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model comes from a
-# *checkpoint*, a folder of trained weights, in the format of `transformers`. Its architecture is that of
+# You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is a *checkpoint*, a
+# folder of trained weights, in the format of `transformers`. Its architecture is that of
 # [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python
-# code of this course, and its *engine* is the part that runs models to write text.
+# code of this course. Its *engine* runs models to write text.
 
 # %%
 import torch
@@ -35,8 +34,8 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # ## 1 · Text becomes ids
 #
 # **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens that it
-# knows are its *vocabulary*; the number of a token in it is its *id*. A space belongs to the token after it. We draw
-# that space as `·`.
+# knows are its *vocabulary*; the number of a token in it is its *id*. A space usually belongs to the token after
+# it; we draw it as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -61,9 +60,9 @@ if predictions.reveal("emoji", len(emoji)):
     print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
 
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So no text is outside the vocabulary, and text survives the way to ids
-# and back. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado here. We
-# shall need this name often.
+# Each of the 256 possible bytes is a token. So every text can be written in tokens, and the ids can be turned back
+# into the same text. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado
+# here.
 
 # %%
 for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
@@ -119,14 +118,15 @@ from tutorial_engine.learn import LayerWeights
 
 first_layer = model.model.layers[0]
 w = LayerWeights.of(first_layer)  # the layer's matrices, by name
-x = first_layer.input_layernorm(vectors)  # brings every vector to the same scale
+x = first_layer.input_layernorm(vectors)  # brings all vectors to a similar scale (section 9)
 print("x  ", list(x.shape), f"  {len(ids)} tokens, hidden size {c.hidden_size}")
 print("W_q", list(w.q.shape), f" {c.num_attention_heads} query heads of D = {c.head_dim}")
 print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list(w.v.shape))
 
 # %% [markdown]
-# PyTorch stores a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number. The picture shows
-# this for one token in the first layer. There are fewer key and value heads than query heads; section 6 says why.
+# PyTorch's linear layers store a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number.
+# The picture shows this for one token in the first layer. There are fewer key and value heads than query heads;
+# section 6 says why.
 
 # %% tags=["figure-qkv"]
 from tutorial_engine.viz import qkv_picture
@@ -139,8 +139,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
 # matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, and H_kv of key and value heads.
 #
-# If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. You
-# can always hear what a wrong answer makes of the story: `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. To
+# read the story that a wrong answer gives, run `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
 # <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
@@ -171,9 +171,9 @@ mine.tell(PROMPT)
 # %% [markdown]
 # ## 4 · Attention by hand, three tokens
 #
-# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values
-# for three tokens, with D = 2 so that you can follow each number. A *score* is the dot product of a query
-# with a key: how well the key fits what the query looks for.
+# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values for three
+# tokens, with D = 2. A *score* is the dot product of a query with a key: how well the key fits what the query looks
+# for.
 
 # %%
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -187,9 +187,9 @@ print("scores of the last query:", scores[2].int().tolist())
 # share of a key is exp(score), divided by the sum of this over all keys. So the shares add up to one. The output is
 # the sum of the values, each times its share.
 #
-# Others, and the package's code, call the shares *attention weights*. We say *share*, because the *weights* of the
-# model are the learned numbers in its matrices. At the end of the model a softmax turns the logits into
-# *probabilities* too.
+# The usual name of the shares, also in the package's code, is *attention weights*. We say *share*, because the
+# *weights* of a model are the learned numbers in its matrices. (At the end of the model a softmax turns the logits
+# into *probabilities*.)
 
 # %%
 predictions.ask(
@@ -272,7 +272,7 @@ AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
 # No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
-# training: at every token the model learns to predict the next one. Without the mask it could simply look it up. This
+# training: at every token the model learns to predict the next one. Without the mask it could simply read it. This
 # is the *causal* rule: `key_pos <= query_pos`.
 #
 # If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
@@ -360,20 +360,20 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     print("·day sees", token_labels(tokenizer, tokenizer.encode(TWO + " One day").ids[-8:]))
 
 # %% [markdown]
-# The sentences are still well formed, because grammar needs only a few tokens back. But the names are lost. A name is
-# due after `·day`. There, of both names only the last `o` of Mimo is inside the window.
+# The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
+# must come. From there the window shows only one token of the two names: the last `o` of Mimo.
 #
-# The window limits *one layer*. The tokens in it have looked 7 places back themselves, in the layer before, so each
-# layer adds 7 places. Models that are trained with a window can learn to use this detour; ours was not.
+# The limit holds for *one layer*. The tokens inside the window have read 7 places back themselves, in the layer
+# before. So each layer reaches 7 places further. A model that is trained with a window can learn to use this. Ours
+# was not trained with one.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*, and a group shares one
-# *K/V head*: one key and one value for each token. That saves memory, because keys and values are kept for later
-# tokens. This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, and the others read
-# K/V head 1.
+# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*. A group shares one *K/V
+# head*: one key and one value for each token. That saves memory, because keys and values are kept for later tokens.
+# This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, the others K/V head 1.
 #
 # ### Exercise 4: which K/V head? (3 minutes)
 #
@@ -415,8 +415,8 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so no shape
-# check will ever find it. `hear` lets a function run past all checks, for one story:
+# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so the shapes
+# are right and no error is raised. `hear` runs a function without a check, for one story:
 
 
 # %%
@@ -427,8 +427,7 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
 mine.hear(PROMPT, kv_head=kv_head_by_remainder)
 
 # %% [markdown]
-# *This is a good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises
-# stay.
+# *A good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises stay.
 #
 # ## 7 · Why divide by √D?
 #
@@ -456,13 +455,13 @@ answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
 variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
-# Each number of q and of k has mean 0 and variance 1. They are independent, so the variance of a product of two is
-# also 1. A score is the sum of D such products. The variances of independent numbers add up, so its variance is D,
-# and its standard deviation √D. Dividing by √D brings it back to 1.
+# Each number of q and of k has mean 0 and variance 1, and all are independent. Then the product of two of them has
+# variance 1, too. A score is the sum of D such products. Variances of independent numbers add up: the variance of a
+# score is D, its standard deviation √D. A division by √D makes it 1.
 #
-# Why does it matter? With large scores one share is near 1. At the start of training all weights are random. So each
-# query would be stuck with one arbitrary key, and the softmax is so flat there that hardly any gradient comes
-# through. Here are 1,000 queries with 8 keys each:
+# Why does it matter? The softmax of large scores gives nearly everything to one key. When training begins, all
+# weights are random, so this is an arbitrary key. Training cannot easily correct it: where a share is near 1, the
+# gradient (by which training changes the weights) is near 0. Here are 1,000 queries with 8 keys each:
 
 # %%
 for d in head_dims:
@@ -505,8 +504,8 @@ check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
 # Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the same
-# vector, and each of its pairs is a hand of length 1. So each pair adds the cosine of the angle between its two
-# hands, (m − n) · ω_i, to the score. Move the positions, then press Play: query and key move on together. What
+# vector, and each of its pairs is a hand of length 1. So each pair adds a cosine to the score: that of the angle
+# between its two hands, (m − n) · ω_i. Move the positions, then press Play: query and key move on together. What
 # changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
@@ -515,8 +514,8 @@ from tutorial_engine.viz import RopeExplorer
 RopeExplorer(D, theta)
 
 # %% [markdown]
-# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows the same again. A slow pair
-# hardly moves between neighbours, but it still tells far positions apart. Think of the hands of a clock.
+# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows nearly the same again. A
+# slow pair hardly moves between neighbours, but it still tells far positions apart.
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.viz import clocks_picture
@@ -574,13 +573,13 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. Call R_m the matrix that turns a pair by the angle of
-# position *m*. A matrix moves to the other side of a dot product as its transpose. R_mᵀ turns back by the same angle,
-# and two turns add up to one:
+# The explorer showed it: a score depends on `m − n` alone. Here is the proof for one pair. R_m is the matrix that
+# turns the pair by the angle of position *m*. In a dot product R_m can move to the other side if it is transposed.
+# The transpose R_mᵀ turns back by the same angle. So R_mᵀ R_n is one turn, by the angle of n − m:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
 #
-# Only the distance is left. Here are a random query and key, put at three places.
+# Only the distance is left. Here are a random query and key at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz import distance_picture
@@ -599,8 +598,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# It holds for the whole model. A `Batch` holds the tokens that go through the model together: ids, positions, and
-# where each text begins. So we can add 100 to every position of the prompt.
+# It holds for the whole model. A `Batch` holds the tokens that go through the model together, and their positions.
+# So we can add 100 to every position of the prompt.
 
 
 # %%
@@ -613,8 +612,16 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
-# This is a head of the trained model, from section 5, with the tokens of our story at three sets of positions. In the
-# third all tokens stand at position 0, where RoPE turns nothing: it is off.
+# In section 5 you saw layer 1, head 3: mostly it looks one token back. Its map is drawn three times now: at the
+# positions of the text, at positions that are 400 larger, and with all tokens at position 0. There RoPE turns
+# nothing: it is off.
+
+# %%
+predictions.ask(
+    "rope-off",
+    "RoPE is off. Then this head looks ...",
+    ["one token back, as before", "at the token itself", "at many tokens"],
+)
 
 # %% tags=["figure-rope-maps"]
 from tutorial_engine.viz import attention_weights, rope_maps_picture
@@ -625,11 +632,13 @@ n = len(story_ids)
 places = {"positions 0, 1, 2 …": range(n), "positions 400, 401 …": range(400, 400 + n)}
 places["RoPE off"] = [0] * n
 maps = {title: attention_weights(model, story_ids, at)[1, 3] for title, at in places.items()}
-rope_maps_picture(maps, story_labels, "What layer 1, head 3")
+back, itself = (float(maps["RoPE off"].diagonal(-i).mean()) for i in (1, 0))
+answered = predictions.reveal("rope-off", 0 if back > 0.5 else 1 if itself > 0.5 else 2)
+rope_maps_picture(maps, story_labels, "Layer 1, head 3") if answered else None
 
 # %% [markdown]
-# This head mostly looks one token back. Of the positions, only distances count: 400 places farther on the map is the
-# same. Without RoPE the token before gets 0.15, and equal shares would give it as much.
+# With larger positions the map is the same, because all distances are. Without RoPE this head cannot find the token
+# before: that token gets 0.15, as much as with equal shares.
 
 # %% [markdown]
 # ### A trap for long contexts
@@ -651,9 +660,9 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
-# In 16 bits the same query and key get another score at another place: the distance alone does not count any
-# more. Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. There query and key
-# stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
+# In 16 bits the same query and key get another score at another place: the distance alone does not count any more.
+# Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. In bfloat16 query and key
+# then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -770,16 +779,16 @@ for number, block in enumerate(model.model.layers):
 
 # %% [markdown]
 # At the start the vector says only which token it is. Then the model has vague guesses. The last layer adds the
-# answer.
+# answer. (The lens does not show everything: a layer can also write what only later layers read.)
 #
-# *This is the second good place for a pause.*
+# *A good place for a pause.*
 
 # %% [markdown]
 # ## 10 · The whole forward pass, shape by shape
 #
 # **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
-# PyTorch's *meta* device computes shapes without memory, so nothing is downloaded. The tokens lie one after the
-# other, `[T, ...]`. There is no axis for the batch, here and in all later notebooks.
+# On PyTorch's *meta* device tensors have shapes but no numbers, so nothing is downloaded. The tokens lie one after
+# the other, `[T, ...]`. There is no axis for a batch of texts.
 
 # %%
 from tutorial_engine.model import ModelConfig
@@ -818,8 +827,8 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(f"The table has as many weights as {ratio:.1f} layers.")
 
 # %% [markdown]
-# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives the
-# logits, is the embedding table.
+# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives
+# the logits, is the embedding table itself in this model.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -833,9 +842,9 @@ print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.sha
 # %% [markdown]
 # ## 11 · The same logits as transformers
 #
-# **Objective:** prove that the model is right. `transformers` loads the same checkpoint with its own code.
-# We compare every logit at every position: first with PyTorch's own attention function, which the package
-# uses unless told otherwise, then with the naive attention of section 4.
+# **Objective:** prove that the model is right. `transformers` loads the same checkpoint with its own code. We
+# compare every logit at every position: first with PyTorch's own attention function, which the package normally
+# uses, then with the naive attention of section 4.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -857,45 +866,42 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? We break one part at a time, by one line of code: no RoPE (it returns `x`), K
-# and V exchanged, a token that sees only itself, equal shares for all allowed keys, scores not divided by √D, no
-# mask. These are the stories, in another order. Which part is broken in which?
+# Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F
+# one part is broken, each by one line of code. Which part is it? Write your six guesses into the cell below the
+# stories.
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
 
 takes = play(mine, PROMPT)
+print(f"unbroken …{mine.story(PROMPT)}")
 for letter, take in zip("ABCDEF", takes, strict=True):
-    print(f"{letter}  {PROMPT}{take.story}")
+    print(f"{letter}        …{take.story}")
 
 # %%
 parts = ["no RoPE", "K and V exchanged", "a token sees only itself", "all shares equal"]
 parts += ["scores not divided by √D", "no mask"]
-predictions.ask("jukebox-D", "Which part is broken in story D?", parts)
+guess = "......"  # your guess: one digit for each story from A to F, such as "123456"
+print("\n".join(f"{number} {part}" for number, part in enumerate(parts, start=1)))
 
 # %%
-if predictions.reveal("jukebox-D", takes[3].part):
-    print(f"max |Δ| of the logits of the prompt: {takes[3].anywhere:.1f}")
+predictions.ask("jukebox", "One story reads well. Which part is broken in it?", parts)
 
 # %%
-predictions.ask("jukebox-C", "And in story C, which reads well?", parts)
-
-# %%
-if predictions.reveal("jukebox-C", takes[2].part):
-    print(jukebox_table(takes))
+if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
+    print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# Five stories show that something is wrong: without RoPE, for example, the model mixes up the letters of a name.
-# Without the mask nobody can hear it. Only the last token is asked what comes next, and it may see all tokens anyway.
-# But the logits of the tokens before it are far off. So a good story proves nothing. (Break a part yourself:
-# `mine.hear(PROMPT, rope=...)`.)
+# Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
+# But without the mask the story reads well. Only the last token decides what comes next, and it may see all tokens
+# anyway: its logits hardly change. The logits of the tokens before it are far off. So a good story proves nothing.
 
 # %% [markdown]
 # ### The bug zoo
 #
-# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each runs
-# without an error and fits every shape. Below are the lines that change (− right, + wrong), how far the logits are
-# then off, and which tokens (rows) are wrong.
+# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each
+# runs without an error. Below are the lines that change (− right, + wrong), how far the logits are then off, and
+# which tokens (rows) are wrong.
 
 # %%
 from tutorial_engine.learn import BUGS_01, zoo
@@ -930,9 +936,9 @@ for head, row in enumerate(story_shares[3, :, -1]):
     )
 
 # %% [markdown]
-# Heads 3, 4 and 5 look at the token that *followed* `·R` the last time. Such a head is called an *induction head*: it
-# finds the same token earlier in the text, and suggests the one after it. The three share one K/V head, so they
-# search the same keys. (`a` is a piece of a name, and `·a` is the word "a".) Here is the whole map of one of them.
+# Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
+# earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
+# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".)
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -940,9 +946,9 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
-# A map shows where a head looks. It does not show that this decides anything. For that we take the head away: an
-# *ablation* sets its output to zero, so that it adds nothing to the residual stream. To compare, we also need the
-# same story without an earlier name that begins with R: there Mimo has the coat.
+# A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
+# its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
+# earlier name that begins with R: there Mimo has the coat.
 
 
 # %%
@@ -993,8 +999,9 @@ three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
 ablation_picture({FOLLOWS: three}) if answered else None
 
 # %% [markdown]
-# (L3 H3 stands for layer 3, head 3.) Without these heads the model falls back to what is usual after `·R`. So the
-# heads carry what the text says. If that is true, the prediction must follow the name when we change only the name:
+# (L3 H3 stands for layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado.
+# So these heads bring the name from the text into the prediction. If that is true, another name must give another
+# prediction:
 
 # %%
 follows = {}  # name -> the piece that stands after its ·R
@@ -1034,9 +1041,9 @@ right, total = hits({}), again.numel()
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# The model was trained for it: some *rows* (the texts of a training step) were random tokens that repeat, and
-# in these rows only the repeats counted. (Induction heads were also found in models that were trained on ordinary text
-# only: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
+# Our model was trained for this: some training texts were random tokens that repeat, and there only the repeats
+# counted. (Induction heads were also found in models that were trained on ordinary text only: [Olsson et al.,
+# 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1075,10 +1082,10 @@ noise_shares = attention_weights(model, noise[0])
 heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. After `R a d o … R` it must find the `a`, because an `R` stands before it. But
-# at first the vector of `a` says nothing about the token before. A head in an earlier layer must first copy that into
-# it. Which heads look back by one token, which by two, and which at the token itself? (The first line below is your
-# score of L3 H3, in the text of the maps.)
+# An induction head cannot work alone. After `R a d o … R` it must find the `a`, because an `R` stands before it.
+# But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this
+# into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line below
+# is your score of L3 H3, in the text of the maps.)
 
 # %%
 from tutorial_engine.tiny import score_of_heads
@@ -1094,8 +1101,8 @@ for back in (0, 1, 2):
 print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left")
 
 # %% [markdown]
-# So copying takes two steps. Here they are in the story. For the lower bars, the heads of step 1 are silenced at
-# one single token, the `a`: step 2 does not find it any more.
+# So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
+# for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]
 from tutorial_engine.viz import two_steps_picture
@@ -1105,8 +1112,9 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # %% [markdown]
 # ### The controls (optional)
 #
-# An ablation means something only beside others. A *control* is a group of heads that ought not to matter. We measure
-# the hits in random text, and the copying of the name, as the mean over the six names.
+# Perhaps the model fails without *any* three heads? To know, we also silence *controls*: heads that ought not to
+# matter. We measure the hits in random text, and the probability of the right piece, as the mean over the six
+# names.
 
 # %%
 predictions.ask(
@@ -1145,17 +1153,18 @@ print(f"without L0 H4 alone, {hits({0: (4,)})} of {right} hits are left")
 print(f"it gives {float(itself):.2f} of its attention to the token itself")
 
 # %% [markdown]
-# Without the induction heads, or the two that look one back, hardly anything is copied. But two controls do harm. L1
-# H0–H2 cost some of the names. L0 H3–H5 cost nearly all, and one head does it: L0 H4, which looks at the token
-# itself. It can only pass on which token stands there, and the later layers seem to need this to compare tokens. So
-# an ablation shows that a part is *needed*. It does not show that the part does the copying.
+# Without the induction heads, or without the two that look one back, hardly anything is copied. But two controls
+# are not harmless. Without L1 H0–H2 the right piece is less probable. Without L0 H3–H5 nearly nothing is copied,
+# and L0 H4 alone does most of the harm. It looks at the token itself, so it can only pass on which token stands
+# there. Later layers seem to need this. So an ablation shows that a part is *needed*. It does not show that this
+# part does the copying.
 
 # %% [markdown]
 # ### How they came about (optional)
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave
 # to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
-# stays high for hundreds of steps. Then it falls steeply, and in the same steps the best induction score rises.
+# stays high for hundreds of steps. Then it falls steeply, just when the best induction score rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1165,12 +1174,12 @@ from tutorial_engine.viz import training_picture
 training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_size=c.vocab_size)
 
 # %% [markdown]
-# *This is the third good place for a pause.*
+# *A good place for a pause.*
 #
 # ## 13 · Text, the slow way
 #
-# **Objective:** count what a story costs. `mine.tell` has done this all the time: the logits of the last token choose
-# the next token, it is appended, and *everything* runs again. Always taking the largest logit is called *greedy*.
+# **Objective:** count what a story costs. `mine.tell` always did this: the logits of the last token choose the next
+# token, it is appended, and *everything* runs again. Always taking the largest logit is called *greedy*.
 
 # %%
 tokens_run = []
@@ -1214,7 +1223,7 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 #
 # ### Exercise 8: what would it cost? (5 minutes)
 #
-# Count the bytes that the keys and values of one token need, in all layers of the model together.
+# Count the bytes that the keys and values of one token need, in all layers together.
 #
 # <details><summary>Hint</summary>K and V are two tensors. Each layer has its own, with
 # <code>num_key_value_heads</code> heads of <code>head_dim</code> numbers. One number takes
@@ -1236,7 +1245,7 @@ from tutorial_engine.learn import check_kv_bytes
 check_kv_bytes(kv_bytes, qwen3_06b)
 
 # %% [markdown]
-# Here is Qwen3-0.6B with 16 bits per number (bfloat16). The next notebook builds this cache.
+# Here is Qwen3-0.6B with 16 bits per number (bfloat16).
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -1252,17 +1261,14 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %% [markdown]
 # ## 14 · Your model
 #
-# **Objective:** let all your parts speak. This story goes through the functions that you wrote. The model ends it by
-# itself, with a token that means "end of text".
+# **Objective:** run all your parts together. This story goes through the functions that you wrote. The model ends
+# it by itself, with a token that means "end of text".
 
 # %%
 from tutorial_engine.sampling import SamplingParams
 
 LONG = SamplingParams(max_tokens=120)  # greedy, and at most so many new tokens
 mine.tell(PROMPT, LONG)
-
-# %% [markdown]
-# And Hugging Face's `transformers`, from the same prompt?
 
 # %%
 told = list(mine.generate(PROMPT, LONG).output_token_ids)
@@ -1272,10 +1278,10 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* compares ways to compute the same logits, for the same prompts and tokens. The largest difference of
-# any logit counts. Here `transformers` is the reference, and your engine has a row of its own. The tolerance is a
-# ten-thousandth of the largest logit. `top1 − top2` is the difference of the best two logits where it is smallest:
-# there even rounding could change the token.
+# The *ledger* is a table of programs that compute the same logits, for the same prompts and tokens. Its second
+# column has the largest difference of any logit from those of `transformers`. Its third column counts equal tokens.
+# The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the best
+# logit and the second best: errors below half of it cannot change a token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1297,11 +1303,13 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 # %% [markdown]
 # ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
-# Now one function is the whole layer, without `attend` and without a loop over heads, and no list
-# says its steps. `x`, `w` and `angles` are those of exercise 6.
+# Write the whole layer as one function, for all heads at once: without `attend`, without a loop over heads, and
+# without a list of steps. `x`, `w` and `angles` are those of exercise 6. A call of the package's `naive_attention`
+# counts, but you learn more if you write its lines yourself.
 #
-# <details><summary>Hint</summary>The package's <code>naive_attention</code> in section 4 shows how all heads are
-# computed at once. Nobody gives you a mask: <code>causal_mask(len(x), len(x))</code> makes one.</details>
+# <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;
+# <code>.out</code> of what it gives is the result. Nobody gives you a mask: <code>causal_mask(len(x),
+# len(x))</code> makes one.</details>
 
 
 # %% tags=["exercise"]
@@ -1328,9 +1336,8 @@ check_whole_layer(whole_layer)
 # %% [markdown]
 # ## What you can do now
 #
-# You can compute attention from queries, keys, values and a mask. You know where position enters, and why only
-# distances count. You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name,
-# and you know what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
+# You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name, and you know
+# what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,

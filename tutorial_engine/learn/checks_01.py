@@ -22,6 +22,7 @@ from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import inverse_frequencies
+from tutorial_engine.viz.words import counted
 
 INF = math.inf
 
@@ -74,6 +75,9 @@ ATTENTION_SLIPS: Slips = slips_of(
         the scores are divided by D; divide by √D
     T / k → T * k
         the scores are multiplied by √D; divide by it
+    / k.shape[-1] ** 0.5 →
+    shares @ v → shares / k.shape[-1] ** 0.5 @ v
+        the shares are divided by √D; divide the scores by it, before the softmax
     k.shape[-1] → len(k)
         the scores are divided by the root of the number of keys; D is the size of the last axis
         ▸ k.shape[-1]
@@ -173,7 +177,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
         if seen == most:
             return "the right number of keys, but not the last ones"
-        return f"a query sees up to {seen} keys; {most} expected, itself included"
+        return f"a query sees up to {counted(seen, 'key')}; {most} expected, itself included"
 
     def explain(error: Exception) -> str:
         if "ambiguous" in str(error):
@@ -202,6 +206,12 @@ HEAD_SLIPS: Slips = {
         heads // kv_heads
     ),
     "this is the query head itself": lambda h, heads, kv_heads: h,
+    "heads are counted from 0: the first one is head 0": lambda h, heads, kv_heads: (
+        h // (heads // kv_heads) + 1
+    ),
+    "round down with //; round() takes the nearest number": lambda h, heads, kv_heads: round(
+        h / (heads // kv_heads)
+    ),
     "a group has 3 heads in this model only; compute its size": lambda h, heads, kv_heads: h // 3,
     "this is the place inside the group": lambda h, heads, kv_heads: h % (heads // kv_heads),
     "this is the first query head of the group": lambda h, heads, kv_heads: (
@@ -261,6 +271,18 @@ ROPE_SLIPS: Slips = slips_of(
         cos and sin are swapped: it is a cos φ − b sin φ
     return torch.cat((a, b), dim=-1) → return x
         nothing was turned
+    return torch.cat((a, b), dim=-1) → return a, b
+        it returned the two halves; join them to one tensor ▸ torch.cat((a, b), dim=-1)
+    (a, b), dim=-1 → (a, b)
+        the halves are joined along the tokens; join the last axis ▸ torch.cat((a, b), dim=-1)
+    cat((a, b), dim=-1) → stack((a, b), dim=-1)
+        stack makes a new axis; join the halves along the last one ▸ torch.cat((a, b), dim=-1)
+    b * cos + a * sin → b
+        the second half is not turned: it is b cos φ + a sin φ
+    b * cos + a * sin → a * cos + b * sin
+        a and b are exchanged in the second half: it is b cos φ + a sin φ
+    b * cos + a * sin → a * sin - b * cos
+        the sign of b cos φ in the second half: it is b cos φ PLUS a sin φ
     a, b = x → angles = angles.deg2rad(); a, b = x
         the angles are radians already
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
@@ -321,6 +343,12 @@ PROJECT_SLIPS: Slips = {
         0, 1
     ),
     "has head_dim before the heads; it is the last axis: [T, heads, D]": lambda x, q: x.mT,
+    "is cut into head_dim heads; a head has head_dim numbers, the last axis": lambda x, q: (
+        x.flatten(1).unflatten(-1, (x.shape[-1], -1))
+    ),
+    "has the heads first, and its numbers are those of several tokens; cut the last axis only": (
+        lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1])
+    ),
     "takes every n-th number for a head; a head is head_dim numbers that lie side by side": (
         lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
     ),
@@ -353,8 +381,9 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         raise CannotBe(f"it must return three tensors (q, k, v), got {kind}")
 
     def otherwise(got: Sequence[Any], want: Sequence[Tensor], *_: object) -> str:
-        if alike([got[0], got[2], got[1]], want):
-            return "k and v are swapped"
+        for swapped, order in (("k and v", (0, 2, 1)), ("q and k", (1, 0, 2))):
+            if alike([got[i] for i in order], want):
+                return f"{swapped} are swapped"
         name, mine, right = next(
             three for three in zip("qkv", got, want, strict=True) if not alike(*three[1:])
         )
@@ -417,6 +446,8 @@ LAYER_SLIPS: Slips = slips_of(
     y = x + mixed → y = mixed
     return y + out → return out
         nothing is added to the stream: both residuals are missing
+    return y + out → return x + y + out
+        x is added twice; x + attention has it already
     y + out → x + out
         the second residual adds to x; it must add to x + attention
     (y, → (x,
@@ -472,8 +503,10 @@ LAYER_SLIPS: Slips = slips_of(
     rms_norm(q, → rms_norm(own.rope(q, angles),
     rms_norm(k, → rms_norm(own.rope(k, angles),
         rope comes before q_norm and k_norm; it comes after them
+    attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
+        v is normed as well; q_norm and k_norm norm q and k only
     attend(q, k, v) → attend(q, v, k)
-        k and v are swapped in attend(q, k, v)
+        k and v are swapped in attention; it takes q, k, v
     w.k, w.v → w.v, w.k
         w.k and w.v are swapped
     @ w.o.T →
@@ -492,6 +525,10 @@ LAYER_SLIPS: Slips = slips_of(
         gate and up are swapped: silu goes around the gate ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
         silu goes around the gate alone, before it is multiplied by up ▸ silu(h @ w.gate.T)
+    F.silu(gate) * up → F.silu(gate) + up
+        silu(gate) and up are added; multiply them number by number
+    F.silu → F.gelu
+        gelu stands where silu belongs
     F.silu(gate) → gate
         silu is missing around the gate ▸ silu(h @ w.gate.T)
     F.silu → F.sigmoid
@@ -606,9 +643,21 @@ def _judge_layer(
     def explain(error: Exception) -> str:
         if asked[0] == other.name:
             return typed
-        sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", str(error))
+        words = str(error)
+        if "AttentionResult" in words:
+            return "naive_attention gives the result and the shares; .out is the result"
+        if "same dtype" in words:
+            return "Numbers of numpy are float64; .float() makes a tensor float32"
+        if "broadcast" in words:
+            return (
+                "There are fewer K/V heads than query heads; give each query head one"
+                f"{CODE}k.repeat_interleave(group, dim=1)"
+            )
+        sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", words)
         if str(len(weights["q_norm"])) in (one for pair in sizes for one in pair):
             return f"Join the heads first{CODE}.flatten(1)"
+        if "multiplied" in words and f"({len(first.x)}x" not in words:
+            return f"The tokens must stay the first axis when the heads are joined{CODE}.flatten(1)"
         return _not_transposed(error, {f"w.{name}": w for name, w in weights.items()})
 
     verdict = judge(
@@ -626,49 +675,56 @@ def _judge_layer(
 # -- the bonus: a layer that is all there ---------------------------------------------------------
 
 
-def _whole_layer(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
-    size = len(w.q_norm)
-    q, k, v = own.project(rms_norm(x, w.input_norm), w.q, w.k, w.v, size)
-    q, k = own.rope(rms_norm(q, w.q_norm), angles), own.rope(rms_norm(k, w.k_norm), angles)
+def _all_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / size**0.5
-    scores = scores.masked_fill(~causal_mask(len(x), len(x)), -INF)
-    out = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
-    x = x + out.flatten(1) @ w.o.T
-    h = rms_norm(x, w.mlp_norm)
-    return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~causal_mask(len(q), len(k)), -INF)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
 
 
-WHOLE_SLIPS: Slips = slips_of(
-    _whole_layer,
+ALL_HEADS_SLIPS: Slips = slips_of(
+    _all_heads,
     """
-    .masked_fill(~causal_mask(len(x), len(x)), -INF) →
+    .masked_fill(~causal_mask(len(q), len(k)), -INF) →
         queries see later tokens: nobody brings the causal mask here, you have to make it
+    ~causal → causal
+        the mask is inverted; True means that a query MAY attend to the key
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
         each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
-    / size**0.5 →
+    / q.shape[-1] ** 0.5 →
         the scores are not divided by √D
+    ** 0.5 →
+        the scores are divided by D; divide by √D
     dim=-1 → dim=-2
         the softmax runs over the queries; it must run over the keys
     dim=-1 → dim=0
         the softmax runs over the heads; it must run over the keys
-    out.flatten(1) → out.mT.flatten(1)
-        the heads are joined number by number; put head after head
-    out.flatten(1) → out.transpose(0, 1).reshape(len(x), -1)
-        tokens are mixed when the heads are joined; the tokens must be the first axis again
     """,
 )
+
+
+def _with_heads(
+    function: Callable[..., Any], heads: Callable[..., Tensor]
+) -> Callable[[Tensor, LayerWeights, Tensor], Tensor]:
+    """A layer that brings its own attention, of one that is given it."""
+    return lambda x, w, angles: function(x, w, angles, heads)
+
+
+WHOLE_SLIPS: Slips = {
+    **{words: _with_heads(own.layer, slip) for words, slip in ALL_HEADS_SLIPS.items()},
+    **{words: _with_heads(slip, _all_heads) for words, slip in LAYER_SLIPS.items()},
+}
 
 
 def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(x [T, hidden], w, angles [T, D / 2]) → [T, hidden], no `attend`.
 
-    On the layers that `check_layer` takes.
+    On the layers that `check_layer` takes, with its slips and those of attention.
     """
     return _judge_layer(
-        *("whole_layer", function, _whole_layer, WHOLE_SLIPS),
+        *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
         lambda function, _, *case: function(*case),
     )
 
@@ -690,6 +746,13 @@ SCORE_SLIPS: Slips = {
     "the sum of the shares; take their mean": lambda shares, period: (
         period * _score(0, 1)(shares, period)
     ),
+    "half the score: only the queries of the second round count": lambda shares, period: (
+        _score(0, 1)(shares, period) / 2
+    ),
+    f"the mean over all pairs of these queries and keys; one key belongs to each query{CODE}"
+    "shares[queries, keys] picks one share for each": lambda shares, period: shares[
+        period:, 1 : period + 1
+    ].mean(),
     "the earlier place of the same token; the right place is the token after it": _score(0, 0),
     "the token before it; take the token after": _score(0, -1),
     "what each token gives to itself": lambda shares, period: shares.diagonal()[period:].mean(),
@@ -761,9 +824,14 @@ BYTES_SLIPS: Slips = {
     ),
     "bytes, not bits": lambda c, size: 8 * _kv_bytes(c, size),
     "bytes, not KiB": lambda c, size: _kv_bytes(c, size) / 2**10,
-    f"{HIDDEN}: the hidden size instead of the K/V heads": lambda c, size: (
-        2 * c.num_hidden_layers * c.hidden_size * size
+    "every K/V head has its own K and V: times the K/V heads": lambda c, size: (
+        _kv_bytes(c, size) // c.num_key_value_heads
     ),
+    "a K/V head has head_dim numbers: times head_dim": lambda c, size: (
+        _kv_bytes(c, size) // c.head_dim
+    ),
+    "right here by chance: in Qwen3-0.6B the hidden size, 1024, is K/V heads · head_dim, 8 · 128; "
+    "in other models it is not": lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
     HIDDEN: lambda c, size: (
         _kv_bytes(c, size) // c.head_dim * (c.hidden_size // c.num_attention_heads)
     ),

@@ -1,7 +1,7 @@
 """The jukebox: the model with one part broken, each in turn, and the story that it tells then."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
+from tutorial_engine.viz.jukebox_view import LETTERS, Take, jukebox_frames
 from tutorial_engine.viz.player import Frame
 
 
@@ -75,12 +75,24 @@ def play(engine: OwnEngine, prompt: str) -> list[Take]:
     return takes
 
 
-def jukebox_table(takes: list[Take]) -> str:
-    """What was broken, and how far the prompt's logits are off: anywhere, and at its last token."""
+def jukebox_table(takes: Sequence[Take], parts: Sequence[str] = (), guess: str = "") -> str:
+    """What was broken, and how far the prompt's logits are off: anywhere, and at its last token.
+
+    `guess` is a learner's: for each story the digit of one of `parts`, counted from 1; any other
+    letter is no guess. The guesses are marked.
+    """
     wide = max(len(take.part) for take in takes)
     lines = [f"story {'broken':{wide}}  max |Δ|, any token   last token"]
-    for letter, take in zip("ABCDEF", takes, strict=True):
+    for letter, take in zip(LETTERS, takes, strict=False):
         lines.append(f"{letter}     {take.part:{wide}} {take.anywhere:19.1f} {take.last:12.1f}")
+    named = dict(zip("123456789", parts, strict=False))
+    guesses = [named.get(digit, "") for digit in guess[: len(takes)]]
+    for i, said in enumerate(guesses):
+        if said:
+            lines[i + 1] += "   ✔" if said == takes[i].part else f"   ✘ you: {said}"
+    if any(guesses):
+        right = sum(said == take.part for said, take in zip(guesses, takes, strict=False))
+        lines.append(f"{right} of {len(takes)} guesses are right")
     return "\n".join(lines)
 
 

@@ -147,8 +147,9 @@ def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
     """A verdict when the value is no tensor of the expected shape."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
-        how = {"ndarray": "torch.from_numpy", "list": "torch.tensor", "tuple": "torch.tensor"}
-        why = f"; the model goes on with tensors, and {how[kind]} makes one" if kind in how else ""
+        how = {"ndarray": "torch.from_numpy makes", "AttentionResult": "its .out is"}
+        how |= dict.fromkeys(("list", "tuple"), "torch.tensor makes")
+        why = f"; the model goes on with tensors, and {how[kind]} one" if kind in how else ""
         return Verdict(False, f"{name} must return a tensor, got {kind}{why}")
     if value.shape != expected.shape:
         return Verdict(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
@@ -83,26 +84,28 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
     for i, ax in enumerate(grid):
         layer, head = divmod(i, heads)
         score = float(scores[layer, head])
-        ax.imshow(_seen(weights[layer, head]), cmap=MAGNITUDE, vmin=0, vmax=1)
+        _shares(ax, weights[layer, head])
         ax.set(xticks=[], yticks=[])
-        ax.set_title(f"L{layer} H{head}  {score:.2f}", fontsize=9)
+        ax.set_title(f"L{layer} H{head}  {score:.2f}", fontsize=10)
         strong = score > INDUCTION
         ax.spines[:].set(visible=True, edgecolor=RED if strong else RULE, linewidth=3 * strong + 1)
     best = divmod(int(scores.argmax()), heads)
     return finish(
         figure,
         f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
-        "column = key, bright = 1, white = forbidden); above each map its induction score. "
+        "column = key, bright = 1, hatched = forbidden); above each map its induction score. "
         f"Framed: {counted(int((scores > INDUCTION).sum()), 'head')} with a score above "
         f"{INDUCTION:.2f}; "
         f"the best is layer {best[0]}, head {best[1]} with {scores.max():.2f}.",
     )
 
 
-def _seen(weights: Tensor) -> np.ndarray:
-    """Weights [n, n] with the forbidden future left blank: zero and forbidden are two things."""
+def _shares(ax: Axes, weights: Tensor) -> AxesImage:
+    """Weights [n, n] as colours; the forbidden future is hatched: zero is something else."""
     future = torch.ones_like(weights, dtype=torch.bool).triu(1)
-    return weights.masked_fill(future, float("nan")).numpy()
+    ax.patch.set(hatch=HATCH["hatch"], edgecolor=RULE)
+    seen = weights.masked_fill(future, float("nan")).numpy()
+    return ax.imshow(seen, cmap=MAGNITUDE, vmin=0, vmax=1)
 
 
 @house_style()
@@ -111,13 +114,13 @@ def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Pic
     n = len(labels)
     size = max(4.5, 0.27 * n + 1.6)
     figure, (ax,) = panels(size + 1, size)
-    image = ax.imshow(_seen(weights), cmap=MAGNITUDE, vmin=0, vmax=1)
-    ax.set_xticks(range(n), labels, rotation=90, fontsize=9)
-    ax.set_yticks(range(n), labels, fontsize=9)
+    image = _shares(ax, weights)
+    ax.set_xticks(range(n), labels, rotation=90, fontsize=10)
+    ax.set_yticks(range(n), labels, fontsize=10)
     ax.set(xlabel="key", ylabel="query", title=title)
     frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
     ax.add_patch(frame)
-    figure.colorbar(image, ax=ax, label="share (white = forbidden)", shrink=0.7)
+    figure.colorbar(image, ax=ax, label="share (hatched = forbidden)", shrink=0.7)
     best = int(weights[-1].argmax())
     return finish(
         figure,
@@ -133,38 +136,38 @@ def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: st
     The caption says what each map gives to the token before, and how far it is from the first map.
     """
     n, wide = len(labels), len(maps)
-    figure, axes = panels(3.1 * wide + 1.3, 4.4, 1, wide)
+    figure, axes = panels(3.3 * wide + 1.3, 4.9, 1, wide)
     for i, (ax, (title, weights)) in enumerate(zip(axes, maps.items(), strict=True)):
-        image = ax.imshow(_seen(weights), cmap=MAGNITUDE, vmin=0, vmax=1)
-        ax.set_xticks(range(n), labels, rotation=90, fontsize=8)
-        ax.set_yticks(range(n), labels if i == 0 else [""] * n, fontsize=8)
-        ax.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, label="share", shrink=0.6)
+        image = _shares(ax, weights)
+        ax.set_xticks(range(n), labels, rotation=90, fontsize=9.5)
+        ax.set_yticks(range(n), labels if i == 0 else [""] * n, fontsize=9.5)
+        ax.set(title=title, xlabel="key", ylabel="query" if i == 0 else "")
+    figure.colorbar(image, ax=axes, label="share (hatched = forbidden)", shrink=0.7)
     first, said = next(iter(maps.values())), []
     for title, weights in maps.items():
         is_same = float((weights - first).abs().max()) < 1e-4
         differs = "" if weights is first else f", {'the same' if is_same else 'another'} map"
         said.append(f"{float(weights.diagonal(-1).mean()):.2f} ({title}{differs})")
-    return finish(figure, f"{who} gives to the token before, on average: {', '.join(said)}.")
+    return finish(figure, f"{who} gives the token before a mean share of {', '.join(said)}.")
 
 
 @house_style()
 def variance_picture(
     head_dims: Sequence[int], raw: Sequence[float], scaled: Sequence[float]
 ) -> Picture:
-    """Measured variance of q · k for random vectors, before and after division by √head_dim."""
+    """Measured variance of q · k for random vectors, before and after division by √D."""
     figure, (ax,) = panels(8, 3.6)
     ax.plot(head_dims, raw, "o-", color=RED, label="q · k")
-    ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √head_dim")
-    ax.set(xscale="log", yscale="log", xlabel="head_dim", ylabel="variance of the scores")
+    ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √D")
+    ax.set(xscale="log", yscale="log", xlabel="head dimension D", ylabel="variance of the scores")
     ax.set_xticks(head_dims, [str(d) for d in head_dims])
     ax.yaxis.set_major_formatter(PLAIN)
     ax.minorticks_off()
     ax.legend()
     return finish(
         figure,
-        f"From head_dim {head_dims[0]} to {head_dims[-1]} the variance of the raw scores grows "
-        f"from {raw[0]:.0f} to {raw[-1]:.0f}; divided by √head_dim it stays between "
+        f"From D = {head_dims[0]} to {head_dims[-1]} the variance of the raw scores grows "
+        f"from {raw[0]:.0f} to {raw[-1]:.0f}; divided by √D it stays between "
         f"{min(scaled):.2f} and {max(scaled):.2f}.",
     )
 
@@ -204,8 +207,8 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
         f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
         f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
         f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
-        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} rows are random tokens "
-        "said again and again, and in these rows only the repeats have a loss.",
+        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} texts are random tokens "
+        "said again and again, and in these only the repeats have a loss.",
     )
 
 
@@ -247,9 +250,9 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
     one, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))
     return finish(
         figure,
-        f"Hands turn anticlockwise, from the right. Pair 0 looks most alike at positions {one} and "
-        f"{other}: its hands are {_between(fast, one, other):.2f} rad apart; those of pair "
-        f"{pairs[-1]} are {_between(slow, one, other):.2g} rad apart there.",
+        "Each hand starts at the right and turns anticlockwise. Pair 0 looks nearly the same at "
+        f"positions {one} and {other} ({_between(fast, one, other):.2f} rad apart); pair "
+        f"{pairs[-1]} does not ({_between(slow, one, other):.2g} rad apart).",
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
-from tutorial_engine.viz.charts import HATCH, panels, rows_of_bars
+from tutorial_engine.viz.charts import HATCH, label_bars, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style, part_of, shade
 from tutorial_engine.viz.picture import Picture
@@ -36,6 +36,10 @@ from tutorial_engine.viz.words import counted, listed, numbered, percent
 
 HARMLESS = 0.9  # the part of the first row that a harmless ablation leaves
 CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
+CONTROLS_KEY = (
+    "Hatched: controls, heads that ought not to matter. ✗: without them much less is left. The "
+    "heads under test stand above."
+)
 Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
 
 
@@ -187,6 +191,7 @@ def _results(sheet: Sheet, results: Sequence[Tensor], dim: int, framed: int) -> 
                 frame = box
         y += 34 + 22 * count
     sheet.outline("framed", frame, 1, stroke=RED)
+    sheet.note("scale", 824, 206, "value", 12)
     sheet.colour_scale("scale", (824, 214, 126, 14))
     for x_at, end, side in ((824, -far, {}), (887, 0.0, CENTRE), (950, far, RIGHT)):
         sheet.note(f"scale{x_at}", x_at, 244, _signed(end, 1 if end else 0), 12, **side)
@@ -382,13 +387,14 @@ def ablation_picture(measures: Mapping[str, Sequence[Ablation]]) -> Picture:
         ax.set_yticklabels(shown)
     if controls:
         grid[0].get_yticklabels()[len(tested)].set_fontweight("bold")
-    return finish(figure, " ".join(_told(title, found) for title, found in measures.items()))
+    caption = " ".join(_told(title, found) for title, found in measures.items())
+    return finish(figure, caption, CONTROLS_KEY if controls else "")
 
 
 def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, float]]) -> None:
-    """Bars, and their numbers in a column at the right; a control far below the first has an ✗."""
+    """Bars with their numbers at the end; a control far below the first has an ✗."""
     first = found[names[0]][0] / found[names[0]][1]
-    rows_of_bars(ax, names, 1.42)
+    rows_of_bars(ax, names, 1.3)
     ax.set_ylim(top=-1.1)  # room for what the dotted line is
     ax.text(first - 0.01, -0.62, f"dotted: {names[0]}", ha="right", color=QUIET, fontsize=9)
     for place, name in enumerate(names):
@@ -398,10 +404,11 @@ def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, 
         value, total = found[name]
         fails = name in _not_harmless(found)
         look: dict[str, Any] = {"edgecolor": QUIET, **HATCH} if name.startswith(CONTROL) else {}
-        ax.barh([place], [value / total], height=0.66, **(look or {"color": BLUE}))
+        bar = ax.barh([place], [value / total], height=0.66, **(look or {"color": BLUE}))
         ink: dict[str, Any] = {"color": RED, "fontweight": "bold"} if fails else {"color": INK}
         words = "✗ " * fails + _result(value, total)
-        ax.text(1.4, place, words, ha="right", va="center", fontsize=9.5, **ink)
+        over = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # the dotted line
+        label_bars(ax, bar, [words], bbox=over, **ink)
     ax.axvline(first, color=INK, linewidth=1, linestyle=":", zorder=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     ax.spines[["left"]].set_visible(False)
@@ -419,18 +426,13 @@ def _not_harmless(found: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def _told(title: str, rows: Sequence[Ablation]) -> str:
-    """One measure in a sentence: all rows, or beside controls the least, and those that failed."""
-    (first, most, total), *others = rows
-    tested = [row for row in others if not row[0].startswith(CONTROL)]
-    said = f"{title[0].upper()}{title[1:]}: {_result(most, total)} ({first})"
-    if len(tested) == len(others):
-        return ", ".join([said, *(f"{_result(v, total)} ({name})" for name, v, _ in tested)]) + "."
-    if tested:
-        name, least, _ = min(tested, key=lambda row: row[1])
-        said += f", least of the heads under test {_result(least, total)} ({name})"
-    failed = _not_harmless({name: (value, total) for name, value, total in rows})
-    who = listed(name.removeprefix(CONTROL) for name in failed) or "none"
-    said += f"; controls that are not harmless (✗): {who}"
+    """One measure in a sentence: all rows, and the controls that failed."""
+    each = [f"{_result(value, total)} ({name})" for name, value, total in rows]
+    said = f"{title[0].upper()}{title[1:]}: {', '.join(each)}"
+    if any(name.startswith(CONTROL) for name, *_ in rows):
+        failed = _not_harmless({name: (value, total) for name, value, total in rows})
+        who = listed(name.removeprefix(CONTROL) for name in failed) or "none"
+        said += f"; controls that change much (✗): {who}"
     return said + "."
 
 
