@@ -603,6 +603,12 @@ class CopiesInPlace(MyStaticCache):
         return [(self.k[layer, :end], self.v[layer, :end])]
 
 
+class InNumpy(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = (torch.from_numpy(x.numpy().copy()) for x in (self.k, self.v))
+
+
 class NoMemory(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None: ...
 
@@ -676,7 +682,7 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
     >= max_tokens → >= max_tokens - 1
         one token is still allowed
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
-        look at new_ids[-1] as well
+        it alone ends the request
     new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
         eos_ids may hold several
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
@@ -739,6 +745,7 @@ EXERCISES |= {
             (AnyLength, "is a size typed in?"),
             (InBf16, "in torch.bfloat16, and rounds it"),
             (CopiesInPlace, "it writes old k and v again"),
+            (InNumpy, "make it with torch.zeros"),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
         ],
@@ -788,7 +795,7 @@ EXERCISES |= {
         c2.FLOOR_SLIPS,
         [
             (lambda *case: (c2.least_seconds(*case), "memory"), "return one number"),
-            (lambda *case: 1.5, "s: the slower of the two decides"),
+            (lambda *case: 1.5, "s: here the memory decides"),
         ],
     ),
 }

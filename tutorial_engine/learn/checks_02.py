@@ -36,6 +36,10 @@ CACHE_SLIPS: Slips = slips_of(
     """
     self.kv[layer] = k, v → pass
         it gives only the new k and v; keep the old
+    self.kv[layer] = k, v → self.kv.setdefault(layer, (k, v))
+        what was joined is not stored; store it in every call ▸ self.kv[layer] = (k, v)
+    zip(self.kv[layer], → zip([self.kv[layer][0]] * 2,
+        the new v is joined behind the old k
     if layer in → if (layer := 0) in
         all layers share one k and one v; each layer keeps its own
     pair) for → pair[::-1]) for
@@ -57,6 +61,12 @@ STATIC_SLIPS: Slips = slips_of(
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end-1], self.v[layer, :end-1])]
         k and v are one token too few; a slice ends one behind its last entry
         ▸ int(batch.positions[-1]) + 1
+    [(self.k[layer, :end], self.v[layer, :end])] → [(k, v)]
+        only the new k and v; return all tokens so far ▸ self.k[layer, :end]
+    :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
+        as many k and v as are new; return all tokens so far ▸ int(batch.positions[-1]) + 1
+    self.k.clone() → self.k
+        k and v share one memory; make two
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = batch.positions - 1; self.k[layer, W],
         k and v are one slot too early: position p belongs into slot p
@@ -141,7 +151,8 @@ def _pair(got: object) -> Sequence[Tensor]:
     if isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor):
         raise CannotBe(f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
-        raise CannotBe(f"{form}; got {type(got).__name__}")
+        many = f" of {len(got)}" if isinstance(got, list | tuple | dict) else ""
+        raise CannotBe(f"{form}; got {type(got).__name__}{many}")
     (pair,) = got
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise CannotBe(f"{form}; its only entry is no pair")
@@ -233,6 +244,8 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
         if any(given.moved_old for given in found):
             return "it writes old k and v again, into the same memory; write only the new ones"
         every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
+        if not all(x.untyped_storage().resizable() for x in every.values()):
+            return "its memory is numpy's, which no GPU can hold; make it with torch.zeros"
         held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
         if held != (needed := 2 * layers * room * heads * dim):
             return (
@@ -436,6 +449,8 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
         return "other logits; does the model see the whole batch and the given attention?"
 
     def explain(error: Exception) -> str:
+        if any(word in str(error) for word in ("is empty", "starts at position")):
+            return "The new tokens are those from token_ids[num_computed] to the end"
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
         if not any(word in str(error) for word in words):
             return ""
@@ -488,6 +503,12 @@ SLOT_SLIPS: Slips = slips_of(
         one too early; slots are counted from 0
     r * max_len → r * 8
         rows have max_len slots, not always 8
+    start + n) → start + n + 1)
+        one slot too many; a range leaves out its end
+    r * max_len → (r + 1) * max_len
+        rows are counted from 0: row r begins at slot r * max_len
+    range(start, start + n) → range(start, r * max_len + n)
+        a row's new tokens end cached[r] + new[r] slots behind its beginning
     start + n) → start + 1)
         one slot for each row; each new token needs one
     r * max_len + old → old
@@ -500,6 +521,8 @@ def check_slots_to_write(function: Callable[[list[int], list[int], int], Iterabl
     """Check a learner's function(cached, new, max_len) → the slots to write, rows 0, 1, ..."""
 
     def read(answer: Iterable[Any]) -> list[float]:
+        if isinstance(answer, dict):
+            raise CannotBe("got a dict; one flat list is asked")
         given = list(answer)
         known = [number(x) if whole(x) is None else whole(x) for x in given]
         if None in known:
@@ -546,12 +569,24 @@ TOP_P_SLIPS: Slips = slips_of(
     keep[order] → keep[:]
         the right number, but of other tokens; put the answer back into the first order
         ▸ keep[order] = ...
+    keep[order] = values.cumsum(-1) - values < p → keep = (values.cumsum(-1) - values < p)[order]
+        [order] on the right sorts once more; the answer must go back into the first order
+        ▸ keep[order] = ...
+    probs.sort → probs.softmax(-1).sort
+        probs are probabilities already: no softmax
+    < p → < 1 - p
+        p is how much is kept, and not how much is dropped
+    return keep → return probs >= p * probs.max()
+        that is the rule of min_p; top_p adds the probabilities up
+    return keep → return order[values.cumsum(-1) - values < p]
+        these are the numbers of the kept tokens; a bool for each token is asked
+        ▸ keep[order] = ...
     < p → <= p
         one too many; when the sum before it is p, a token goes
     return keep → return probs * keep
         which are kept is asked, and not what is left of them
     return keep → return keep.nonzero().flatten()
-        these are the numbers of the tokens; a bool for each token is asked
+        these are the numbers of the tokens that are kept; a bool for each token is asked
         ▸ keep = torch.zeros_like(probs, dtype=torch.bool); keep[these] = True
     """,
 )
@@ -568,8 +603,11 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
     def otherwise(got: Tensor, want: Tensor, *_: Any) -> str:
         if got.dtype != torch.bool:
             return f"it must return a bool tensor [{len(want)}], True = kept; got {got.dtype}"
-        more = "; the token that crosses p stays" if int(got.sum()) < int(want.sum()) else ""
-        return f"it keeps {int(got.sum())} tokens, expected {int(want.sum())}{more}"
+        kept, right = int(got.sum()), int(want.sum())
+        if kept == right:
+            return "the right number, but of other tokens; the likeliest are kept"
+        more = "; the token that crosses p stays" if kept < right else ""
+        return f"it keeps {kept} tokens, expected {right}{more}"
 
     return judge(
         *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
@@ -596,8 +634,16 @@ class Ending(NamedTuple):
 
 
 ENDINGS = (
-    Ending("2 of 8 tokens, nothing special", "it goes on: return None", [5, 6]),
-    Ending("the newest token is an end-of-text token", "look at new_ids[-1] as well", [5, 6, 0]),
+    Ending(
+        "2 of 8 tokens, nothing special",
+        "it goes on: return None (and all() of no strings is True)",
+        [5, 6],
+    ),
+    Ending(
+        "the newest token is an end-of-text token",
+        "it alone ends the request: look at new_ids[-1]",
+        [5, 6, 0],
+    ),
     Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
     Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
     Ending(
@@ -611,7 +657,7 @@ ENDINGS = (
     Ending("the text ends with the stop string", "look for it in text", [5, 6], stop=("coat",)),
     Ending(
         "the stop string is the end of a line",
-        "search the text as it is: strip() takes such characters away",
+        "search the text as it is: strip() and split() take such characters away",
         [5, 6],
         "Anna had a coat\n",
         ("\n",),
@@ -703,6 +749,21 @@ FLOOR_SLIPS: Slips = slips_of(
         in the best case both overlap completely: not the sum
     max( → min(
         the slower of the two decides: max, not min
+    2 * num → 4 * num
+        two FLOPs a weight and token, not four: once multiplied, once added
+    + kv_bytes → + 2 * kv_bytes
+        kv_bytes are K and V together: they count once
+    / peak →
+    / bandwidth →
+        these are amounts, no seconds: FLOPs / peak, bytes / bandwidth
+    / peak → * peak
+    / bandwidth → * bandwidth
+        a rate is per second: divide by it
+    max(2 * num_weights * num_tokens / peak, ( → ((
+    4 * num_weights + kv_bytes) / bandwidth) → 2 * num_weights * num_tokens / peak))
+        only the arithmetic is there; the memory may be slower
+    (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
+        all tokens of a forward share what is read: it is read once
     2 * num → num
         each weight costs two FLOPs a token: once multiplied, once added
     + kv_bytes →
@@ -747,6 +808,10 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
             raise CannotBe(f"got {got!r}; return one number, the time that decides")
         return seconds
 
+    def otherwise(got: float, want: float, weights: int, tokens: int, *rest: Any) -> str:
+        is_flops = want == 2 * weights * tokens / rest[1]
+        return f"expected {want:g} s: here the {'arithmetic' if is_flops else 'memory'} decides"
+
     return judge(
         *("least_seconds", function, least_seconds, cases, FLOOR_SLIPS),
         "least_seconds: once memory decides, once arithmetic, once the cache",
@@ -755,5 +820,5 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
         where=lambda got, weights, tokens, kv, *_: (
             f"{weights:g} weights, tokens: {tokens}, K/V bytes: {kv:g}: got {got:g}"
         ),
-        otherwise=lambda got, want, *_: f"expected {want:g} s: the slower of the two decides",
+        otherwise=otherwise,
     )
