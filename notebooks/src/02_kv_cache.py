@@ -226,10 +226,9 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 #
 # ### Exercise 1: keep them (10 minutes)
 #
-# Write `update`, which is `write` and `read` in one call, as in Hugging Face's caches. It gets the new k and v of
-# one layer. Join them behind the old ones of this layer, store
-# the result in `self.kv[layer]`, and return it as `[(k, v)]`. The list has one pair because there is one
-# sequence; with more sequences it would have more pairs. You do not need `batch`.
+# Write `update`, which is `write` and `read` in one call. It gets the new k and v of one layer. Join them behind the
+# old ones of this layer, store the result in `self.kv[layer]`, and return it as `[(k, v)]`: a list with one pair for
+# each sequence, and here there is one. You do not need `batch`.
 #
 # <details><summary>Hint</summary><code>torch.cat((old_k, k))</code> joins along the first axis, the
 # tokens. The first time that a layer asks, there is nothing old.</details>
@@ -260,17 +259,15 @@ mine = OwnEngine(model, tokenizer, cached=True)
 mine.use(MyCache, check_cache)
 
 # %% [markdown]
-# `mine` is the trained tiny model, made of parts that can be exchanged. If your part is right, it runs in
-# the model from now on. If it is not, the package's part runs, and the cell says so. `tell` continues the
-# prompt and compares every token with those of the package's own engine. It also names parts that come
-# later.
+# `mine` is the tiny model, made of parts that can be exchanged. A right part of yours runs in the model from now
+# on; for a wrong one the package's runs. `tell` continues the prompt, and compares every token with those of the
+# package's own engine. It also names parts that come later.
 
 # %%
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# Your functions of notebook 01 can run here, too. The next cell reads them from the saved file of that
-# notebook. Right answers become parts; for the others the package's run.
+# Your functions of notebook 01 can run here, too. The next cell reads them from its saved file.
 
 # %%
 from tutorial_engine.learn import bring
@@ -326,9 +323,8 @@ print(token_labels(tokenizer, tokenizer.encode(KAMO).ids))
 
 def story_with(layer, which):
     """Kamo's story, when slot 1 of a layer has K, V or both of Kumo's."""
-    return mine.go_on(
-        mine.transplant(mine.memory(KAMO), mine.memory(KUMO), layer, [1], which), KAMO
-    )
+    changed = mine.transplant(mine.memory(KAMO), mine.memory(KUMO), layer, [1], which)
+    return mine.go_on(changed, KAMO)
 
 
 print("untouched:  ", mine.go_on(mine.memory(KAMO), KAMO))
@@ -354,8 +350,8 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
 # names: they look for the token after an earlier K (notebook 01). Both keys are found equally well. The next cell
-# runs the story as far as the second "K", and shows the *weights* (the shares of attention) that its query gives
-# to slot 1.
+# runs the story up to the second "K". It shows the *weights* (the shares of attention) that this K gives to slot 1:
+# with its own key, with Kumo's, and with a key of zeros.
 
 # %%
 named = f"{KAMO} Tima was a friend of K"
@@ -470,8 +466,8 @@ for hero in (" Ben", " Anna"):
 #
 # mine.parts.own["MyCache"] = Few  # past the check; run Exercise 1 again to undo it
 # print(mine.generate(PROMPTS[0], SamplingParams(max_tokens=120)).checker.text)</pre>
-# With 64 the story is the same, with and without the first 4. With 16 Anna is forgotten: others find the kite. In large
-# models the first tokens matter, because many heads that have nothing to copy look at them.</details>
+# With 64 the story is the same, with and without the first 4. With 16 Anna and her kite are forgotten. In
+# large models many heads that have nothing to copy look at the first tokens, so these matter there.</details>
 
 # %% [markdown]
 # ### What this cache costs
@@ -514,8 +510,8 @@ next_one = Batch.from_sequences([[fast.token_ids[0]]], [10])  # 10 tokens are co
 print("decode ids: ", next_one.input_ids.tolist(), "positions:", next_one.positions.tolist())
 
 # %% [markdown]
-# The position of the first new token is the number of tokens that are computed. RoPE needs it: the old
-# keys in the cache were turned by their own positions, and the new ones must continue the count.
+# The position of the first new token is the number of tokens that are computed. RoPE needs it: the keys in the
+# cache were turned by their positions, and the new ones must continue the count.
 #
 # ### Exercise 3: run what is new (10 minutes)
 #
@@ -599,7 +595,7 @@ from tutorial_engine.learn import check_static_cache
 mine.use(MyStaticCache, check_static_cache)
 
 # %% [markdown]
-# From now on this cache runs in place of the first one:
+# From now on this cache runs in place of the first one.
 
 # %%
 mine.tell(PROMPTS[0])
@@ -610,10 +606,10 @@ for n, copied in zip(lengths, by_cat, strict=True):
     )
 
 # %% [markdown]
-# For several sequences the package separates two things. The **KV storage** has one K and one V tensor per layer,
-# and slots. The **map** says which slot holds position p of a sequence, and one map serves all layers. In the
-# *static cache* each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, step
-# through it, and compare the slots with the positions.
+# For several sequences the package separates two things. The **KV storage** has the slots: one K and one V tensor
+# per layer. The **map** says which slot holds position p of a sequence, in all layers. In the package's static cache
+# each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, step through it, and
+# compare the slots with the positions.
 
 # %% tags=["figure-cache-explorer"]
 from tutorial_engine.viz import CacheExplorer
@@ -651,8 +647,8 @@ from tutorial_engine.learn import check_slots_to_write
 check_slots_to_write(slots_to_write)
 
 # %% [markdown]
-# The package's map does the same arithmetic. Its answer has the slots to *write* for the new tokens,
-# and the slots to *read* for all tokens so far: see its last lines.
+# The last lines of the package's map do the same: the slots to *write* for the new tokens, and the slots to *read*
+# for all tokens so far.
 
 # %%
 from tutorial_engine.cache import StaticKVCache
@@ -666,9 +662,8 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# A slot that nobody wrote must never be read. To prove
-# that it is not, we fill the whole storage with NaN ("not a number"): any sum with one NaN in it is
-# NaN. Then the three prompts run, and their K and V go to `slots`, the list of your exercise.
+# A slot that nobody wrote must never be read. To test this, we fill the storage with NaN ("not a number"): any sum
+# with a NaN in it is NaN. Then the three prompts run, and their K and V go to `slots`, the list of your exercise.
 
 # %%
 from dataclasses import replace
@@ -684,8 +679,8 @@ print("any NaN in the logits:", bool(logits.isnan().any()))
 print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
 
 # %% [markdown]
-# These slots are reserved and not used, and no other request can have them. Notebook 04 gives them out
-# in small pages instead. It uses the same storage with another map.
+# These slots are reserved and not used, and no other request can have them. Notebook 04 gives slots out in small
+# pages: the same storage, with another map.
 #
 # This is a good place for a pause. After a restart of the notebook, run all cells above first.
 #
@@ -694,11 +689,9 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # **Objective:** meet the classic bug of a cache. A plausible loop counts its decode steps from 1 and
 # computes the position as `prompt_len + step`. Then one position is skipped, and every new token stands
 # one position too far from the prompt.
-
-# %% [markdown]
-# Below, `logits_of` runs a prompt and some given new tokens, one after the other. It returns a *row of
-# logits*, one number for each entry of the vocabulary, for each of them: row 0 after the prompt, row 1
-# after the first new token, and so on. In this section a row is always a row of logits.
+#
+# Below, `logits_of` runs a prompt, and then some given new tokens one by one. It returns *rows of logits*: row 0
+# after the prompt, row 1 after the first new token, and so on.
 
 
 # %%
@@ -762,10 +755,9 @@ wrong = [*range(first, end), *range(end + 1, end + 17)]
 positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
-# Row 0 comes from the prefill, and the prefill is right. As soon as
-# the first new token runs, its query is one too far from every key of the prompt, so row 1
-# is wrong. Nothing crashes, the text still reads like a story, and
-# one of the three texts did not change at all. So a test compares *logits*.
+# Row 0 comes from the prefill, which is right. The query of the first new token is one too far from every key of
+# the prompt, so row 1 is wrong. Nothing crashes, the text still reads like a story, and one of the three texts did
+# not change at all. So a test compares *logits*.
 
 # %% [markdown]
 # `planted` put this bug into the package for a moment. `zoo` does so with four bugs, one after the other. It
@@ -790,8 +782,7 @@ caught = zoo({chunked: BUGS_02[chunked]}, lambda: logits_of(story, new, chunk_si
 # ## 8 · Chunks and batches
 #
 # **Objective:** see that it does not matter in which portions the tokens come. A long prompt may be
-# prefilled in chunks, so that other requests need not wait for all of it. Every way to cut it gives the same
-# logits, up to rounding.
+# prefilled in chunks, so that other requests need not wait for all of it.
 
 # %%
 whole = logits_of(prompts[0], right[0][:8])
@@ -801,7 +792,7 @@ for chunk in (1, 3, 4, 7):
 
 # %% [markdown]
 # Three prompts of unequal length run in one batch below. There is no padding: each has its own row of the
-# cache. A sequence that has stopped costs nothing from then on: see how the number of tokens per forward falls.
+# cache. A sequence that has stopped costs nothing from then on.
 
 # %%
 three = [SamplingParams(max_tokens=n) for n in (3, 8, 5)]
@@ -909,10 +900,9 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine. The tiny model is so
+# The left clock counts one unit for each token that runs. The right clock is this machine. The model is so
 # small that for a few tokens most of the time goes into *starting* operations. The cache wins clearly as soon as
-# the arithmetic outweighs this overhead. (Where a line jumps, PyTorch has chosen another way to compute the same
-# operation.)
+# the arithmetic outweighs this overhead.
 
 # %%
 # without a speed-up that reorders the weights, so that all machines count the same
@@ -924,9 +914,6 @@ for n in (1, 8, 64):
     print(f"a forward over {n:2} tokens starts {started} operations{more}")
 
 # %% [markdown]
-# Eight tokens start some more operations than one, but not eight times as many, and 64 tokens start no more
-# than eight.
-#
 # Users notice two delays. **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the
 # time per output token, is the time of one decode step.
 
@@ -940,8 +927,8 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT, because the prompt has to run once in both cases. What it changes is TPOT:
-# without it, every later token costs about one more forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. It shortens TPOT: without it, every
+# later token costs one more forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -979,8 +966,7 @@ check_floor(least_seconds)
 # %% [markdown]
 # FLOPs divided by bytes is the *arithmetic intensity*. The tiny model cannot show a memory limit, because it fits
 # into the *processor caches*, small and fast memories inside the processor. So we take four of the 28 layers of
-# Qwen3-0.6B, with random weights. (On a server whose processor caches hold them, the forwards below can be faster
-# than the memory allows.)
+# Qwen3-0.6B, with random weights.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -1038,11 +1024,11 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # %% [markdown]
 # A long prefill is *compute-bound*: many tokens share each weight that is read, and it comes near the roof. Decode
 # of one sequence is *memory-bound*: reading the weights takes most of its time. That is why eight sequences, with
-# eight times the FLOPs, take only a little longer. So every server decodes many sequences at once.
+# eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
 #
-# Decode still stays far below the roof. The roof is the best case: where a point lies says what *could*
-# limit it. A product with few rows does not read memory as fast as the plain sum that measured the bandwidth. On a
-# GPU the CPU may start operations too slowly (appendix [A2](appendix/A2_on_a_gpu.ipynb)).
+# Decode still stays well below the roof. The roof is the best case: a product with few rows often reads memory more
+# slowly than the long read that measured the bandwidth. On a GPU the CPU may start operations too slowly (appendix
+# [A2](appendix/A2_on_a_gpu.ipynb)).
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
@@ -1108,8 +1094,8 @@ sampling.set(step=3)  # the stage of top-p
 sampling
 
 # %% [markdown]
-# After "One day" this model expects a name that nobody can predict. Therefore many tokens have a few percent
-# each. The order of the filters matters: top-p takes its share of what top-k has left.
+# After "One day" a name comes that nobody can predict, so many tokens have a few percent each. The order of the
+# filters matters: top-p takes its share of what top-k has left.
 
 # %%
 predictions.ask(
@@ -1264,8 +1250,8 @@ for params in (until, SamplingParams(max_tokens=6, stop="coat.")):
     print()
 
 # %% [markdown]
-# "coat." has 5 characters. The package holds back the last 4, because they may begin the stop string. When the
-# request ends for another reason, as the second one does, they are shown at the end.
+# "coat." has 5 characters. The package holds back the last 4, because they may begin the stop string. The second
+# request ends for another reason, so they are shown at the end.
 
 # %% [markdown]
 # Every output tells why it ended, and by which stop string or stop id:
@@ -1287,9 +1273,8 @@ for params in (
 # Inference](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) (He et al., 2025).
 #
 # A logit is a sum of products: the hidden state times one row of the *output matrix* (LM head), the last matrix of
-# the model. In floating-point numbers the order of a sum matters, because every
-# addition is rounded. Below, the same 192 products are added in two orders: one after another,
-# and in 8 lanes that are joined at the end, as processors with vector units do.
+# the model. The order of a sum matters, because every addition is rounded. Below, the same 192 products are added
+# in two orders: one after another, and in 8 lanes that are joined at the end, as vector processors do.
 
 # %%
 head = model.model.embed_tokens.weight  # [vocabulary, hidden]: this model shares it with the head
@@ -1313,11 +1298,9 @@ print(f"{int((a != b).sum())} of {len(a)} logits are not the same")
 check_close(a, b, 1e-5, "but all of them are close")
 
 # %% [markdown]
-# For a product of matrices PyTorch calls a library of *kernels*, compiled programs that do one operation. The library
-# has several kernels for the same product, and chooses one by the shapes. Each adds in its own order.
-#
-# How many tokens are in the batch depends on the *other* requests. Here is a product of a size that
-# Qwen3-0.6B has, 1024 → 3072. Our token stays as it is, and the tokens of other requests join it.
+# For a product of matrices PyTorch calls a library of *kernels*, compiled programs that do one operation. It chooses
+# one by the shapes, and each adds in its own order. One of the shapes is the number of tokens in the batch, and it
+# depends on the *other* requests. Here is a product of a size that Qwen3-0.6B has, 1024 → 3072.
 
 # %%
 predictions.ask(
@@ -1366,9 +1349,9 @@ formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
 margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in formats.items()})
 
 # %% [markdown]
-# The picture has every token of 20 stories. No margin is below the step of fp32. But many servers compute in
-# bf16, and there some are. Many roundings add up on the way through the layers, so more margins are in danger
-# than those below one step. One such token is enough: after it the two texts go their own ways.
+# No margin of 20 stories is below the step of fp32. But many servers compute in bf16, and there some are. Roundings
+# add up on the way through the layers, so even more are in danger. One such token is enough: after it the
+# two texts go their own ways.
 
 # %% [markdown]
 # **A token that changes.** In the tiny model such small margins are rare, so we build them. A hidden state [s, s]
@@ -1487,9 +1470,8 @@ if predictions.reveal("bf16", (len(other) > 0) + (len(other) >= len(pairs) / 4))
 # %% [markdown]
 # ## 16 · The sizes of a real model
 #
-# Would your parts run in a model of real size? We put all of them into a model that has the sizes of Qwen3-0.6B,
-# but only two of its 28 layers, our small vocabulary, and random weights. The text is nonsense. What counts is
-# that the package's engine generates the same tokens.
+# We put your parts into a model that has the sizes of Qwen3-0.6B, but only two of its 28 layers, our small vocabulary,
+# and random weights. The text is nonsense. What counts is that the package's engine generates the same tokens.
 
 # %%
 predictions.ask(
@@ -1539,9 +1521,8 @@ else:
 # %% [markdown]
 # ## 17 · All your parts together
 #
-# First a race: your parts
-# continue two prompts, once without a cache and once with it. The first prompt is one sentence, and they
-# tell its whole story. The second one has two stories before the sentence, and they add 24 tokens.
+# First a race: your parts continue two prompts, without a cache and with it. The short prompt is one sentence, and
+# they tell its whole story. The long one has two stories before the sentence, and they add 24 tokens.
 
 # %%
 long_prompt = " ".join([*islice(stories(seed=5), 2), PROMPTS[0]])
@@ -1577,9 +1558,8 @@ if predictions.reveal("race", (slow_time > 2 * fast_time) + (slow_time > 4 * fas
         print(f"{name:12} {count:3} tokens: {words}, {without_it / with_it:.1f} times faster")
 
 # %% [markdown]
-# The short prompt gains less, although the cache saves most of its token runs, too: a forward of the
-# tiny model takes most of its time to start operations (section 10). With the long
-# prompt the arithmetic outweighs this overhead, and the cache pays.
+# The short prompt gains less, although the cache saves most of its token runs, too: a forward over few tokens takes
+# most of its time to start operations (section 10).
 
 # %% [markdown]
 # And this is the story. It is greedy, and Hugging Face's `generate` must agree with it token by token.
@@ -1601,8 +1581,8 @@ mine.tell(PROMPTS[2], last, live=True)
 # %% [markdown]
 # ## What you can do now
 #
-# You can say what prefill and decode run, read and write, find the slot of any key, and price a
-# context in bytes. You can choose sampling settings, end a request correctly, and say why two correct engines may
+# You can say what prefill and decode run, change what a model remembers, find the slot of any key, and price a
+# context in bytes. You can choose sampling settings, end a request correctly, and say why two right engines may
 # disagree. In the next notebook, `03_scheduler`, many requests share the engine.
 
 # %%
