@@ -279,14 +279,14 @@ bring(mine, "01_attention_rope.ipynb")
 #
 # **Objective:** change what the cache remembers, and see that the model knows nothing else.
 #
-# `mine.memory(text)` runs a text through your cache, all but its last token. It returns copies of what the cache
-# holds: a dict, layer → (k, v), each [tokens, K/V heads, head_dim]. K and V of token i are in *slot* i.
-# `mine.go_on(memory, text)` puts a memory into a new cache of yours, runs the rest of the text, and continues it.
+# `mine.memory(text)` runs a text, all but its last token, and returns copies of what your cache holds: a dict,
+# layer → (k, v), each [tokens, K/V heads, head_dim]. Token i is in *slot* i.
+# `mine.go_on(memory, text)` puts a memory into a new cache, and goes on with the text.
 #
 # ### Exercise 2: transplant (5 minutes)
 #
-# Write `transplant`. In one layer, it copies K, V or both of some slots from the memory `donor` to `memory`.
-# `slots` is a list, and `which` is "K", "V" or "KV". Return `memory`, and leave the donor as it is.
+# Copy K, V or both of some slots of one layer from the memory `donor` to `memory`, and return `memory`.
+# `slots` is a list; `which` is "K", "V" or "KV". The donor stays as it is.
 #
 # <details><summary>Hint</summary><code>k, v = memory[layer]</code> are tensors, and slots are their first axis:
 # <code>k[slots] = ...</code> writes into k, and so into the memory. <code>"K" in which</code> is true for "K" and
