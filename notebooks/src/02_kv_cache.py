@@ -277,7 +277,7 @@ bring(mine, "01_attention_rope.ipynb")
 # %% [markdown]
 # ## 4 · Edit the memory
 #
-# **Objective:** change what the cache remembers, and see that the model knows nothing else.
+# **Objective:** change what the cache remembers.
 #
 # `mine.memory(text)` runs a text, all but its last token, and returns copies of what your cache holds: a dict,
 # layer → (k, v), each [tokens, K/V heads, head_dim]. Token i is in *slot* i.
