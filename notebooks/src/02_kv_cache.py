@@ -679,8 +679,7 @@ print("any NaN in the logits:", bool(logits.isnan().any()))
 print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
 
 # %% [markdown]
-# These slots are reserved and not used, and no other request can have them. Notebook 04 gives slots out in small
-# pages: the same storage, with another map.
+# These slots are reserved and not used. Notebook 04 gives slots out in small pages.
 #
 # This is a good place for a pause. After a restart of the notebook, run all cells above first.
 #
@@ -1027,8 +1026,7 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
 #
 # Decode still stays well below the roof. The roof is the best case: a product with few rows often reads memory more
-# slowly than the long read that measured the bandwidth. On a GPU the CPU may start operations too slowly (appendix
-# [A2](appendix/A2_on_a_gpu.ipynb)).
+# slowly than the long read that measured the bandwidth.
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
