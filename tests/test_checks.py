@@ -61,7 +61,7 @@ from tutorial_engine.learn.find_check import FIND_SLIPS
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
 from tutorial_engine.learn.judge import CODE, slips_of, wrong_answers
 from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
-from tutorial_engine.learn.own_cache import MyCache, MyStaticCache
+from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst
 from tutorial_engine.learn.verdict import Verdict
@@ -632,6 +632,12 @@ class CopiesInPlace(MyStaticCache):
         return [(self.k[layer, :end], self.v[layer, :end])]
 
 
+class InNumpy(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = (torch.from_numpy(x.numpy().copy()) for x in (self.k, self.v))
+
+
 class NoMemory(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None: ...
 
@@ -641,6 +647,29 @@ class QueryHeads(MyStaticCache):
         layers = config.num_hidden_layers
         self.k = torch.zeros(layers, max_len, config.num_attention_heads, config.head_dim)
         self.v = torch.zeros_like(self.k)
+
+
+def transplant_by_numpy(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
+    for letter, mine, theirs in zip("KV", memory[layer], donor[layer], strict=True):
+        if letter in which:
+            mine.numpy()[slots] = theirs.numpy()[slots]
+    return memory
+
+
+def transplant_anew(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
+    """Right: a new dict of lists, in float64, slot by slot; the memory stays as it was."""
+    new = {one: [x.double() for x in pair] for one, pair in memory.items()}
+    for i, slot in ((i, slot) for i in range(2) if "KV"[i] in which for slot in slots):
+        new[layer][i][slot] = donor[layer][i][slot]
+    return new
+
+
+def transplant_by_torch(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
+    at = torch.zeros(len(memory[layer][0]), 1, 1, dtype=torch.bool)
+    at[slots] = True
+    pairs = zip("KV", memory[layer], donor[layer], strict=True)
+    memory[layer] = tuple(torch.where(at & (x in which), b, a) for x, a, b in pairs)
+    return memory
 
 
 def token_by_token(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
@@ -682,7 +711,7 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
     >= max_tokens → >= max_tokens - 1
         one token is still allowed
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
-        look at new_ids[-1] as well
+        it alone ends the request
     new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
         eos_ids may hold several
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
@@ -714,6 +743,26 @@ EXERCISES |= {
             (Shared, "make the dict in __init__"),
         ],
     ),
+    "transplant": Exercise(
+        c2.check_transplant,
+        [transplant, transplant_by_numpy, transplant_anew, transplant_by_torch],
+        c2.TRANSPLANT_SLIPS,
+        [
+            (lambda memory, donor, layer, *_: memory[layer], "return the whole memory"),
+            (lambda memory, donor, layer, *_: {layer: memory[layer]}, "a dict with layers [2]"),
+            (lambda memory, donor, layer, *_: {**memory, layer: donor[layer][0]}, "no pair"),
+            (
+                lambda memory, donor, layer, slots, _: memory[layer][0].__setitem__(
+                    slots, donor[layer][0]
+                ),
+                "take the same slots of both",
+            ),
+            (
+                lambda memory, *_: {i: (k + 1, v) for i, (k, v) in memory.items()},
+                "only these slots of this layer may change",
+            ),
+        ],
+    ),
     "MyStaticCache": Exercise(
         c2.check_static_cache,
         [MyStaticCache, HeadsFirstView, InFloat64],
@@ -725,6 +774,7 @@ EXERCISES |= {
             (AnyLength, "is a size typed in?"),
             (InBf16, "in torch.bfloat16, and rounds it"),
             (CopiesInPlace, "it writes old k and v again"),
+            (InNumpy, "make it with torch.zeros"),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
         ],
@@ -774,7 +824,7 @@ EXERCISES |= {
         c2.FLOOR_SLIPS,
         [
             (lambda *case: (c2.least_seconds(*case), "memory"), "return one number"),
-            (lambda *case: 1.5, "s: the slower of the two decides"),
+            (lambda *case: 1.5, "s: here the memory decides"),
         ],
     ),
 }

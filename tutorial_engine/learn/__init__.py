@@ -23,7 +23,7 @@ __getattr__, __all__ = hands_out(
         ),
         "checks_02": (
             "check_cache, check_floor, check_run_new, check_slots_to_write, "
-            "check_static_cache, check_top_p, check_why_finished, least_seconds"
+            "check_static_cache, check_top_p, check_transplant, check_why_finished, least_seconds"
         ),
         "checks_03": (
             "check_budget, check_fair, check_metrics, check_num_tokens, check_plan, check_shortest"

@@ -9,11 +9,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
-from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
-from tutorial_engine.learn.own import keep_top_p as right_top_p
+from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
 from tutorial_engine.learn.own import run_new as right_run
 from tutorial_engine.learn.own import why_finished as right_reason
-from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, WriteAndRead, same_memory
+from tutorial_engine.learn.own_cache import (
+    Memory,
+    MyCache,
+    MyStaticCache,
+    WriteAndRead,
+    same_memory,
+)
+from tutorial_engine.learn.own_cache import transplant as right_transplant
 from tutorial_engine.learn.parts import number, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done, of_shapes
 from tutorial_engine.model.attention import SdpaAttention
@@ -30,6 +36,10 @@ CACHE_SLIPS: Slips = slips_of(
     """
     self.kv[layer] = k, v → pass
         it gives only the new k and v; keep the old
+    self.kv[layer] = k, v → self.kv.setdefault(layer, (k, v))
+        what was joined is not stored; store it in every call ▸ self.kv[layer] = (k, v)
+    zip(self.kv[layer], → zip([self.kv[layer][0]] * 2,
+        the new v is joined behind the old k
     if layer in → if (layer := 0) in
         all layers share one k and one v; each layer keeps its own
     pair) for → pair[::-1]) for
@@ -46,9 +56,17 @@ STATIC_SLIPS: Slips = slips_of(
     MyStaticCache,
     """
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer], self.v[layer])]
-        k and v of all slots; those behind the text hold nothing: return [:end]
+        k and v of all slots; those behind the text hold nothing
+        ▸ self.k[layer, :end]
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end-1], self.v[layer, :end-1])]
-        k and v are one token too few: the end is the last position + 1
+        k and v are one token too few; a slice ends one behind its last entry
+        ▸ int(batch.positions[-1]) + 1
+    [(self.k[layer, :end], self.v[layer, :end])] → [(k, v)]
+        only the new k and v; return all tokens so far ▸ self.k[layer, :end]
+    :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
+        as many k and v as are new; return all tokens so far ▸ int(batch.positions[-1]) + 1
+    self.k.clone() → self.k
+        k and v share one memory; make two
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = batch.positions - 1; self.k[layer, W],
         k and v are one slot too early: position p belongs into slot p
@@ -57,14 +75,15 @@ STATIC_SLIPS: Slips = slips_of(
         k and v are one slot too late: position p belongs into slot p
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = slice(len(k)); self.k[layer, W],
-        the new tokens are in slot 0 again: write them at batch.positions
+        the new tokens are in slot 0 again; write them where they stand in the text
+        ▸ self.k[layer, batch.positions] = k
     start = int( → layer = 0; start = int(
         k and v are those of another layer: each layer needs a buffer of its own
     heads, dim = config → self.used = 0; heads, dim = config
     int(batch.positions[0]) → self.used
     end = start + len(k) → end = self.used = start + len(k)
-        all layers write to the same positions, so a count must not advance in each of them: ask
-        batch.positions
+        all layers write to the same positions, so a count must not advance in each of them
+        ▸ batch.positions
     start = int( → self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v); start = int(
         old k and v that are all 0: make the memory in __init__, once for all calls
     ] = k, v → ] = v, k
@@ -132,7 +151,8 @@ def _pair(got: object) -> Sequence[Tensor]:
     if isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor):
         raise CannotBe(f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
-        raise CannotBe(f"{form}; got {type(got).__name__}")
+        many = f" of {len(got)}" if isinstance(got, list | tuple | dict) else ""
+        raise CannotBe(f"{form}; got {type(got).__name__}{many}")
     (pair,) = got
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise CannotBe(f"{form}; its only entry is no pair")
@@ -172,8 +192,8 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
         if make_cache().update(0, k, k, batch)[0][0].shape == k.shape:
             return ""
         return (
-            "a second cache begins with the tokens of the first; make the dict in __init__ "
-            "(self.kv = {}), so that each cache has its own"
+            "a second cache begins with the tokens of the first; make the dict in __init__, "
+            f"so that each cache has its own{CODE}self.kv = {{}}"
         )
 
     def explain(error: Exception) -> str:
@@ -218,11 +238,14 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
                 if not same_memory(old, new):
                     return (
                         f"the right {name}, but in new memory, so the old ones were copied; write "
-                        "into the memory that __init__ made, and return a view of it: [:end]"
+                        "into the memory that __init__ made, and return a view of it"
+                        f"{CODE}self.k[layer, :end]"
                     )
         if any(given.moved_old for given in found):
             return "it writes old k and v again, into the same memory; write only the new ones"
         every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
+        if not all(x.untyped_storage().resizable() for x in every.values()):
+            return "its memory is numpy's, which no GPU can hold; make it with torch.zeros"
         held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
         if held != (needed := 2 * layers * room * heads * dim):
             return (
@@ -251,6 +274,104 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
     )
 
 
+# -- transplant -----------------------------------------------------------------------------------
+
+WHERE = ((2, [4], "K"), (0, [5, 2], "V"), (4, [0, 3], "KV"))  # layer, slots, which
+TRANSPLANT_SLIPS: Slips = {
+    **slips_of(
+        right_transplant,
+        """
+        k, v = memory → v, k = memory
+        donor_k, donor_v = → donor_v, donor_k =
+            K and V are swapped; each layer has (k, v)
+        if "K" in which → if True
+        if "V" in which → if True
+            K and V are both copied, whatever `which` says
+        if "V" → elif "V"
+            of "KV" only K is copied; ask for each of the two
+        "K" in which → which == "K"
+        "V" in which → which == "V"
+            of "KV" nothing is copied; ask whether a letter is in it ▸ "K" in which
+        k[slots] = donor_k[slots] → k[:] = donor_k
+        v[slots] = donor_v[slots] → v[:] = donor_v
+            all slots are the donor's now; copy those of `slots` only
+        k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
+        v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
+            only the first of the slots is copied
+        k[slots] = donor_k[slots] → k[1] = donor_k[1]
+        v[slots] = donor_v[slots] → v[1] = donor_v[1]
+            slot 1 is typed in; the argument is `slots`
+        memory[layer] → memory[3]
+        donor[layer] → donor[3]
+            layer 3 is typed in; the argument is `layer`
+        k[slots] = donor_k[slots] → k[:, slots] = donor_k[:, slots]
+        v[slots] = donor_v[slots] → v[:, slots] = donor_v[:, slots]
+            the second axis are the heads; slots are the first one
+        k[slots] = donor_k[slots] → pass
+        v[slots] = donor_v[slots] → pass
+            the memory is as it was; `k = ...` only gives a name to another tensor ▸ k[slots] = ...
+        k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
+        v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
+            it copies from the memory into the donor; the other way round is asked
+        k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
+        v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
+        return memory → return donor
+            it changes the donor and returns it; change `memory`, and return that
+        return memory → return donor
+            the memory is right, and the donor was returned
+        k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
+        v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
+            the donor has changed, too; copy, and do not swap
+        """,
+    ),
+    "all layers are changed; only `layer` is asked": lambda memory, donor, layer, *where: [
+        right_transplant(memory, donor, one, *where) for one in memory
+    ][-1],
+}
+
+
+def _transplanted(function: Callable[..., Any], layer: int, *where: Any) -> Any:
+    """What it gives for two memories, and the donor after it; None if it gives None."""
+    draw = torch.Generator().manual_seed(3)
+    memory, donor = (
+        {
+            i: (torch.randn(6, 6, 4, generator=draw), torch.randn(6, 6, 4, generator=draw))
+            for i in range(5)
+        }
+        for _ in range(2)
+    )
+    got = function(memory, donor, layer, *where)
+    return got if got is None or got is ... else [got, donor]
+
+
+def check_transplant(function: Callable[..., Memory]) -> Verdict:
+    """Check a learner's function(memory, donor, layer, slots, which) → the changed memory."""
+
+    def read(answer: Sequence[Any]) -> list[Any]:
+        got, donor = answer
+        if not isinstance(got, dict) or sorted(got) != sorted(donor):
+            kind = (
+                f"a dict with layers {sorted(got)}" if isinstance(got, dict) else type(got).__name__
+            )
+            raise CannotBe(f"return the whole memory, a dict with all its layers; got {kind}")
+        return [[_pair([one[layer]]) for layer in sorted(one)] for one in (got, donor)]
+
+    def explain(error: Exception) -> str:
+        both = "k and donor_k are [tokens, heads, head_dim]: take the same slots of both"
+        return both * of_shapes(error)
+
+    return judge(
+        *("transplant", function, right_transplant, WHERE, TRANSPLANT_SLIPS),
+        "transplant: K, V and both, in 3 of 5 layers, and the donor stays as it was",
+        call=_transplanted,
+        read=read,
+        tolerance=0,
+        where=lambda got, layer, slots, which: f'layer {layer}, slots {slots}, "{which}"',
+        otherwise=lambda *_: "other numbers; only these slots of this layer may change",
+        explain=explain,
+    )
+
+
 # -- run_new --------------------------------------------------------------------------------------
 
 RUN_SLIPS: Slips = slips_of(
@@ -265,15 +386,15 @@ RUN_SLIPS: Slips = slips_of(
     , [num_computed] → , [num_computed + 1]
         positions are one too late: the first new token stands at num_computed
     (batch, attention) → (batch)
-        the attention, with its cache, was not handed over: model(batch, attention)
+        the attention, with its cache, was not handed over ▸ model(batch, attention)
     [-1:])[0] → )
         it returns the logits of all new tokens; only the last one's are asked
     [-1:])[0] → )[0]
         these are the logits of the first new token; the last one's choose the next
     [-1:])[0] → [-1:])
-        it returns [1, V]; take row 0, so that it is [V]
+        it returns [1, V], and [V] is asked ▸ logits[0]
     model.compute_logits(model(batch, attention)[-1:])[0] → model(batch, attention)[-1]
-        it returns hidden states; model.compute_logits makes logits
+        it returns hidden states, and logits are asked ▸ model.compute_logits(hidden)
     [-1:])[0] → [-1:])[0].softmax(-1)
         these are probabilities; return the logits themselves
     [-1:])[0] → [-1:])[0].log_softmax(-1)
@@ -328,6 +449,8 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
         return "other logits; does the model see the whole batch and the given attention?"
 
     def explain(error: Exception) -> str:
+        if any(word in str(error) for word in ("is empty", "starts at position")):
+            return "The new tokens are those from token_ids[num_computed] to the end"
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
         if not any(word in str(error) for word in words):
             return ""
@@ -353,41 +476,53 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
 
 
 def _slots(cached: list[int], new: list[int], max_len: int) -> list[int]:
-    pairs = enumerate(zip(cached, new, strict=True))
-    return [row * max_len + old + i for row, (old, n) in pairs for i in range(n)]
+    slots: list[int] = []
+    for r, (old, n) in enumerate(zip(cached, new, strict=True)):
+        start = r * max_len + old
+        slots += range(start, start + n)
+    return slots
 
 
 SLOT_CASES = (([0], [4], 8), ([4], [1], 8), ([0, 0], [2, 2], 8), ([5, 0, 2], [1, 3, 2], 16))
-SLOT_SLIPS: Slips = {
-    "the cached tokens are overwritten": lambda cached, new, m: _slots([0] * len(new), new, m),
-    "only the new tokens are written, not the cached": lambda cached, new, m: _slots(
-        [0] * len(new), [old + n for old, n in zip(cached, new, strict=True)], m
-    ),
-    "the rows are packed one after the other, but row r begins at r * max_len, however few slots "
-    "are used before it": lambda cached, new, m: [
-        sum(cached[:r]) + sum(new[:r]) + old + i
-        for r, old in enumerate(cached)
-        for i in range(new[r])
-    ],
-    "these are where rows begin; each token needs its own": lambda cached, new, m: [
-        r * m for r, n in enumerate(new) for _ in range(n)
-    ],
-    "one too far; the first free slot is number cached": lambda *case: [
-        slot + 1 for slot in _slots(*case)
-    ],
-    "one too early; slots are counted from 0": lambda *case: [slot - 1 for slot in _slots(*case)],
-    "rows have max_len slots, not always 8": lambda cached, new, m: _slots(cached, new, 8),
-    "one slot for each row; each new token needs one": lambda cached, new, m: _slots(
-        cached, [1] * len(new), m
-    ),
-    "row r begins at slot r * max_len": lambda cached, new, m: _slots(cached, new, 0),
-}
+SLOT_SLIPS: Slips = slips_of(
+    _slots,
+    """
+    max_len + old → max_len
+        the cached tokens are overwritten
+    max_len + old → max_len
+    start + n) → start + old + n)
+        only the new tokens are written, not the cached
+    r * max_len + old → sum(cached[:r]) + sum(new[:r]) + old
+        the rows are packed one after the other, but row r begins at r * max_len, however few slots
+        are used before it
+    range(start, start + n) → [r * max_len] * n
+        these are where rows begin; each token needs its own
+    max_len + old → max_len + old + 1
+        one too far; the first free slot is number cached
+    max_len + old → max_len + old - 1
+        one too early; slots are counted from 0
+    r * max_len → r * 8
+        rows have max_len slots, not always 8
+    start + n) → start + n + 1)
+        one slot too many; a range leaves out its end
+    r * max_len → (r + 1) * max_len
+        rows are counted from 0: row r begins at slot r * max_len
+    range(start, start + n) → range(start, r * max_len + n)
+        a row's new tokens end cached[r] + new[r] slots behind its beginning
+    start + n) → start + 1)
+        one slot for each row; each new token needs one
+    r * max_len + old → old
+        row r begins at slot r * max_len
+    """,
+)
 
 
 def check_slots_to_write(function: Callable[[list[int], list[int], int], Iterable[int]]) -> Verdict:
     """Check a learner's function(cached, new, max_len) → the slots to write, rows 0, 1, ..."""
 
     def read(answer: Iterable[Any]) -> list[float]:
+        if isinstance(answer, dict):
+            raise CannotBe("got a dict; one flat list is asked")
         given = list(answer)
         known = [number(x) if whole(x) is None else whole(x) for x in given]
         if None in known:
@@ -419,8 +554,9 @@ TOP_P_SLIPS: Slips = slips_of(
     """
     values, order = probs.sort(descending=True) → values, order = probs, torch.arange(len(probs))
         nothing is sorted; the likeliest tokens must come first
+        ▸ probs.sort(descending=True)
     descending=True →
-        the sum begins at the unlikeliest token; sort with descending=True
+        the sum begins at the unlikeliest token ▸ descending=True
     return keep → return ~keep
         it is inverted; True = kept
     return keep → return probs > p
@@ -432,12 +568,26 @@ TOP_P_SLIPS: Slips = slips_of(
         the token that crosses p stays, and so the likeliest always does
     keep[order] → keep[:]
         the right number, but of other tokens; put the answer back into the first order
+        ▸ keep[order] = ...
+    keep[order] = values.cumsum(-1) - values < p → keep = (values.cumsum(-1) - values < p)[order]
+        [order] on the right sorts once more; the answer must go back into the first order
+        ▸ keep[order] = ...
+    probs.sort → probs.softmax(-1).sort
+        probs are probabilities already: no softmax
+    < p → < 1 - p
+        p is how much is kept, and not how much is dropped
+    return keep → return probs >= p * probs.max()
+        that is the rule of min_p; top_p adds the probabilities up
+    return keep → return order[values.cumsum(-1) - values < p]
+        these are the numbers of the kept tokens; a bool for each token is asked
+        ▸ keep[order] = ...
     < p → <= p
         one too many; when the sum before it is p, a token goes
     return keep → return probs * keep
         which are kept is asked, and not what is left of them
     return keep → return keep.nonzero().flatten()
-        these are the numbers of the tokens; make keep = zeros of bool, then keep[these] = True
+        these are the numbers of the tokens that are kept; a bool for each token is asked
+        ▸ keep = torch.zeros_like(probs, dtype=torch.bool); keep[these] = True
     """,
 )
 
@@ -453,11 +603,14 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
     def otherwise(got: Tensor, want: Tensor, *_: Any) -> str:
         if got.dtype != torch.bool:
             return f"it must return a bool tensor [{len(want)}], True = kept; got {got.dtype}"
-        more = "; the token that crosses p stays" if int(got.sum()) < int(want.sum()) else ""
-        return f"it keeps {int(got.sum())} tokens, expected {int(want.sum())}{more}"
+        kept, right = int(got.sum()), int(want.sum())
+        if kept == right:
+            return "the right number, but of other tokens; the likeliest are kept"
+        more = "; the token that crosses p stays" if kept < right else ""
+        return f"it keeps {kept} tokens, expected {right}{more}"
 
     return judge(
-        *("keep_top_p", function, right_top_p, cases, TOP_P_SLIPS),
+        *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
         "keep_top_p: five distributions, sorted and not",
         where=lambda got, probs, p: f"p={p} of {[round(float(x), 3) for x in probs]}",
         otherwise=otherwise,
@@ -481,8 +634,16 @@ class Ending(NamedTuple):
 
 
 ENDINGS = (
-    Ending("2 of 8 tokens, nothing special", "it goes on: return None", [5, 6]),
-    Ending("the newest token is an end-of-text token", "look at new_ids[-1] as well", [5, 6, 0]),
+    Ending(
+        "2 of 8 tokens, nothing special",
+        "it goes on: return None (and all() of no strings is True)",
+        [5, 6],
+    ),
+    Ending(
+        "the newest token is an end-of-text token",
+        "it alone ends the request: look at new_ids[-1]",
+        [5, 6, 0],
+    ),
     Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
     Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
     Ending(
@@ -496,7 +657,7 @@ ENDINGS = (
     Ending("the text ends with the stop string", "look for it in text", [5, 6], stop=("coat",)),
     Ending(
         "the stop string is the end of a line",
-        "search the text as it is: strip() takes such characters away",
+        "search the text as it is: strip() and split() take such characters away",
         [5, 6],
         "Anna had a coat\n",
         ("\n",),
@@ -588,6 +749,21 @@ FLOOR_SLIPS: Slips = slips_of(
         in the best case both overlap completely: not the sum
     max( → min(
         the slower of the two decides: max, not min
+    2 * num → 4 * num
+        two FLOPs a weight and token, not four: once multiplied, once added
+    + kv_bytes → + 2 * kv_bytes
+        kv_bytes are K and V together: they count once
+    / peak →
+    / bandwidth →
+        these are amounts, no seconds: FLOPs / peak, bytes / bandwidth
+    / peak → * peak
+    / bandwidth → * bandwidth
+        a rate is per second: divide by it
+    max(2 * num_weights * num_tokens / peak, ( → ((
+    4 * num_weights + kv_bytes) / bandwidth) → 2 * num_weights * num_tokens / peak))
+        only the arithmetic is there; the memory may be slower
+    (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
+        all tokens of a forward share what is read: it is read once
     2 * num → num
         each weight costs two FLOPs a token: once multiplied, once added
     + kv_bytes →
@@ -632,18 +808,17 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
             raise CannotBe(f"got {got!r}; return one number, the time that decides")
         return seconds
 
+    def otherwise(got: float, want: float, weights: int, tokens: int, *rest: Any) -> str:
+        is_flops = want == 2 * weights * tokens / rest[1]
+        return f"expected {want:g} s: here the {'arithmetic' if is_flops else 'memory'} decides"
+
     return judge(
-        *(
-            "least_seconds",
-            function,
-            least_seconds,
-            cases,
-        ),
-        *(FLOOR_SLIPS, "least_seconds: once memory decides, once arithmetic, once the cache"),
+        *("least_seconds", function, least_seconds, cases, FLOOR_SLIPS),
+        "least_seconds: once memory decides, once arithmetic, once the cache",
         tolerance=1e-6,
         read=read,
         where=lambda got, weights, tokens, kv, *_: (
             f"{weights:g} weights, tokens: {tokens}, K/V bytes: {kv:g}: got {got:g}"
         ),
-        otherwise=lambda got, want, *_: f"expected {want:g} s: the slower of the two decides",
+        otherwise=otherwise,
     )

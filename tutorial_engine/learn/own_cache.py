@@ -1,9 +1,9 @@
-"""The two caches of its exercises, as the package has them.
+"""The two caches of the exercises and the edit of a memory, as the package has them.
 
 `MyCache` joins old and new with `torch.cat`; `MyStaticCache` allocates once and writes in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 
 Pairs = list[tuple[Tensor, Tensor]]
+Memory = Mapping[int, tuple[Tensor, Tensor]]  # layer -> K, V [n, H_kv, D]
 
 
 class MyCache:
@@ -44,6 +45,19 @@ class MyStaticCache:
         end = start + len(k)
         self.k[layer, start:end], self.v[layer, start:end] = k, v
         return [(self.k[layer, :end], self.v[layer, :end])]
+
+
+def transplant(
+    memory: Memory, donor: Memory, layer: int, slots: Sequence[int], which: str
+) -> Memory:
+    """The memory with K, V or both ("K", "V", "KV") of these slots of one layer from the donor."""
+    k, v = memory[layer]
+    donor_k, donor_v = donor[layer]
+    if "K" in which:
+        k[slots] = donor_k[slots]
+    if "V" in which:
+        v[slots] = donor_v[slots]
+    return memory
 
 
 class WriteAndRead:

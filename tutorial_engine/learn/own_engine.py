@@ -17,7 +17,15 @@ from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import Run
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
-from tutorial_engine.learn.own_cache import CACHES, MyCache, Noting, bytes_copied, make_cache
+from tutorial_engine.learn.own_cache import (
+    CACHES,
+    Memory,
+    MyCache,
+    Noting,
+    bytes_copied,
+    make_cache,
+    transplant,
+)
 from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.verdict import Verdict, open_verdict
 from tutorial_engine.model.attention import NoCache
@@ -78,7 +86,6 @@ class OwnChecker(StopChecker):
 
 # -- what the notebooks use -----------------------------------------------------------------------
 
-Memory = Mapping[int, tuple[Tensor, Tensor]]  # layer -> K, V [n, H_kv, D]
 IN_01 = ("project", "attention", "window_mask", "kv_head", "rope", "layer")
 
 
@@ -90,7 +97,7 @@ class OwnEngine(PartsHolder):
     """
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
-        super().__init__(PARTS)
+        super().__init__({**PARTS, transplant.__name__: transplant})
         self.package, self.tokenizer, self.cached = model, tokenizer, cached
         self.model, self.cache_part = OwnModel(model, self.parts), "MyCache"
 
@@ -107,8 +114,10 @@ class OwnEngine(PartsHolder):
         return f"your engine ({num_own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """A cache takes the place of the other one."""
+        """A cache takes the place of the other one; `transplant` does not run in the model."""
         plugged = super().use(function, check)
+        if plugged.name == transplant.__name__:
+            return plugged._replace(where="cells below")
         if plugged.name in CACHES:
             self.cache_part = plugged.name
             for other in {*CACHES} - {plugged.name}:
@@ -139,6 +148,12 @@ class OwnEngine(PartsHolder):
         noting = Noting(make_cache(self.parts, MyCache.__name__, self.model.config, 0))
         self.parts("run_new", self.model, OwnAttention(self.parts, noting), token_ids, 0)
         return {layer: (k.clone(), v.clone()) for layer, (k, v) in noting.kv.items()}
+
+    def transplant(
+        self, memory: Memory, donor: Memory, layer: int, slots: Sequence[int], which: str
+    ) -> Memory:
+        """A memory as the part of this name changes it. PartFailed when it raises."""
+        return self.parts("transplant", memory, donor, layer, slots, which)
 
     def go_on(self, memory: Memory, text: str, num_tokens: int = 24) -> str:
         """A text and what follows it, when the memory holds its first tokens, changed or not.

@@ -168,6 +168,10 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     sheet = Sheet(max(SIDE + wide * slots + MARGIN, 460.0), 74.0 + 34 * layers)
     ends = (0.0, max(1.0, float(falls.max())))
     sheet.note("title", MARGIN, 20, f"how far P({goal}) falls without V of a slot in a layer", 13)
+    right = sheet.width - MARGIN
+    sheet.note("least", right - 114, 20, "0", 12)
+    sheet.colour_scale("scale", (right - 103, 9, 77, 12))
+    sheet.note("most", right - 20, 20, f"−{ends[1]:g}", 12)
     for layer, slot in itertools.product(range(layers), range(slots)):
         fall = max(0.0, float(falls[layer, slot]))
         box = (SIDE + wide * slot, 32.0 + 34 * layer, wide - 2, 32.0)
