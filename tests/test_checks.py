@@ -49,6 +49,7 @@ from tutorial_engine.learn.checks_a2 import (
     check_end_to_end,
     check_size,
     check_step,
+    right_end_to_end,
 )
 from tutorial_engine.learn.checks_a3 import (
     HITS_SLIPS,
@@ -1346,7 +1347,10 @@ EXERCISES |= {
             (lambda gpu: lambda lens: lens, "step([3, 5]) must give [[1, 1, 1, 0"),
             (lambda gpu: lambda lens: step_that_keeps(gpu)(lens), "record once, in make_step"),
             (lambda gpu: (step_that_keeps(gpu), 0), "return the function step(new_lens)"),
-            (lambda gpu: lambda lens: torch.arange(8) < torch.tensor(lens)[:, None], "recorded once"),
+            (
+                lambda gpu: lambda lens: torch.arange(8) < torch.tensor(lens)[:, None],
+                "recorded once",
+            ),
         ],
     ),
     "hits": Exercise(

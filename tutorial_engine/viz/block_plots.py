@@ -418,7 +418,7 @@ def block_view(
     """Who owns which block after a step (from 0) of a recorded run on pages.
 
     `labels`: token id -> its text; a number is written where there is none. `simple`: tokens in the
-    pool, lines to it, and nothing of hashes. `num_drawn`: the pool is drawn up to this block, behind
+    pool, lines to it, and nothing of hashes. `num_drawn`: so many blocks are drawn, behind
     which all are free (not with `simple`). ValueError for another memory, a step that there is not,
     and more than a picture has room for.
     """
