@@ -49,6 +49,7 @@ from tutorial_engine.learn.checks_a2 import (
     check_end_to_end,
     check_size,
     check_step,
+    right_end_to_end,
 )
 from tutorial_engine.learn.checks_a3 import (
     HITS_SLIPS,
@@ -1254,6 +1255,18 @@ def step_that_keeps(gpu: GpuMemory) -> Any:
     return step
 
 
+def step_that_keeps_a_view(gpu: GpuMemory) -> Any:
+    lens, positions = gpu.tensor([1, 1]), gpu.tensor(range(8))
+    replay = gpu.record(lambda lens, at: at < lens[:, None], lens, positions)
+
+    def step(new_lens: list[int]) -> Tensor:
+        lens.copy_(torch.tensor(new_lens))
+        return replay()
+
+    step.keeps = positions[:]  # type: ignore[attr-defined]
+    return step
+
+
 def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
     """As the package finds them: by the beginnings of earlier prompts, block by block."""
     known: set[tuple[int, ...]] = set()
@@ -1389,21 +1402,35 @@ EXERCISES |= {
         [end_to_end_by_blocks],
         END_TO_END_SLIPS,
         [
-            (lambda tables, lens, size: [0, *lens], "expected [[0, 7, 11, 20], [20, 21,"),
-            (lambda tables, lens, size: ([0], []), "expected [[0, 7, 11, 20], [20, 21,"),
+            (lambda tables, lens, size: [0, *lens], "return two lists"),
+            (lambda tables, lens, size: ([0], []), "cu_seqlens is [0, 7, 11, 20], got [0]"),
+            (lambda *case: right_end_to_end(*case)[::-1], "first cu_seqlens, then the slots"),
+            (lambda tables, lens, size: ([0, 7, 11, 20], tables), "slots is one list of whole"),
         ],
     ),
     "size": Exercise(
         check_size,
         [size_by_doubling],
         SIZE_SLIPS,
-        [(lambda lens: (1, 64, 0.0), "contexts of [100]"), (lambda lens: 64, "contexts of [100]")],
+        [
+            (lambda lens: (1, 64, 0.0), "the longest context should be 128"),
+            (lambda lens: (1, 128, 21.9), "the unused part (0 .. 1, not rounded) should be 0.2188"),
+            (lambda lens: 64, "contexts of [100], got 64; return three numbers"),
+        ],
     ),
     "make_step": Exercise(
         check_step,
-        [step_that_keeps],
+        [step_that_keeps, step_that_keeps_a_view],
         STEP_SLIPS,
-        [(lambda gpu: lambda lens: lens, "expected [[[1, 1, 1, 0")],
+        [
+            (lambda gpu: lambda lens: lens, "step([3, 5]) must give [[1, 1, 1, 0"),
+            (lambda gpu: lambda lens: step_that_keeps(gpu)(lens), "record once, in make_step"),
+            (lambda gpu: (step_that_keeps(gpu), 0), "return the function step(new_lens)"),
+            (
+                lambda gpu: lambda lens: torch.arange(8) < torch.tensor(lens)[:, None],
+                "recorded once",
+            ),
+        ],
     ),
     "hits": Exercise(
         check_hits,
@@ -1415,8 +1442,11 @@ EXERCISES |= {
         ],
         HITS_SLIPS,
         [
-            (lambda prompts, size: [0 for _ in prompts[1:]], "expected [0, 64, 32, 64]"),
-            (lambda *case: iter(right_hits(*case)), "a list is wanted"),
+            (lambda prompts, size: [0 for _ in prompts[1:]], "a list of 4 numbers is wanted"),
+            (lambda *case: iter(right_hits(*case)), "a list of 4 numbers is wanted"),
+            (lambda prompts, size: [0, 68, 44, 68], "each number is a multiple of 32"),
+            (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
+            (lambda prompts, size: [0, 96, 64, 96], "expected [0, 64, 32, 64]"),
         ],
     ),
     "log": Exercise(
@@ -1427,8 +1457,9 @@ EXERCISES |= {
             (lambda size, one, block, longest: (one, longest), "expected 491,520 and 1638.40"),
             (
                 lambda size, one, block, longest: (size // one, size // one / longest),
-                "expected 491,520 and 1638.40",
+                "divide the bytes into blocks first",
             ),
+            (lambda *_: ("491,520", "1638.40x"), "two numbers are wanted"),
         ],
     ),
 }

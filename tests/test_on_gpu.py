@@ -95,11 +95,17 @@ def test_the_page_has_every_figure() -> None:
 def test_a_place_is_given_away_when_nobody_knows_its_tensor() -> None:
     gpu = GpuMemory(8)
     first, second = gpu.tensor([1, 2]), gpu.tensor([3, 4, 5])
-    place = first.storage_offset()
+    place = gpu.place_of(first)
     del first
-    assert gpu.tensor([7, 7, 7]).storage_offset() == 5, "it is too small for three"
+    assert gpu.place_of(gpu.tensor([7, 7, 7])) == 5, "it is too small for three"
     third = gpu.tensor([8, 9])
-    assert third.storage_offset() == place and second.tolist() == [3, 4, 5]
+    assert gpu.place_of(third) == place and second.tolist() == [3, 4, 5]
     assert gpu.record(lambda x: x + 1, third)().tolist() == [9, 10] and gpu.num_replays == 1
+    view = third[1:]
+    del third
+    fourth = gpu.tensor([6, 6])
+    assert gpu.place_of(fourth) == 5 and view.tolist() == [9], "a view holds the place, too"
+    with pytest.raises(ValueError, match="does not lie in the GPU"):
+        gpu.record(lambda x: x, torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="no place for 4 numbers"):
         gpu.tensor(range(4))

@@ -127,6 +127,13 @@ def gpu_page() -> str:
         "|---|---|---|",
         *(f"| {one.what} | {one.first:,.0f} | {one.second:,.0f} |" for one in on_gpu.SERVING),
         "",
+        *(
+            f"“{one.what}” is the best of several trials; the lowest were {one.least[0]:,} and "
+            f"{one.least[1]:,}."
+            for one in on_gpu.SERVING
+            if one.least is not None
+        ),
+        "",
     ]
     return "\n".join(lines)
 

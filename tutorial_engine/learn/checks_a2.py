@@ -5,12 +5,13 @@ No GPU is needed. `GpuMemory` is a memory in small whose freed places are given 
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.engine.replay import SHORTEST
-from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
 from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import naive_attention
@@ -93,9 +94,23 @@ def check_end_to_end(function: EndToEnd) -> Verdict:
         *("end_to_end", function, right_end_to_end, list(TABLES), END_TO_END_SLIPS),
         "end_to_end: one call over 20 slots gives what attention of each sequence gives",
         call=_two_lists,
+        otherwise=_wrong_lists,
         where=lambda got, tables, lens, size: f"tables {tables}, lengths {lens}, blocks of {size}",
         then=_attends_alike,
     )
+
+
+def _wrong_lists(got: object, want: list[list[int]], *_: object) -> str:
+    if not isinstance(got, list) or len(got) != 2:
+        return "return two lists: cu_seqlens, slots"
+    if got == want[::-1]:
+        return "first cu_seqlens, then the slots"
+    for name, mine, right in zip(("cu_seqlens", "slots"), got, want, strict=True):
+        if (found := whole_numbers(mine)) is None:
+            return f"{name} is one list of whole numbers, got {mine}"
+        if found != right:
+            return f"{name} is {right}, got {found}"
+    return f"expected {want}"
 
 
 # -- exercise 2: the size of a step ---------------------------------------------------------------
@@ -151,8 +166,17 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
         "size: both are rounded up, and every slot of the size is read",
         call=_size,
         where=lambda got, lens: f"contexts of {lens}, got {got}",
-        otherwise=lambda got, want, *_: f"expected {want[0]}, {want[1]} and {want[2]:.2f}",
+        otherwise=_wrong_size,
     )
+
+
+def _wrong_size(got: object, want: list[float], *_: object) -> str:
+    if not isinstance(got, list) or len(got) != 3:
+        return "return three numbers: rows, longest context, unused part"
+    names = ("the rows", "the longest context", "the unused part (0 .. 1, not rounded)")
+    pairs = zip(names, got, want, strict=True)
+    name, right = next((name, right) for name, mine, right in pairs if not alike(mine, right))
+    return f"{name} should be {right:.4g}"
 
 
 # -- exercise 3: what a graph reads ---------------------------------------------------------------
@@ -168,10 +192,13 @@ class GpuMemory:
     def __init__(self, num_numbers: int = 64) -> None:
         self._numbers = torch.zeros(num_numbers, dtype=torch.int64)
         self._taken: dict[int, int] = {}  # first place -> how many
-        self.num_replays = 0
+        self.num_recordings = self.num_replays = 0
 
     def tensor(self, numbers: Iterable[int]) -> Tensor:
-        """A tensor of these numbers, in the first place that is free. It is free again after it."""
+        """A tensor of these numbers, in the first place that is free.
+
+        The place is free again when nobody knows the tensor or a view of it.
+        """
         values = torch.tensor(list(numbers))
         size = len(values)
         ends = (start + count for start, count in self._taken.items())
@@ -179,15 +206,22 @@ class GpuMemory:
             used = any(a < start + size and start < a + n for a, n in self._taken.items())
             if not used and start + size <= len(self._numbers):
                 self._taken[start] = size
-                made = self._numbers[start : start + size]
-                made.copy_(values)
-                weakref.finalize(made, self._taken.pop, start)
-                return made
+                place = self._numbers.numpy()[start : start + size]
+                weakref.finalize(place, self._taken.pop, start)  # a tensor's views hold it, too
+                return torch.from_numpy(place).copy_(values)
         raise ValueError(f"no place for {size} numbers: keep fewer tensors")
+
+    def place_of(self, tensor: Tensor) -> int:
+        """Where a tensor begins. ValueError if it does not lie in this memory."""
+        place = (tensor.data_ptr() - self._numbers.data_ptr()) // self._numbers.itemsize
+        if not 0 <= place < len(self._numbers):
+            raise ValueError(f"{tensor} does not lie in the GPU's memory: make it with gpu.tensor")
+        return place
 
     def record(self, function: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Tensor]:
         """A function that computes the same again, from what lies at these tensors' places."""
-        places = [(tensor.storage_offset(), len(tensor)) for tensor in tensors]
+        places = [(self.place_of(tensor), len(tensor)) for tensor in tensors]
+        self.num_recordings += 1
 
         def replay() -> Tensor:
             self.num_replays += 1
@@ -222,23 +256,25 @@ STEP_SLIPS: Slips = slips_of(
         the recording reads the place of the first lens: keep that tensor, and fill it
     return replay() → return torch.arange(8) < lens[:, None]
         the step is computed again, one launch after the other: nothing is replayed
+    return replay() → return gpu.record(lambda a, b: b < a[:, None], lens, positions)()
+        each call of the step records it again: record once, in make_step, and then only replay
     """,
 )
 FILLS = ([3, 5], [8, 1], [2, 7])
 
 
 def _steps(make_step: Callable[[GpuMemory], Step | None], fills: Sequence[list[int]]) -> object:
-    """What each step sees, while other tensors come and go; and the number of replays."""
+    """What each step sees, while other tensors come and go; replays; was it recorded once?"""
     gpu, seen = GpuMemory(), []
     step = make_step(gpu)
-    if step is None or step is Ellipsis:
+    if not callable(step):
         return step
     others = [gpu.tensor([0, 0])]
     for lens in fills:
         answer = step(lens)
         seen.append(answer.int().tolist() if isinstance(answer, Tensor) else answer)
         others.append(gpu.tensor([0] * 8))
-    return [*seen, gpu.num_replays]
+    return [*seen, gpu.num_replays, gpu.num_recordings == 1]
 
 
 def check_step(function: Callable[[GpuMemory], Step]) -> Verdict:
@@ -247,5 +283,16 @@ def check_step(function: Callable[[GpuMemory], Step]) -> Verdict:
         *("make_step", function, right_step, [(FILLS,)], STEP_SLIPS),
         "make_step: three replays are right, although other tensors come in between",
         call=_steps,
-        otherwise=lambda got, want, *_: f"expected {want}, got {got}",
+        otherwise=_what_is_wrong,
     )
+
+
+def _what_is_wrong(got: object, want: list[Any], fills: Sequence[list[int]]) -> str:
+    if not isinstance(got, list):
+        return "return the function step(new_lens)"
+    for lens, mine, right in zip(fills, got, want, strict=False):
+        if mine != right:
+            return f"step({lens}) must give {right}, one row for each sequence, got {mine}"
+    if not got[-1]:
+        return "the step was not recorded once: call recorded_step once, in make_step"
+    return f"{len(fills)} calls of the step must be {len(fills)} replays, got {got[-2]}"

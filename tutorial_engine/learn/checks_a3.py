@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tutorial_engine.lab.vllm import recorded_run
 from tutorial_engine.learn.judge import Slips, judge, slips_of
-from tutorial_engine.learn.parts import listed, number, whole
+from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.trace.events import Added, Admitted
 
@@ -29,6 +29,8 @@ HITS_SLIPS: Slips = slips_of(
     """
     end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
         only full blocks have a hash: 64 or 96 tokens are found of 70 common ones, never 70
+    found.append(best) → found.append(len(prompt) - best)
+        these are the tokens that are left to run: those that are found are wanted
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
         one token at least is left to run, or there would be no logits: of 64 known tokens 32 count
     prompts[:i] → prompts[:1]
@@ -86,11 +88,20 @@ def check_hits(function: Hits) -> Verdict:
         where=lambda got, prompts, size: (
             f"prompts of {[len(p) for p in prompts]} tokens, blocks of {size}, got {got}"
         ),
-        otherwise=lambda got, want, *_: (
-            f"expected {want}" if isinstance(got, list) else "a list is wanted, a number a prompt"
-        ),
+        otherwise=_wrong_hits,
         then=_found_there,
     )
+
+
+def _wrong_hits(got: object, want: list[int], prompts: Sequence[object], size: int) -> str:
+    found = whole_numbers(got)
+    if found is None or len(found) != len(want):
+        return f"a list of {len(prompts)} numbers is wanted, one for each prompt"
+    if found == [n // size for n in want]:
+        return "these are numbers of blocks: return the tokens in them"
+    if any(n % size for n in found):
+        return f"only full blocks can be found: each number is a multiple of {size}"
+    return f"expected {want}"
 
 
 def right_log(
@@ -127,6 +138,10 @@ LOG_SLIPS: Slips = slips_of(
         the first number is a number of tokens, without a fraction: int()
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
         of a last block only those tokens count that a request may have: requests · max_model_len
+    [int(requests * max_model_len), requests] → [blocks, requests]
+        the first number counts tokens, and this one counts blocks: requests · max_model_len
+    blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len
+        the memory is given out in blocks: divide the bytes into blocks first
     [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]
         first the tokens, then the requests
     num_bytes // (bytes_per_token * block_size) → num_bytes
@@ -163,7 +178,7 @@ def check_log(function: Callable[[int, int, int, int], tuple[int, float]]) -> Ve
         ),
         otherwise=lambda got, want, *_: (
             f"expected {want[0]:,} and {want[1]:.2f}"
-            if isinstance(got, list) and len(got) == 2
+            if isinstance(got, list) and len(got) == 2 and None not in map(number, got)
             else "two numbers are wanted, the tokens and the requests"
         ),
     )

@@ -80,8 +80,10 @@ class BlockView:
 
     title = TITLE
 
-    def __init__(self, run: BlockRun, steps: Sequence[int] | None = None) -> None:
-        self.run = run
+    def __init__(
+        self, run: BlockRun, steps: Sequence[int] | None = None, num_drawn: int | None = None
+    ) -> None:
+        self.run, self.num_drawn = run, num_drawn or run.num_blocks
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         shown = range(run.last + 1) if steps is None else steps
         here = {
@@ -100,7 +102,7 @@ class BlockView:
             self.tops[name] = y
             y += height + GAP
         self.pool, self.in_line = self._pool(self.top + 18)
-        self.queue = self.pool.y + self.pool.height(run.num_blocks) + 10
+        self.queue = self.pool.y + self.pool.height(self.num_drawn) + 10
         queued = 15 * len(free_lines(range(run.num_blocks)))
         self.floor = max(y, self.queue + queued) + 14
 
@@ -131,7 +133,7 @@ class BlockView:
 
     def _pool(self, top: float) -> tuple[Grid, int]:
         """Places of the physical blocks, with their words; slots side by side in each."""
-        blocks, size = self.run.num_blocks, self.run.block_size
+        blocks, size = self.num_drawn, self.run.block_size
         columns = 5 if blocks <= 20 else 6 if blocks <= 40 else 8
         columns = 4 if blocks <= 16 and blocks % 5 else columns
         in_line = size if size <= 6 else -(-size // 2)
@@ -161,7 +163,9 @@ class _Step(StepSheet):
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""
-        pool = f"pool: {self.run.num_blocks} physical blocks of {self.run.block_size}"
+        drawn, blocks = self.view.num_drawn, self.run.num_blocks
+        few = f"{drawn} of " * (drawn < blocks)
+        pool = f"pool: {few}{blocks} physical blocks of {self.run.block_size}"
         return (LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)
 
     def rest(self) -> None:
@@ -184,7 +188,7 @@ class _Step(StepSheet):
         view, top = self.view, self.view.top - 16
         found: list[list[Box]] = [[(0, top, POOL - 8, view.floor - top - 12)]]
         found.append([(POOL - 4, top, WIDTH - POOL, 22)])
-        columns, blocks = view.pool.columns, self.run.num_blocks
+        columns, blocks = view.pool.columns, view.num_drawn
         for first in range(0, blocks, columns):
             for begin in range(first, min(first + columns, blocks), 3):
                 many = min(3, first + columns - begin, blocks - begin)
@@ -405,17 +409,25 @@ def fitting(choices: Sequence[str], width: float, bold: bool = False) -> str:
 
 
 def block_view(
-    trace: Trace, step: int, labels: Mapping[int, str] | None = None, simple: bool = False
+    trace: Trace,
+    step: int,
+    labels: Mapping[int, str] | None = None,
+    simple: bool = False,
+    num_drawn: int | None = None,
 ) -> Picture:
     """Who owns which block after a step (from 0) of a recorded run on pages.
 
     `labels`: token id -> its text; a number is written where there is none. `simple`: tokens in the
-    pool, lines to it, and nothing of hashes. ValueError for another memory, a step that there is
-    not, and more than a picture has room for.
+    pool, lines to it, and nothing of hashes. `num_drawn`: so many blocks are drawn, behind
+    which all are free (not with `simple`). ValueError for another memory, a step that there is not,
+    and more than a picture has room for.
     """
     run = BlockRun(without_hashes(trace) if simple else trace, labels or {})
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
-    view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step])
+    used = max(run.owners(step), default=0)
+    if num_drawn is not None and (simple or not used < num_drawn <= run.num_blocks):
+        raise ValueError(f"block {used} of {run.num_blocks} is in use, got num_drawn={num_drawn}")
+    view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step], num_drawn)
     shown = run.caption(step, is_told=len(view.facts[step]) > 1)  # above the picture, in lines
     return view.scene(step).picture(run.caption(step), ZOOM, shown)

@@ -6,7 +6,7 @@ so none is drawn.
 
 from collections.abc import Mapping, Sequence
 
-from tutorial_engine.lab.on_gpu import GpuServing, GpuStep
+from tutorial_engine.lab.on_gpu import SERVED, GpuServing, GpuStep
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, text_width
@@ -132,11 +132,12 @@ def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) 
 def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -> Picture:
     """Launches of a step by the way that attention is called; tokens a second, two runs each."""
     rows = len(launches) + len(speeds)
-    scene = Sheet(1000, 84 + 26 * rows + 30)
+    scene = Sheet(1000, 104 + 26 * rows + 30)
     scene.heading("Many requests at once")
+    scene.note("served", 10, 42, SERVED, 12)
     start, most = 380.0, max(launches.values())
-    scene.text("launches", 10, 52, "launches of one step (counted)", 12.5, **BOLD)
-    y = 60.0
+    scene.text("launches", 10, 72, "launches of one step (counted)", 12.5, **BOLD)
+    y = 80.0
     for i, (what, count) in enumerate(launches.items()):
         scene.text(f"way.{i}", 26, y + 16, what, 12)
         wide = 520 * count / most
@@ -153,6 +154,8 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
             box = (start, y + 3 + (17 - height) / 2, 520 * value / fastest, height)
             scene.rect(f"speed.{i}.{run}", box, look, f"{run} run: {value:,.0f}", stroke=INK)
         words = f"{one.first:,.0f} / {one.second:,.0f}"
+        if one.least is not None:
+            words += f" (best of several; lowest {one.least[0]:,.0f} / {one.least[1]:,.0f})"
         scene.text(f"speed.{i}.words", start + 520 * one.second / fastest + 6, y + 16, words, 12)
         y += 26
     marks = {

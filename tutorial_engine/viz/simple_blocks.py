@@ -43,7 +43,7 @@ class SimpleBlockView:
     title = TITLE
 
     def __init__(self, run: BlockRun, steps: Sequence[int] | None = None) -> None:
-        self.run = run
+        self.run, self.num_drawn = run, run.num_blocks
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         size, blocks = run.block_size, run.num_blocks
         shown = range(run.last + 1) if steps is None else steps
@@ -98,6 +98,7 @@ class View(Protocol):
     """A view of a run on pages: its words, and the places that all its steps share."""
 
     run: BlockRun
+    num_drawn: int  # blocks of the pool, from 0 on
     title: str
     looks: dict[str, Look]
     facts: dict[int, list[str]]
@@ -136,7 +137,7 @@ class StepSheet(Sheet):
             self.note(f"column.{x:.0f}", x, view.top, words, 12)
         for name, top in view.tops.items():
             self.request(name, top)
-        for block in range(self.run.num_blocks):
+        for block in range(self.view.num_drawn):
             self.block(block)
         self.rest()
         self.key()

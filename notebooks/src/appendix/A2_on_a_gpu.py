@@ -2,8 +2,9 @@
 # # A2 · On a GPU
 #
 # This appendix belongs to notebooks 02 and 03, and takes about half an hour. **You do not need a GPU.** The times in it
-# were measured on one H100, a large GPU for servers, with an earlier version of this engine and a prototype of what came
-# after it. Everything else runs on your machine. Cells that look at a GPU say so, and do nothing where there is none.
+# were measured on one H100, a large GPU for servers. "This engine" is there an earlier version of our engine. "Prototype"
+# is a first sketch of what the engine does now. All other cells run on your machine. The one cell that looks at a GPU does
+# nothing where there is none.
 
 # %%
 import torch
@@ -21,10 +22,10 @@ model = load_model()
 #
 # **Objective:** say why a decode step takes longer than the GPU works.
 #
-# A GPU is a second processor with a memory of its own. It does nothing by itself. A program on the CPU, here Python with
-# PyTorch, asks it to run small programs one after the other. Such a small program is a **kernel**: a matrix product, a norm,
-# an addition. To ask for one kernel is a **launch**. The CPU does not wait for the result. It goes on to the next launch
-# while the GPU works. So there are two clocks. If a launch takes longer than the kernel, the GPU has to wait.
+# A GPU is a second processor with a memory of its own. A program on the CPU (here Python with PyTorch) asks it to run
+# small programs, one after the other. Such a small program is a **kernel**: a matrix product, a norm, an addition. To ask
+# for one kernel is a **launch**. The CPU does not wait for the result. It prepares the next launch while the GPU works. If
+# the CPU needs longer for a launch than the GPU for the kernel, the GPU has to wait.
 
 # %% [markdown]
 # In notebook 02 a decode step was limited by memory: all weights are read once for each token. The memory of an H100
@@ -40,7 +41,7 @@ floor = weight_bytes(shape, itemsize=2) / BANDWIDTH
 print(f"{BANDWIDTH / 1e12} TB a second: {1000 * floor:.1f} ms for all weights")
 
 # %% [markdown]
-# So a decode step cannot be faster. But it took 14.0 ms on this GPU.
+# So a decode step cannot be faster than this. But it took 14.0 ms on this GPU.
 
 # %%
 predictions.ask(
@@ -63,9 +64,32 @@ from tutorial_engine.viz import gpu_timeline
 gpu_timeline(ONE_BY_ONE)
 
 # %% [markdown]
-# The picture is drawn from three measured numbers: 14.0 ms, 741 launches, 2.3 ms of work. (Single launches were not
-# recorded.) Python needs 18.9 µs for an average launch. The kernel needs 3.1 µs. The GPU waits for the rest. So the step takes as
-# long as its launches. A faster GPU would change nothing.
+# The picture is drawn from three measured numbers: 14.0 ms, 741 launches, 2.3 ms of work. Single launches were not
+# recorded: their lengths in the picture are averages. The picture shows *that* the GPU waits. It does not prove that it waits
+# for the launches. Two other measurements can test this.
+
+# %%
+predictions.ask(
+    "longer",
+    "With a context of 2,048 tokens in place of 128 the GPU has more to read. How long does the step take then?",
+    ["about 14 ms again", "about 28 ms", "about 220 ms"],
+)
+
+# %%
+from tutorial_engine.lab import CONTEXTS, DECODE_MS, TRANSFORMERS
+
+times = DECODE_MS["this engine, one launch after the other"]
+options = {"about 14 ms again": 14, "about 28 ms": 28, "about 220 ms": 220}
+if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] - times[-1]))):
+    for context, ms in zip(CONTEXTS, times, strict=True):
+        print(f"context of {context:>4}: {ms} ms a step")
+    for engine in (ONE_BY_ONE, TRANSFORMERS):
+        print(f"{engine.what}: {engine.launches} launches, {1000 * engine.seconds:.0f} ms")
+
+# %% [markdown]
+# More work for the GPU does not make the step longer, because the GPU has time left. More launches do: transformers,
+# another library, runs the same model with about twice as many launches, and its step takes almost twice as long. So the step
+# takes as long as the CPU needs for its launches. A faster GPU would change nothing.
 
 # %% [markdown]
 # **Where do so many launches come from?** You can count them without a GPU. PyTorch has a device with the name `meta`: its
@@ -78,10 +102,9 @@ alone = count_launches(1, one_call=False)
 print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a layer")
 
 # %% [markdown]
-# In an earlier version 741 launches were profiled on a GPU. Here the operations of today's version are counted, and one
-# operation can launch more than one kernel. The number does not depend on the model's
-# width or on the length of the context. A larger model has longer kernels, but as many in each layer. So a small model on a
-# large GPU waits most.
+# This is near to the 741 that were measured. It is not the same: the engine has changed since, and an operation can launch
+# more than one kernel. The number does not depend on the model's width or on the length of the context. A wider model has
+# longer kernels, but as many in each layer. So a large GPU waits most if the model is small.
 
 # %% [markdown]
 # The next cell looks at your own GPU, if you have one. (The model is the small one of these notebooks.)
@@ -105,8 +128,9 @@ if not torch.cuda.is_available():
 #
 # **Objective:** say what a recorded step needs.
 #
-# All decode steps of a size are alike: the same kernels in the same order. Only the numbers in the tensors differ. So the
-# step is recorded once. The recording is a **CUDA graph**. To replay it is a single launch for all of its kernels.
+# All decode steps with the same number of sequences are alike: the same kernels in the same order. Only the numbers in the
+# tensors differ. So the step is recorded once. The recording is a **CUDA graph** (CUDA is the software with which programs use
+# GPUs of NVIDIA). To replay it is a single launch for all of its kernels.
 
 # %% tags=["figure-replayed"]
 from tutorial_engine.lab import REPLAYED
@@ -114,9 +138,12 @@ from tutorial_engine.lab import REPLAYED
 gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
-# This is how our engine records. We run the step once before. Then libraries are ready. During the
-# recording nothing is computed. (Around a replay a few launches remain: the tensors are filled before it, and behind it come the
-# logits and the best token of each.)
+# The GPU has to wait for Python no longer. (A few launches remain outside the recording. Before it the tensors are filled. After it
+# the logits are computed, and the best token of each sequence.)
+#
+# The next cell shows how our engine records. First it runs the step once (`compute()`), because libraries prepare
+# themselves at their first call. Then it calls `compute()` again, inside `torch.cuda.graph`. This time the GPU computes nothing:
+# PyTorch writes down the launches. `play` is what the engine calls at each step.
 
 # %%
 from tutorial_engine.engine.replay import CudaGraphs
@@ -124,18 +151,20 @@ from tutorial_engine.engine.replay import CudaGraphs
 show_source(CudaGraphs.__call__)
 
 # %% [markdown]
-# A recording knows *places* in the GPU's memory. It does not know Python's tensors. From this follow three rules:
+# A recording knows *places* in the GPU's memory. It does not know Python's tensors. From this follow four rules:
 #
 # 1. **The same places.** Ids, positions and slots lie in fixed tensors, which are filled before each replay. What a recording
 #    reads must live as long as the recording.
-# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. Fewer requests are padded.
-# 3. **Nobody looks.** Python must not read a number from the GPU in the recorded part, for instance with `.item()` or `if`.
+# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added (padding).
+# 3. **No decisions.** Python must not read a number from the GPU in the recorded part, for instance with `.item()` or `if`.
+# 4. **The result is overwritten.** `play` returns the same tensor `out` each time. The next replay writes into it. Copy
+#    what you need longer.
 
 # %% [markdown]
 # ### Exercise 1: which size, and what does padding cost? (5 minutes)
 #
 # Our engine has a recording for each number of sequences and each longest context. Both are rounded up to a power of two
-# (1, 2, 4, 8 ...), and a context to 64 at least. A step reads `rows * longest` slots, needed or not. `lens` are the
+# (1, 2, 4, 8 ...), and the context is 64 at least. A step reads `rows * longest` slots, needed or not. `lens` are the
 # context lengths of a step's sequences. Return the rows, the longest context, and the part of all slots that nobody needs.
 #
 # <details><summary>Hint</summary>The smallest power of two that is not below n is
@@ -158,8 +187,9 @@ from tutorial_engine.learn import check_size
 check_size(size)
 
 # %% [markdown]
-# Padding costs reading and copying, and no further launch. This is why engines accept it. With more sizes less is
-# padded, but more recordings must be made and kept.
+# Padding costs reading and copying. It costs no launch, so engines accept it. With more sizes there is less
+# padding, but more recordings must be made and kept. A step that reads more than 2^17 = 131,072 slots is not recorded: the GPU
+# has work enough then, and the recording would need much memory.
 
 # %%
 from tutorial_engine.learn import box
@@ -169,7 +199,7 @@ box("graphs")
 # %%
 predictions.ask(
     "prefill",
-    "When does a graph hardly help?",
+    "Which step gains least from a recording?",
     [
         "a decode step of one request",
         "a decode step of 64 requests",
@@ -178,7 +208,7 @@ predictions.ask(
 )
 
 # %% [markdown]
-# Count the arithmetic. A prompt of 2000 tokens has as many kernels as one token, but 2000 times the work in each.
+# Count the arithmetic. A prompt of 2000 tokens has as many kernels as one token, and each has about 2000 times the work.
 
 # %%
 from tutorial_engine.lab import Work
@@ -194,14 +224,16 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
         print(f"{what}: {flops / 1e6:,.0f} million operations of arithmetic for each launch")
 
 # %% [markdown]
-# With long kernels the GPU waits less, so a recording gains less. Steps with a prompt also differ in shape, and the same shape
-# would rarely come again. So our engine records decode steps only. A step with a prompt in it runs as it comes.
+# The kernels of the prompt have more work, so they are longer, and the GPU waits for a smaller part of the step. Its shape
+# also comes again rarely. So our engine records decode steps only.
 
 # %% [markdown]
 # ### A runner that forgets
 #
-# Rule 1 is broken easily. `GpuMemory` is a memory in small. It does two things as a GPU's memory does under PyTorch: it gives the
-# place of a tensor that nobody knows any more to the next tensor, and its recordings know places only.
+# It is easy to break rule 1. `GpuMemory` is a small model of a GPU's memory. It does two things that PyTorch does on a GPU:
+#
+# - When no variable and no function refers to a tensor any more, its place is free, and the next tensor gets it.
+# - A recording knows only the places of its tensors. It does not keep the tensors alive.
 
 
 # %%
@@ -228,26 +260,32 @@ def forgetful_step(gpu):
 gpu = GpuMemory()
 step = forgetful_step(gpu)
 print("sequences see", step([3, 5]).sum(1).tolist(), "positions: right")
-other = gpu.tensor([0] * 8)  # somebody needs memory
+other = gpu.tensor([0] * 8)  # another part of the program needs memory
 print("sequences see", step([3, 5]).sum(1).tolist(), "positions: wrong")
 
 # %%
 predictions.ask(
     "gone",
-    "Which tensor was given away?",
-    ["lens", "positions", "new_lens", "other"],
+    "The place of one tensor was given to `other`. Which tensor lay there before?",
+    ["lens", "positions", "new_lens"],
 )
 
 # %%
-kept = step.__code__.co_freevars  # the names that step still knows
+kept = step.__code__.co_freevars  # the names to which step still refers
 if predictions.reveal("gone", next(name for name in ("lens", "positions") if name not in kept)):
-    print("step knows", *kept, "- nobody knows positions, and `other` got its place")
+    print("step refers to", " and ".join(kept))
+
+# %% [markdown]
+# `step` fills `lens`, so it keeps `lens` alive. Nothing refers to `positions` after `forgetful_step` has returned. So its place
+# became free, and the zeros of `other` were written there. The recording reads them as positions: 0 is below every length.
+# (`new_lens` is a list in Python. It never lies in the GPU's memory.)
 
 # %% [markdown]
 # ### Exercise 2: mend it (5 minutes)
 #
-# Make a step for the same two tensors, with `recorded_step`, that stays right. On a real GPU this mistake shows
-# later and in another place: as a wrong token, or as an "illegal memory access" that ends the process.
+# Make a step for the same two tensors, with `recorded_step`, that stays right. Record once; each call of the step is one
+# replay. On a real GPU this mistake is seen later and in another place: as a wrong token, or as an "illegal memory access"
+# that ends the process.
 #
 # <details><summary>Hint</summary>A function can have attributes: <code>step.keeps = ...</code>. What it keeps lives as
 # long as the function.</details>
@@ -274,9 +312,9 @@ check_step(make_step)
 #
 # **Objective:** lay the sequences of a batch end to end, for one kernel.
 #
-# Now 64 users decode at once. The weights are read once for all of them, so the matrix products cost little more than for
-# one. But each user has keys and values of their own. On pages, the engine of notebook 04 needs three launches for each
-# sequence in each of 28 layers: it copies the keys together, it copies the values together, and it attends.
+# Now 64 requests decode at once. One matrix product serves all of them. But each request has keys and values of its own.
+# On pages, the engine of notebook 04 needs three launches for each request in each of 28 layers: it copies the keys
+# together, it copies the values together, and it attends.
 
 # %%
 predictions.ask(
@@ -286,16 +324,17 @@ predictions.ask(
 )
 
 # %%
-each = count_launches(64, one_call=False, context=16)
+each = count_launches(64, one_call=False)
 options = {"as many": 1, "twice": 2, "8 times": 8, "64 times": 64}
 if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] - each / alone))):
     print(f"{each:,} launches, {each / alone:.0f} times as many as {alone}")
+    print(f"3 launches * 63 more requests * 28 layers = {3 * 63 * 28:,}")
 
 # %% [markdown]
-# A kernel of *FlashAttention* can take all sequences in one call, although they have different lengths. They lie one after the other,
-# without padding, as our `Batch` has them. The kernel is told where each sequence begins. This list is called
-# `cu_seqlens` (cumulative sequence lengths): it begins with 0, and ends with the number of all tokens. For K and V we also need the
-# list of all slots, so that two copies gather what the whole batch reads.
+# Attention is only a part of the launches, so it is 8 times, and not 64 times. *FlashAttention* is a kernel that takes all sequences in one call, although they have different lengths. They lie one after the
+# other, without padding, as in our `Batch`. A list tells the kernel where each sequence begins. It is called `cu_seqlens`
+# (cumulative sequence lengths). It begins with 0, and ends with the number of all tokens. A second list has the slots of all
+# sequences. With it one copy gathers all keys, and one copy gathers all values.
 
 # %% [markdown]
 # ### Exercise 3: lay them end to end (10 minutes)
@@ -329,18 +368,18 @@ check_end_to_end(end_to_end)
 from tutorial_engine.lab import SERVING
 from tutorial_engine.viz import serving_picture
 
-together = count_launches(64, one_call=True, context=16)
+together = count_launches(64, one_call=True)
 serving_picture(
     {"64 requests, a call for each": each, "64 requests, one call for all": together}, SERVING
 )
 
 # %% [markdown]
-# The first run is slower than the second one, because libraries prepare a kernel when they first see a shape. With a call for each
-# request the shapes are always new. (What "prototype" says was measured before it was built into the engine. The engine's own
-# runner was not on a GPU yet when this was written.)
+# "Wanted" tokens are those that the requests asked for: what padding computes does not count. The first run is slower than
+# the second one, because libraries prepare a kernel when they first see a shape. With a call for each request each length is a new
+# shape.
 #
-# The answers stay the same. Here both new parts run on your CPU: sequence by sequence in place of the kernel, and a call
-# in place of a replay. All else is the same code.
+# The answers stay the same. Here both new parts run on your CPU. Attention goes sequence by sequence in place of the
+# kernel, and the step is called in place of a replay. All other code is the same.
 
 # %%
 from tutorial_engine.lab import batched_paths, equality_ledger as ledger, ledger_table, our_paths
@@ -375,9 +414,21 @@ if predictions.reveal("batch", "the weights are read once for all of them"):
     print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
 
 # %% [markdown]
-# All requests together must read at least twice as many bytes as one. (Our engine copies all contexts first, so it moves
-# about five times as many.) What grows with each request are its
-# keys and values, and Python's work for it: planning, filling, choosing a token.
+# The 64 requests together must read only about twice as many bytes as one, because the weights are the larger part. But our
+# engine first copies the keys and values of all contexts to one place. A copy reads and writes, and then attention
+# reads again. With this it moves about five times as many bytes as for one request.
+#
+# A kernel can also read keys and values **in place**: it is given the block table, and looks up each slot by itself. Then there is
+# no copy. The prototype did this for rows.
+
+# %%
+gathered, in_place = SERVING[-2:]
+for one in (gathered, in_place):
+    print(f"{one.what}: {one.second:,} tokens a second")
+print(f"{in_place.second / gathered.second:.1f} times as many without the copy")
+
+# %% [markdown]
+# This version of our engine copies on a GPU. vLLM and SGLang read pages in place.
 
 # %% [markdown]
 # What is left between the replayed step and the time for reading all weights?
@@ -392,9 +443,9 @@ for what, seconds in (
     print(f"{what}: {1000 * seconds:.1f} ms; all weights read once: {1000 * floor:.1f} ms")
 
 # %% [markdown]
-# Even a replayed step has more than 700 kernels. Each one has to start and to end, and most of
-# them do little: a norm of 1024 numbers keeps a large GPU busy for a moment only. A compiler can join small operations
-# into one kernel. With it the prototype needed less time, after it had compiled for a quarter of a minute. Our engine does not do this.
+# Even a replayed step has more than 700 kernels. Each one has to start and to end, and most of them do little: a norm of
+# 1024 numbers uses a small part of a large GPU, for a moment. A compiler can join small operations into one kernel. The
+# prototype needed less time with it, but compiling took 16 seconds. Our engine does not do this.
 
 # %%
 box("fused")
@@ -402,9 +453,13 @@ box("fused")
 # %% [markdown]
 # ## On your GPU
 #
-# An earlier version of these notebooks ran there. Recording has not been tried there yet; if it fails, turn it off as below. Give `device="cuda"` to `LLM` or `load_model`. Half precision, `dtype="bfloat16"`, takes the
-# flash kernel. In fp32, and on cards that are older than Ampere, decode steps are padded instead. `engine.warm_up()` records all sizes at
-# once. `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
+# An earlier version of the engine ran there. The recordings of this version have not been tried there yet.
+#
+# - Give `device="cuda"` to `LLM` or `load_model`.
+# - `dtype="bfloat16"` takes the kernel of FlashAttention. In fp32, and on cards that are older than Ampere (2020), decode steps
+#   are padded instead.
+# - `engine.warm_up()` records all sizes at once.
+# - If a recording fails, `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
 #
 # `make bench DEVICE=cuda` measures your card. `python -m tutorial_engine.lab.doctor` says which parts it can use, and why not.
 

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebook 05, and takes about 40 minutes. vLLM
-# is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the engine of
-# these notebooks decides for the same ones. You do not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with
-# the small model of these notebooks, and the records are part of the package.
+# This appendix comes after notebook 05, and takes about 40 minutes. vLLM is an engine that serves many users on many GPUs.
+# Here you see what it decided for some requests, and what the engine of these notebooks decides for the same ones. You do
+# not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with the small model of these notebooks. The records are
+# part of the package.
 
 # %%
 import torch
@@ -23,7 +23,7 @@ model, tokenizer = load_model(), load_tokenizer()
 # **Objective:** run a program for vLLM on this engine.
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
-# folder of the small model. `enforce_eager` saves vLLM a preparation that is not worth it here.)
+# folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long.)
 
 
 # %%
@@ -45,8 +45,8 @@ for prompt, text in texts.items():
 
 # %% [markdown]
 # We gave vLLM these prompts, with smaller limits and one more request, and recorded what it said. The limits change
-# the steps. They do not change the tokens. `recorded_run` gives such a run as a *trace*. A trace is the list of events from which
-# every picture of these notebooks is drawn.
+# the steps, but not the tokens. `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
+# of these notebooks are drawn.
 
 # %%
 from tutorial_engine.lab import recorded_run
@@ -60,9 +60,8 @@ for number, name in enumerate("ABC"):
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
 # %% [markdown]
-# The next cell gives the program itself to vLLM, if vLLM is installed in the same environment, with ipywidgets and
-# matplotlib. Most readers do not have it, and then the cell does nothing. Five longer programs are in the folder
-# `examples`, with the output that vLLM gave.
+# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer
+# programs are in the folder `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -80,9 +79,9 @@ if importlib.util.find_spec("vllm"):
 #
 # **Objective:** read a run of vLLM in pictures that you know.
 #
-# In the next run three users sent their requests to vLLM at the same time, and the memory was small: 5 blocks of 32
-# tokens. (vLLM counts its blocks from 1. The trace counts them from 0, as this engine does.) A request takes its second
-# block when its token 33 is run.
+# In the next run three users sent their requests to vLLM at the same time. The memory was small: 5 blocks of 32
+# tokens. A request takes its second block in the step that runs its token 33. (vLLM counts its blocks from 1. The trace counts them from 0,
+# as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
@@ -106,7 +105,7 @@ predictions.ask(
 
 # %% [markdown]
 # `serve_again` gives the same requests and the same limits to our engine, and returns its trace. `at_one_pace` gives each
-# step 20 ms in both runs, because we compare what was decided, and not how fast.
+# step 20 ms in both runs, because we compare decisions and not speed. The picture does not say which engine is which.
 
 # %% tags=["figure-which"]
 from tutorial_engine.lab import at_one_pace, serve_again
@@ -115,14 +114,24 @@ from tutorial_engine.viz import places
 
 ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
-two = {"vLLM": at_one_pace(theirs), "our engine": at_one_pace(ours)}
+two = {"one engine": at_one_pace(theirs), "the other": at_one_pace(ours)}
 title = "Who has each place in each step"
 places(two, title) if predictions.reveal(
     "victim", "in step {}, that of {}".format(*gone[0])
 ) else None
 
 # %% [markdown]
-# Look closer: `plans` reads from a trace what each step ran, and all block tables.
+# In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free.
+
+# %%
+predictions.ask(
+    "which",
+    "One of the two runs is vLLM's, the other one is ours. Which is vLLM's?",
+    ["the upper one", "the lower one", "nobody can see it: the steps are the same"],
+)
+
+# %% [markdown]
+# A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
 
 # %%
@@ -135,13 +144,14 @@ def plans(trace):
 
 pairs = list(zip(plans(theirs), plans(ours), strict=True))
 same = sum(a == b for a, b in pairs)
-print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
+if predictions.reveal("which", 2 if same == len(pairs) else 0):
+    print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
-# Both engines choose the same requests, give them the same numbers of tokens and the same blocks, and take memory away
-# from the same request. This is no accident: the scheduler of these notebooks follows vLLM's rules. The tests of the
-# package compare it with 40 recorded runs of vLLM, step by step. (They ran without asynchronous scheduling,
-# as vLLM on a CPU always does. Section 7 says what this is.)
+# (The upper one is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
+# blocks, and they take memory away from the same request. The scheduler of these notebooks follows vLLM's rules. The tests
+# of the package compare it with 40 recorded runs of vLLM, step by step. (They ran without asynchronous scheduling, as vLLM
+# on a CPU always does. Section 7 says what this is.)
 
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
@@ -181,8 +191,8 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
 # front of the queue. Its tokens are kept.
 #
-# One of the blocks that `r2` gave back was full, so it has a hash. The other one was not full, and nobody can find
-# it. Blocks that nobody can find are taken first: `r0` gets block 4.
+# `r2` gave back two blocks. Block 2 was full, so it has a hash, and a later request can find it. Block 4 was not full, so no
+# request can find it. Such blocks are taken first: `r0` gets block 4, and block 2 can still be found.
 
 # %%
 predictions.ask(
@@ -198,9 +208,8 @@ if predictions.reveal("again", num_found):
     print(f"step {back.number}: r2 finds {num_found} tokens")
 
 # %% [markdown]
-# From step 13 on block 2 is free. But `r2` waits until step 24. It finds 32 tokens in block 2, and its other 4 need a
-# second block, but none is free until `r0` and `r1` end. (vLLM also asks that all tokens of a newcomer fit.
-# Here they are run in one step, so this asks for nothing more.)
+# Only full blocks can be found, so `r2` finds the 32 tokens of block 2, and runs its other 4 again. For these it needs a second
+# block. None is free until `r0` and `r1` end, so `r2` waits until step 24.
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -266,21 +275,23 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
         print(f"step {number}: {name} is admitted and finds {found} tokens")
 
 # %% [markdown]
-# The second request comes in the same step as the first one. It finds blocks that are not written yet. This is right,
-# because in each layer the keys and values of all tokens are written before any token reads them. The third prompt
-# differs inside its second block, so it finds only the first one. The picture shows the pool at the end of this step.
+# The second request shares 68 tokens, but only two full blocks: 64. It is admitted in the same step as the first one, so it
+# finds blocks that are not written yet. This is right, because in each layer the keys and values of all tokens are written
+# before any token reads them. The third prompt differs inside its second block, so it finds only the first one. The
+# fourth request waits until step 12, because only three may run. The blocks are still there: it finds 64 tokens, too. The
+# picture shows the end of step 0, with the first 8 blocks of the pool. The other 8 are free.
 
 # %% tags=["figure-burst"]
-block_view(burst, 0)
+block_view(burst, 0, num_drawn=8)
 
 # %% [markdown]
 # ## 5 · Two numbers of vLLM's log
 #
 # **Objective:** find the arithmetic of notebook 04 in the log of a server.
 #
-# Section 2 of notebook 04 told of two numbers in vLLM's log. The next cell has the line that vLLM 0.32.0 wrote with
-# our small model, 1 GiB, blocks of 32 and `max_model_len=300`. (On a GPU it begins with "GPU KV cache size".) It also prints
-# the bytes of one token, as in notebook 02.
+# Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens its memory holds, and how many of the longest
+# requests can run at once. The next cell has the line that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32 and
+# `max_model_len=300`. (On a GPU it begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -291,10 +302,10 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 # %% [markdown]
 # ### Exercise 2: where do these numbers come from? (5 minutes)
 #
-# `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The second number of the log is
-# the number of all blocks, divided by the blocks of a request that is as long as it may be. It has a fraction.
-# For the first number, multiply the second one by `max_model_len`, and then cut off the fraction. (So it is not always the
-# whole pool, as section 2 of notebook 04 said for short: here the last block of each request has room that it cannot use.)
+# `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. Begin with the second number of the
+# log. It is the number of all blocks, divided by the blocks of a request of `max_model_len` tokens. It has a fraction. For
+# the first number, multiply the second one by `max_model_len`, and then cut off the fraction. (So it can be less than all slots of
+# the pool: a request of 300 tokens takes 10 blocks, and cannot use the last 20 slots.)
 #
 # <details><summary>Hint</summary>A block is <code>bytes_per_token * block_size</code> bytes, and only whole
 # blocks count: <code>//</code>. A request of <code>max_model_len</code> tokens needs
@@ -321,9 +332,9 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# vLLM's scheduler has 3,436 lines, and ours has about 370. For requests like ours the decisions are the same. The difference
-# is everything else that a server for many kinds of users needs. Each row names our function, and vLLM's function in its file.
-# If you read vLLM, begin with these four rows. The others open with a click.
+# vLLM's scheduler has 3,436 lines, and ours has about 370. For requests like ours the decisions are the same. The other lines
+# serve what our engine does not have, for example pictures and more than one machine. Each row names our function, and vLLM's
+# function in its file. Begin with the four rows that are open. The others open with a click.
 
 # %%
 from tutorial_engine.learn import Places
@@ -361,7 +372,7 @@ Places()
 # You can take a program that you wrote here to vLLM: change the import line, and write the temperature. There
 # `LLM(..., tensor_parallel_size=2)` divides the model among two GPUs, as appendix A1 does with two processes. For
 # several machines vLLM needs Ray (a library that starts programs on many machines) or its option `--nnodes`.
-# What you know about plans, blocks and hits is true there, too.
+# Plans, blocks and hits work there as you know them.
 #
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
 # engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.
