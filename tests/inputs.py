@@ -12,7 +12,6 @@ from torch import Tensor
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.lab.dial import DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.learn.capstone import watched

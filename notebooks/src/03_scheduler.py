@@ -312,7 +312,7 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 #
 # ## 5 · Inside the scheduler
 #
-# **Objective:** read the two loops of a scheduler.
+# **Objective:** find your rule in the real scheduler.
 #
 # `schedule` goes through the running requests, and then through the waiting ones. For each it asks
 # `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots. `plan` notes what the step runs
@@ -395,8 +395,8 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
 # The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C. Why does it
-# wait? In step 0 there is a free place, but A has used up the budget. From step 2 on there is budget left, but A and B
-# have both places. C is admitted when B is finished.
+# wait? In step 0 there is a free place, but A has used up the budget. From step 1 on A and B have both places. From step
+# 2 on there is budget left, but no place. C is admitted when B is finished.
 
 # %% tags=["figure-one-request"]
 from tutorial_engine.trace import history
@@ -500,7 +500,6 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # The next cell has longer queues of the same requests:
 
 # %% jupyter={"source_hidden": true}
-from tutorial_engine.engine import EngineConfig
 from tutorial_engine.learn import Job, dry_run  # dry_run runs a scheduler without a model
 
 four_places = EngineConfig(max_num_seqs=4, max_num_batched_tokens=16)
@@ -607,6 +606,8 @@ predictions.ask(
 )
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
+from tutorial_engine.engine import WallClock
+
 rounds = [{size: at_once(size, WallClock()) for size in SIZES} for _ in range(3)]  # in turn
 here = {size: max(each[size] for each in rounds) for size in SIZES}  # the fastest of each
 gains = [one[16][0] / one[1][0] for one in (here, virtual)]  # measured, and by the chosen prices
@@ -695,7 +696,7 @@ print(len(LONG), "prompt tokens of L; the gaps between two tokens of A in ms:")
 print(gaps)
 
 # %% [markdown]
-# One gap has 117 ms: A stands still while the prompt of L runs. 117 ms are 10 for the forward, 106 for L
+# One gap lasts 117 ms: A stands still while the prompt of L runs. 117 ms are 10 for the forward, 106 for L
 # and 1 for A.
 
 # %%
@@ -823,8 +824,10 @@ def under_load(rate, policy=Scheduler, users=48):
     return speed, percentile([1000 * out.metrics.ttft for out in outs], 95)
 
 
-compared = {"one rule": Scheduler, "static batching": StaticBatching}
-load = {name: {rate: under_load(rate, one) for rate in RATES} for name, one in compared.items()}
+load = {
+    name: {rate: under_load(rate, policies[name]) for rate in RATES}
+    for name in ("one rule", "static batching")
+}
 longer = under_load(64, users=96)[1]
 
 # %% tags=["figure-load"] jupyter={"source_hidden": true}
@@ -872,6 +875,9 @@ def measure(name, engine):
 
 
 # %%
+from tutorial_engine.trace import Admitted
+
+
 def mean_of(name):
     return sum(ttfts[name].values()) / len(crowd)
 
@@ -1204,6 +1210,8 @@ server.beside_vllm()
 # in SGLang. The token that is not known yet has a placeholder, and this is the second term above.</p>
 # <p><b>Replicas.</b> Several copies of a model run behind a router. Prefill and decode can run on different machines.
 # <i>Goodput</i> counts the requests per second that keep all promises (SLO).</p>
+# <p><b>Traces.</b> All timelines are drawn from what the engine recorded. <code>save_chrome</code> of
+# <code>tutorial_engine.lab.chrome</code> writes such a trace for Perfetto, the viewer that performance engineers use.</p>
 # <p>Where to read on: <a href="../docs/reading-on.md">Reading on</a>.</p></details>
 
 # %%
