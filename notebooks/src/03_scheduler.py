@@ -7,7 +7,7 @@
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 6 | the rule, the batch, the trace, what a user feels | about 1½ hours |
+# | first, sections 1 to 6 | the rule, the batch, what a user feels | about 1 hour |
 # | second, sections 7 to 15 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
 # You should have done notebook 02. The code of cells that only measure is folded, or says "You may skip this code".
@@ -345,10 +345,6 @@ print(in_vllm())
 # after it. The second loop skips requests that cannot go yet, for instance because they wait for a grammar, so others
 # overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was
 # preempted admits nobody, even if it is then empty.</details>
-#
-# <details><summary>Two more settings of ours</summary><code>long_prefill_token_threshold</code> is the longest chunk
-# of a prompt. Without chunks (<code>enable_chunked_prefill=False</code>) a request runs all its tokens or none, and a
-# prompt that is longer than the whole budget is refused when it is added.</details>
 
 # %% [markdown]
 # ## 6 · What a user feels
@@ -796,10 +792,10 @@ print(box("step_order"))
 #
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
-# 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once. How many
-# users per second can the engine serve? Count what one user costs when all 8 places are taken. On average a user has 6.67 prompt tokens and wants 11.75
-# new ones. That is 11.75 steps, whose 10 ms are shared by 8 users: 14.7 ms. And 17.4 tokens run, at 1 ms each. (The
-# last new token never runs.) Together 32.1 ms: at most 31 users per second.
+# 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
+# How many users per second can the engine serve? Count what one user costs when all 8 places are taken. On average a
+# user has 6.67 prompt tokens and wants 11.75 new ones. That is 11.75 steps, whose 10 ms are shared by 8 users: 14.7 ms.
+# And 17.4 tokens run, at 1 ms each. (The last new token never runs.) Together 32.1 ms: at most 31 users per second.
 
 # %%
 predictions.ask(
@@ -996,7 +992,7 @@ tell(*three)
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
 # one before L changes both numbers by an equal step. How large is one step of the mean, and how large is one of the
-# TTFT of L? (The table has both ends: divide the differences by 12.) Then count the steps from the first line on.
+# TTFT of L? (The table has both ends: divide the differences by 12.) Then count the steps from the line of first come, first served on.
 
 # %%
 predictions.ask(
