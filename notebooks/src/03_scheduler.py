@@ -110,8 +110,8 @@ places(two, "24 requests, four places: who has each place in each step")
 #
 # Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*:
 # their K and V are in the cache. Subtract computed from known: a new prompt gives a large number, a
-# decoding request gives 1. A step runs some of this difference. The **token budget** says how many tokens one step may
-# run for all requests together. That is the whole rule. It knows no prefill mode and no decode mode.
+# decoding request gives 1. A step runs some of this difference: the **token budget** limits how many tokens one step
+# runs for all requests together. This is the whole rule, without a prefill or decode mode.
 #
 # ### Exercise 1: how many tokens? (5 minutes)
 #
@@ -325,11 +325,11 @@ show_source(Scheduler.schedule_waiting)
 
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
-# have room for it, and returns whether it did. If it did not, the loop ends: nobody overtakes the first one in the queue.
-# Else a long request might wait for ever while short ones pass.
+# have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
+# Else a long request might wait for ever.
 #
 # If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Rows never need
-# this, because each has room for the longest text. Notebook 05 shows it. The rule brings such a request back
+# this; notebook 05 shows it. The rule brings such a request back
 # without a special case: none of its tokens is computed any more, so its difference is large again.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
@@ -986,13 +986,13 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s a correct policy keeps the promise about the longest wait, and breaks the one about the mean.
+# With a patience of 0.1 s the promise about the longest wait is kept, and the one about the mean is broken.
 # Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
-# 0.1 s, and then they are served in the order of their arrival.
+# 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
 # one before L changes both numbers by an equal step. How large is one step of the mean, and how large is one of the
-# TTFT of L? (The table has both ends: divide the differences by 12.) Then count the steps from the line of first come, first served on.
+# TTFT of L? (Divide the differences in the table by 12.) Then count the steps from the first line on.
 
 # %%
 predictions.ask(

@@ -28,8 +28,8 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 # A large model does not fit into one GPU. *Tensor parallelism* gives each process, called a **rank**, a part
 # of every large matrix of a layer. In attention, each rank has some of the heads, with their K and V. In the MLP, each
 # rank has some of the *inner features*, the I numbers between its matrices. Both parts end with a matrix product, and
-# this product is a sum over the features. So each rank computes its part of the sum, and then the parts are added up.
-# Adding up over all ranks, so that each of them has the whole sum, is called an **all-reduce**.
+# this product is a sum over the heads or features. So each rank computes its part of the sum. Adding up these
+# parts, so that all ranks have the whole sum, is called an **all-reduce**.
 
 # %% [markdown]
 # (Ours keeps the embedding and the head whole on each rank. vLLM and SGLang cut these too, along the vocabulary. This
