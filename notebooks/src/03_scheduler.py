@@ -340,6 +340,8 @@ from tutorial_engine.learn import box, in_vllm
 print(in_vllm())
 
 # %% [markdown]
+# The rule is the same there. Around it a few things differ:
+#
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
 # after it. The second loop skips requests that cannot go yet, for instance because they wait for a grammar, so others
