@@ -12,7 +12,6 @@ from torch import Tensor
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.lab.dial import DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.learn.capstone import watched
@@ -33,8 +32,6 @@ PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One
 Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 K = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
 V = torch.tensor([[8.0, 0.0], [0.0, 8.0], [4.0, 4.0]])
-FAST = [RequestMetrics(0.0, 0.0, (0.01 * i, 0.01 * i + 0.005), 0.1 * i) for i in range(1, 21)]
-SLOW = [RequestMetrics(0.0, 0.0, (0.1 * i, 0.1 * i + 0.05), 1.0 * i) for i in range(1, 21)]
 LLAMA = KVCacheSpec(  # 32 layers, 32 heads of 128, bf16
     num_layers=32, num_kv_heads=32, k_head_dim=128, v_head_dim=128, dtype=torch.bfloat16
 )

@@ -31,8 +31,6 @@ from explorers import LARGEST, MAKE
 from inputs import (
     APART,
     EXACT,
-    FAST,
-    SLOW,
     K,
     Q,
     V,
@@ -76,7 +74,6 @@ from traces import (
     plot_words,
     renamed,
     run_cells,
-    served,
     seven,
     shared_text,
     six,
@@ -86,7 +83,6 @@ from traces import (
 from tools.bench.plots import bench_picture
 from tutorial_engine import learn, viz
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.engine.request import TRANSITIONS
 from tutorial_engine.lab.layouts import KVLayout, layouts
 from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING, GpuStep
 from tutorial_engine.model.attention import causal_mask
@@ -287,9 +283,7 @@ VIEWS: dict[str, Callable[[], View]] = {
     "timelines": lambda: viz.timelines({name: six(name) for name in POLICIES}),
     "timelines markup": lambda: viz.timelines({"a": crowd(), NASTY[0]: crowd("prefill first")}),
     "places": lambda: viz.places({policy: seven(policy) for policy in POLICIES}),
-    "places only": lambda: viz.places({"a": seven("one rule")}, only=["A", "C"]),
     "places markup": lambda: viz.places({NASTY[0]: renamed(four_places(), MARKUP)}),
-    "state machine": lambda: viz.state_machine(TRANSITIONS),
     **{f"request {name}": lambda n=name: viz.one_request(story(*ENDS), n) for name in "ABCD"},
     "request markup": lambda: viz.one_request(renamed(story(), {"D": NASTY[0]}), NASTY[0]),
     "batch first": lambda: viz.flat_batch(recorded_batches()[0]),
@@ -308,10 +302,6 @@ VIEWS: dict[str, Callable[[], View]] = {
     **{f"pages seed {case.seed}": lambda c=case: simple(c) for case in PAGES},
     **{f"cells {what}": lambda w=what: cells(w) for what in STATES},
     # measured, or by hand
-    "latency": lambda: viz.latency_distributions({"fast": FAST, "slow $x$ <s>": SLOW}),
-    "latency of four": lambda: viz.latency_distributions(
-        {name: [o.metrics for o in served(name, 6)[1]] for name in POLICIES}
-    ),
     "sweep": lambda: viz.sweep(
         [1, 2, 4, 8], {"virtual": [1, 2, 3, 4], "here": [10, 15, 20, 19]}, "batch", "tok/s"
     ),

@@ -32,7 +32,6 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
-from tutorial_engine.engine.request import TRANSITIONS, RequestStatus
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
@@ -53,7 +52,7 @@ from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
 from tutorial_engine.viz.request_look import tint
-from tutorial_engine.viz.request_plots import one_request, state_machine
+from tutorial_engine.viz.request_plots import one_request
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.simple_blocks import SimpleBlockView
@@ -154,14 +153,6 @@ def test_every_place_of_every_step_is_held_idle_or_wasted_and_drawn(policy: str)
 
 
 # -- a request's life ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("changed", [None, *TRANSITIONS])
-def test_the_state_machine_has_the_arrows_of_its_table(changed: RequestStatus | None) -> None:
-    table = {**TRANSITIONS, **({changed: frozenset()} if changed else {})}
-    arrows = (re.fullmatch(r"arrow\.(\w+)\.(\w+)", name) for name in items(state_machine(table)))
-    drawn = {(m[1], m[2]) for m in arrows if m and m[1] != "legend" and m[2] != "head"}
-    assert drawn == {(a.value, b.value) for a, after in table.items() for b in after}
 
 
 def test_times_are_the_engines_own() -> None:

@@ -1,7 +1,4 @@
-"""Requests that come over time: when they come, when they enter, what users feel, two clocks.
-
-And static batching as it was: each answer comes with the slowest of its batch.
-"""
+"""Requests that come over time: when they come, when they enter, what users feel, two clocks."""
 
 import math
 import time
@@ -12,16 +9,14 @@ import pytest
 from engines import VOCAB, random_model
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import served
 
 from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
-from tutorial_engine.lab.static_batch import batches, static_as_it_was
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Added, Admitted, Finished, Recorder
+from tutorial_engine.trace.events import Added, Recorder
 
 
 @pytest.fixture(scope="module")
@@ -125,28 +120,6 @@ def test_what_never_ends_is_refused(small: Qwen3ForCausalLM) -> None:
     assert len(serve(make(small), arrivals, max_steps=7)) == 2
     with pytest.raises(ValueError, match="nan"):
         serve(make(small), [arrival(0.0), arrival(math.nan, name="b")])
-
-
-# -- static batching as it was --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("number", "rate", "places"), [(7, 0.0, 3), (9, 40.0, 2), (5, 500.0, 4)])
-def test_an_answer_comes_with_the_last_of_its_batch(number: int, rate: float, places: int) -> None:
-    trace, _ = served("static batching", number, rate, seqs=places, budget=8)
-    ends = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
-    starts = {e.request_id: e.time for e in trace.events if isinstance(e, Admitted)}
-    together, given = batches(trace), static_as_it_was(trace)
-    assert sorted(name for batch in together for name in batch) == sorted(ends) == sorted(given)
-    for batch, after in zip(together, [*together[1:], ()], strict=True):
-        assert 1 <= len(batch) <= places
-        assert {given[name] for name in batch} == {max(ends[name] for name in batch)}
-        assert all(starts[name] >= given[batch[0]] for name in after), "nobody joins before"
-    later = [given[name] - ends[name] for name in ends]
-    assert min(later) == 0 < max(later), "the slowest loses nothing, somebody loses something"
-    with pytest.raises(
-        ValueError, match=r"this trace is of Scheduler: .* scheduler=StaticBatching"
-    ):
-        static_as_it_was(served("one rule")[0])
 
 
 # -- what users feel ------------------------------------------------------------------------------

@@ -7,8 +7,8 @@
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 7 | the rule, the batch, the trace, what a user feels | about 1½ hours |
-# | second, sections 8 to 17 | policies, throughput and latency, fairness, bugs | about 1½ hours |
+# | first, sections 1 to 6 | the rule, the batch, what a user feels | about 1 hour |
+# | second, sections 7 to 15 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
 # You should have done notebook 02. The code of cells that only measure is folded, or says "You may skip this code".
 
@@ -19,7 +19,7 @@ from tutorial_engine.engine import EngineConfig, LLMEngine, Scheduler, VirtualCl
 from tutorial_engine.engine import generate
 from tutorial_engine.learn import OwnServer, Predictions, show_source, steps
 from tutorial_engine.model import TINY, load_model, load_tokenizer
-from tutorial_engine.sampling import Sampler, SamplingParams
+from tutorial_engine.sampling import SamplingParams
 from tutorial_engine.trace import Recorder
 
 torch.set_grad_enabled(False)
@@ -110,11 +110,8 @@ places(two, "24 requests, four places: who has each place in each step")
 #
 # Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*:
 # their K and V are in the cache. Subtract computed from known: a new prompt gives a large number, a
-# decoding request gives 1.
-
-# %% [markdown]
-# A step runs some of this difference. The **token budget** says how many tokens one step may run for all
-# requests together. That is the whole rule. It knows no prefill mode and no decode mode.
+# decoding request gives 1. A step runs some of this difference: the **token budget** limits how many tokens one step
+# runs for all requests together. This is the whole rule, without a prefill or decode mode.
 #
 # ### Exercise 1: how many tokens? (5 minutes)
 #
@@ -196,7 +193,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %%
 def make_engine(policy=Scheduler, clock=None, model=model, **limits):
-    """An engine that records what it does. Its clock is virtual: section 7 explains it."""
+    """An engine that records what it does. Its clock is virtual: section 6 explains it."""
     config = EngineConfig(**({"max_model_len": 64} | limits))
     parts = {"scheduler": policy, "clock": clock or VirtualClock(), "trace": Recorder()}
     return LLMEngine(model, tokenizer, config, **parts)
@@ -237,12 +234,11 @@ print("step 1 gave a new token to:", *[result.request_id for result in given[1]]
 # %% [markdown]
 # B has read 6 of its 7 prompt tokens, a *chunk* of its prompt. It gets no new token, because the token that follows is already in
 # the prompt. Only a request whose known tokens are all computed gets a new token.
-
-# %% [markdown]
-# Now watch a longer run. The explorer runs the real engine, and draws what the engine recorded. D and E come too,
-# and there are only two places. The first two steps are those that you planned. Step through the run with the
-# buttons or the slider. Each box of the upper part has the number of tokens that a request ran in a step. Below
-# it are the budget of the step, and the numbers of your rule: known, computed, to run, budget left.
+#
+# Now watch a longer run. D and E come too, and there are only two places. The explorer runs the real engine, and draws
+# what the engine recorded. Each box of the upper part has the number of tokens that a request ran in a step. Below
+# it are the budget of the step, and the numbers of your rule: known, computed, to run, budget left. Step through the
+# run with the buttons or the slider.
 
 # %% tags=["figure-scheduler-explorer"]
 from tutorial_engine.viz import SchedulerExplorer
@@ -255,7 +251,8 @@ explorer.set(step=1)
 explorer
 
 # %% [markdown]
-# **Try it.** *policy* has four ways to batch; section 8 explains them. How many steps does each of them take?
+# **Try it.** Set the *budget* to 4, then to 16: how many steps does each take? *policy* has four ways to batch; section
+# 7 explains them. How many steps does each of them take?
 #
 # The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break it on purpose: let exercise 2 forget
 # the budget. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Then
@@ -263,28 +260,7 @@ explorer
 #
 # Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
 
-# %%
-predictions.ask(
-    "late",
-    "A, B and C decode. There are four places, and the budget is 8. Before step 4 a long prompt comes, D. "
-    "What happens to A, B and C while it is read?",
-    ["they stop until it is read", "each still runs 1 token a step", "they take turns with D"],
-)
-
-# %%
-crowded = SchedulerExplorer(model, tokenizer, PROMPTS, WANTED, budget=8, max_num_seqs=4)
-crowded.set(arrivals="a long prompt before step 4")
-ran = steps(crowded.trace)
-ends = {name: max(i for i, one in enumerate(ran) if name in one) for name in names}
-each_step = all(ran[i].get(name) == 1 for name in names for i in range(4, ends[name] + 1))
-if predictions.reveal("late", 1 if each_step else 0):
-    for i in range(4, 8):
-        print(f"step {i} runs {ran[i]}")
-
 # %% [markdown]
-# The running requests are asked first, so each of them gets its token. D takes what is left of the budget.
-# When another request finishes, D gets more.
-#
 # ## 4 · The batch that the model sees
 #
 # **Objective:** know what "together" means for the model.
@@ -336,7 +312,7 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 #
 # ## 5 · Inside the scheduler
 #
-# **Objective:** read the two loops of a scheduler.
+# **Objective:** find your rule in the real scheduler.
 #
 # `schedule` goes through the running requests, and then through the waiting ones. For each it asks
 # `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots. `plan` notes what the step runs
@@ -349,10 +325,11 @@ show_source(Scheduler.schedule_waiting)
 
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
-# have room for it, and returns whether it did.
+# have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
+# Else a long request might wait for ever.
 #
 # If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Rows never need
-# this, because each has room for the longest text. Notebook 05 shows it. The rule brings such a request back
+# this; notebook 05 shows it. The rule brings such a request back
 # without a special case: none of its tokens is computed any more, so its difference is large again.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
@@ -363,105 +340,22 @@ from tutorial_engine.learn import box, in_vllm
 print(in_vllm())
 
 # %% [markdown]
+# The rule is the same there. Around it a few things differ:
+#
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
 # after it. The second loop skips requests that cannot go yet, for instance because they wait for a grammar, so others
 # overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was
 # preempted admits nobody, even if it is then empty.</details>
-#
-# <details><summary>Two more settings of ours</summary><code>long_prefill_token_threshold</code> is the longest chunk
-# of a prompt. Without chunks (<code>enable_chunked_prefill=False</code>) a request runs all its tokens or none, and a
-# prompt that is longer than the whole budget is refused when it is added.</details>
-#
-# Who waits is asked in order. What if the first one does not fit?
-
-# %%
-predictions.ask(
-    "overtake",
-    "No chunks are allowed, and the budget is 16. A (10 prompt tokens), L (12) and S (3) wait, in this "
-    "order. What does step 0 run?",
-    ["A 10", "A 10, S 3", "A 10, L 6"],
-)
 
 # %% [markdown]
-# `dry_run` runs a scheduler without a model, so it plans many steps in no time.
-
-# %%
-from tutorial_engine.engine import EngineConfig
-from tutorial_engine.learn import Job, dry_run
-
-jobs = [Job("A", 10, 4), Job("L", 12, 2), Job("S", 3, 2)]  # name, prompt length, new tokens
-whole_prompts = EngineConfig(max_num_batched_tokens=16, enable_chunked_prefill=False)
-planned = steps(dry_run(Scheduler, jobs, whole_prompts))
-first = ", ".join(f"{name} {n}" for name, n in planned[0].items())
-if predictions.reveal("overtake", first):
-    print("steps 0 to 2:", *planned[:3])
-
-# %% [markdown]
-# L does not fit beside A, so `admit` returns False and the loop ends. S has to wait too, although there is
-# budget for it. If S could overtake L, then the next short request could do the same, and the next. A long
-# request might wait for ever.
-#
-# The picture has all states that a request can have. Only the scheduler moves a request from one state to the next.
-
-# %% tags=["figure-life"]
-from tutorial_engine.engine import TRANSITIONS
-from tutorial_engine.viz import state_machine
-
-state_machine(TRANSITIONS)
-
-# %% [markdown]
-# ## 6 · Why did my request wait?
-#
-# **Objective:** answer a user's question from what the engine recorded.
-#
-# The engine writes down what it does, as small *events*. All timelines of this notebook are drawn from such a *trace*.
-# Here A, B and C come at 0 ms. There are two places, and the budget is 8. A forward lasts 10 ms, and 1 ms more for each token.
-
-# %%
-engine = with_three(max_num_seqs=2, max_num_batched_tokens=8)
-engine.run()
-trace = engine.trace.trace()
-print(f"{trace.num_steps} steps, {len(trace.events)} events")
-
-# %%
-predictions.ask(
-    "why",
-    "C waits in step 0 and in step 3. Which limit is used up when the step is planned, so that C has to wait?",
-    ["the places, both times", "the budget, both times", "first the budget, then the places"],
-)
-
-# %% jupyter={"source_hidden": true}
-from tutorial_engine.trace import Admitted, Finished
-from tutorial_engine.trace import history
-
-lacks, lines = [], []
-for step in list(history(trace))[:6]:
-    places_left, budget_left = 2 - len(step.planned.running), 8 - step.num_tokens
-    lacks.append("budget" if places_left else "place")
-    left = f"places left: {places_left}, budget left: {budget_left}"
-    lines.append(f"step {step.number}: {left}, waiting: {', '.join(step.planned.waiting) or '-'}")
-    ends = [e for e in step.events if isinstance(e, (Admitted, Finished))]
-    lines += [f"    {1000 * e.time:.0f} ms: {type(e).__name__} {e.request_id}" for e in ends]
-answer = [["place"] * 2, ["budget"] * 2, ["budget", "place"]].index([lacks[0], lacks[3]])
-if predictions.reveal("why", answer):
-    print("\n".join(lines))
-
-# %% [markdown]
-# In step 0 the budget is used up, and B stands before C in the queue. From step 2 on there is budget left, and
-# no place: C is admitted when B is finished. A third place would have admitted it in step 2.
-#
-# The events alone are enough to rebuild the whole state of the engine after any step. `save_chrome` of
-# `tutorial_engine.lab` writes a trace for Perfetto (ui.perfetto.dev), the viewer that performance engineers use.
-
-# %% [markdown]
-# ## 7 · What a user feels
+# ## 6 · What a user feels
 #
 # **Objective:** compute the times by which servers are judged.
 #
 # Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
 # 10 ms, and each token that it runs costs 1 ms more. A real forward has these two parts, too: it reads all
-# weights once, and it computes for each token. (On a large GPU a token costs far less: see section 9. A third part,
+# weights once, and it computes for each token. (On a large GPU a token costs far less: see section 8. A third part,
 # reading the K and V of each request, is left out here: the texts are short.)
 
 # %% [markdown]
@@ -498,19 +392,18 @@ server.use(ttft_and_tpot, check_metrics)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C, which has to
-# wait for a place.
+# The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C. Why does it
+# wait? In step 0 there is a free place, but A has used up the budget. From step 1 on A and B have both places. From step
+# 2 on there is budget left, but no place. C is admitted when B is finished.
 
 # %% tags=["figure-one-request"]
+from tutorial_engine.trace import history
 from tutorial_engine.viz import one_request
 
 waited = [step for step in history(run.trace) if "C" in step.planned.waiting]
 lasted = [round(1000 * (step.ended - step.began)) for step in waited]
 print(f"C waits for {' + '.join(map(str, lasted))} = {sum(lasted)} ms")
 one_request(run.trace, "C")
-
-# %%
-print(predictions.score())
 
 # %% [markdown]
 # ---
@@ -527,14 +420,15 @@ print(predictions.score())
 # Selected Cell"): it takes less than a minute. Your exercises run in the engine again, and your predictions are kept.
 
 # %% [markdown]
-# ## 8 · Four policies and their idle places
+# ## 7 · Four policies and their idle places
 #
 # **Objective:** see what four ways of batching waste.
 #
 # A *policy* says who may run when.
 #
 # - *One by one*: a request runs alone until it is finished.
-# - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished.
+# - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished. (Ours is kind: it
+#   answers each request at its end. The servers of that time gave all answers back when the whole batch was over.)
 # - *Prefill first*: whoever waits may join at any step. But a step either reads whole prompts or decodes.
 # - *The one rule*: the scheduler of section 2. A step does both.
 
@@ -604,7 +498,6 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # The next cell has longer queues of the same requests:
 
 # %% jupyter={"source_hidden": true}
-from tutorial_engine.engine import EngineConfig
 from tutorial_engine.learn import Job, dry_run  # dry_run runs a scheduler without a model
 
 four_places = EngineConfig(max_num_seqs=4, max_num_batched_tokens=16)
@@ -619,26 +512,7 @@ for count in (8, 16, 24, 40):
 # %% [markdown]
 # The longer the queue, the closer static batching comes to one half, and the one rule to nothing.
 #
-# **How static batching really was.** Our version is kind: each request is answered when it is finished. The
-# servers that it stands for treated a batch as one call. They gave all answers back when the whole batch
-# was over. The next cell reads both times from the same trace.
-
-# %%
-from tutorial_engine.lab import static_as_it_was
-
-kind = [1000 * out.metrics.finished for out in results["static batching"]]
-as_it_was = [1000 * end for end in static_as_it_was(runs["static batching"]).values()]
-one_rule = [1000 * out.metrics.finished for out in results["one rule"]]
-for i, name in enumerate("ABCDEFGH"):
-    print(f"{name}: answered after {kind[i]:3.0f} ms here, after {as_it_was[i]:3.0f} ms then")
-means = [sum(ends) / 8 for ends in (kind, as_it_was, one_rule)]
-print(f"mean: {means[0]:.0f} ms here, {means[1]:.0f} ms then, {means[2]:.0f} ms with the one rule")
-
-# %%
-print(box("static_batching"))
-
-# %% [markdown]
-# Now the numbers. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
+# Now the times. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
 # of 20 do not exceed. (Of eight requests, p95 is the worst.)
 
 # %%
@@ -664,24 +538,9 @@ for name, outs in results.items():
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
 # runs. The one rule lets them run along.
-#
-# You may skip the next picture. It shows the same requests on the clock of this machine: each policy runs five
-# times, and each request has a mark. The table above is the one to trust: it has no noise.
-
-# %% tags=["nbval-ignore-output", "figure-measured"] jupyter={"source_hidden": true}
-from tutorial_engine.engine import WallClock
-from tutorial_engine.viz import latency_distributions
-
-make_engine(clock=WallClock()).generate(prompts, params)  # warm up
-measured = {name: [] for name in policies}  # on this machine's own clock
-for _ in range(5):
-    for name, policy in policies.items():
-        engine = make_engine(policy, WallClock(), max_num_seqs=4, max_num_batched_tokens=16)
-        measured[name] += [out.metrics for out in serve(engine, eight)]
-latency_distributions(measured)
 
 # %% [markdown]
-# ## 9 · Throughput against latency
+# ## 8 · Throughput against latency
 #
 # **Objective:** choose how many requests run at once.
 #
@@ -745,6 +604,8 @@ predictions.ask(
 )
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
+from tutorial_engine.engine import WallClock
+
 rounds = [{size: at_once(size, WallClock()) for size in SIZES} for _ in range(3)]  # in turn
 here = {size: max(each[size] for each in rounds) for size in SIZES}  # the fastest of each
 gains = [one[16][0] / one[1][0] for one in (here, virtual)]  # measured, and by the chosen prices
@@ -804,7 +665,7 @@ for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001),
 # limit before: no batch shares them. The TPOT grows more than 16 times here, because the last prompts are read between
 # the first two tokens of the others, and that gap counts, too.</details>
 #
-# ## 10 · A long prompt comes
+# ## 9 · A long prompt comes
 #
 # **Objective:** protect the requests that decode from a long prompt.
 #
@@ -833,7 +694,7 @@ print(len(LONG), "prompt tokens of L; the gaps between two tokens of A in ms:")
 print(gaps)
 
 # %% [markdown]
-# One gap has 117 ms: A stands still while the prompt of L runs. 117 ms are 10 for the forward, 106 for L
+# One gap lasts 117 ms: A stands still while the prompt of L runs. 117 ms are 10 for the forward, 106 for L
 # and 1 for A.
 
 # %%
@@ -911,20 +772,13 @@ sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 # either, because the chunks ride along in steps that A needs anyway. L pays for the short gaps of A: its first token
 # comes later. So the token budget is a dial between the users who decode and the user who comes.
 #
-# **Which budget does a real server have?** Not 16. Here are the same run and a prompt of 8,000 tokens at the price of
-# a large GPU, 0.05 ms a token:
+# **Which budget does a real server have?** Not 16. Here is the same run at the price of a large GPU, 0.05 ms a token:
 
 # %% jupyter={"source_hidden": true}
 for b in (4, 16, 64, 128):
     _, (a, late), _ = with_budget(b, 0.00005)
     print(f"budget {b:4}: longest gap of A {1000 * max(a.metrics.itl):5.1f} ms,", end=" ")
     print(f"TTFT of L {1000 * late.metrics.ttft:4.0f} ms")
-print("a prompt of 8,000 tokens:")
-for b in (16, 512, 2048, 8000):
-    chunks = -(-8000 // b)
-    print(
-        f"budget {b:4}: the others wait {10 + 0.05 * b:3.0f} ms, {chunks:3} steps of {10 + 0.05 * b:.0f} ms"
-    )
 
 # %% [markdown]
 # With a budget of 16 the gap is 5 ms shorter than with 128, and the first token of L comes five times as late: each
@@ -936,21 +790,14 @@ for b in (16, 512, 2048, 8000):
 print(box("step_order"))
 
 # %% [markdown]
-# ## 11 · Too many users
+# ## 10 · Too many users
 #
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
-# 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once. How many
-# users per second can the engine serve? Count what one user costs when all 8 places are taken.
-
-# %%
-asked, answered = sum(map(len, prompts)) / 3, sum(lengths) / 8  # tokens of a user, on average
-steps_part = answered * 10 / 8  # one step for each new token; 8 users share its 10 ms
-tokens_part = asked + answered - 1  # 1 ms each; the last new token is never run
-most = 1000 / (steps_part + tokens_part)
-print(f"{answered} steps, an eighth of 10 ms each:    {steps_part:4.1f} ms")
-print(f"{asked:.2f} prompt + {answered} new - 1 tokens run: {tokens_part:4.1f} ms")
-print(f"together {steps_part + tokens_part:.1f} ms: at most {most:.0f} users per second")
+# 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
+# How many users per second can the engine serve? Count what one user costs when all 8 places are taken. On average a
+# user has 6.67 prompt tokens and wants 11.75 new ones. That is 11.75 steps, whose 10 ms are shared by 8 users: 14.7 ms.
+# And 17.4 tokens run, at 1 ms each. (The last new token never runs.) Together 32.1 ms: at most 31 users per second.
 
 # %%
 predictions.ask(
@@ -959,29 +806,27 @@ predictions.ask(
     ["about 40 ms: they run together", "about 160 ms: four times the users", "more than 400 ms"],
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import poisson_times
 
 RATES = [8, 16, 24, 32, 64]
 wanted = [lengths[i % 8] for i in range(48)]
 
 
-def under_load(times, policy=Scheduler):
-    """Tokens per second, and p95 of TTFT in ms, of users who come at these times."""
+def under_load(rate, policy=Scheduler, users=48):
+    """Tokens per second, and p95 of TTFT in ms, of users who come at random times."""
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
-    come = zip(times, prompts * len(times), wanted * 2, strict=False)
+    come = zip(poisson_times(rate, users, seed=1), prompts * users, wanted * 2, strict=False)
     outs = serve(engine, [Arrival(t, prompt, wants(n)) for t, prompt, n in come])
     speed = sum(len(out.outputs[0].token_ids) for out in outs) / engine.clock.now()
     return speed, percentile([1000 * out.metrics.ttft for out in outs], 95)
 
 
-# %% jupyter={"source_hidden": true}
 load = {
-    name: {rate: under_load(poisson_times(rate, 48, seed=1), policies[name]) for rate in RATES}
+    name: {rate: under_load(rate, policies[name]) for rate in RATES}
     for name in ("one rule", "static batching")
 }
-evenly = under_load([i / 24 for i in range(48)])[1]
-longer = under_load(poisson_times(64, 96, seed=1))[1]
+longer = under_load(64, users=96)[1]
 
 # %% tags=["figure-load"] jupyter={"source_hidden": true}
 p95 = load["one rule"][64][1]
@@ -989,7 +834,6 @@ if chosen := predictions.reveal("load", sum(p95 > limit for limit in (100, 400))
     for name, by_rate in load.items():
         told = [f"{rate}/s {late:.0f}" for rate, (_, late) in by_rate.items()]
         print(f"{name:16} p95 of TTFT in ms: {', '.join(told)}")
-    print(f"one rule, 24/s one after the other at equal distances: {evenly:.0f}")
     print(f"one rule, 64/s, twice as many users: {longer:.0f}")
 curves = {
     name: [(rate, *point) for rate, point in by_rate.items()] for name, by_rate in load.items()
@@ -998,12 +842,12 @@ throughput_latency(curves, "TTFT p95", "requests per second") if chosen else Non
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of
-# users that you counted, the engine is full. From then on the queue grows as long as users keep coming: no scheduler
-# can prevent this. The curve turns a little earlier, because users who come at random times sometimes come all at
-# once; the line with equal distances shows it. Under static batching even few users wait long.
+# users that you counted, the engine is full. (The curve turns a little earlier, because users who come at random times
+# sometimes come all at once.) From then on the queue grows as long as users keep coming: no scheduler
+# can prevent this. Under static batching even few users wait long.
 
 # %% [markdown]
-# ## 12 · Fairness
+# ## 11 · Fairness
 #
 # **Objective:** write a policy that keeps a promise.
 #
@@ -1029,6 +873,9 @@ def measure(name, engine):
 
 
 # %%
+from tutorial_engine.trace import Admitted
+
+
 def mean_of(name):
     return sum(ttfts[name].values()) / len(crowd)
 
@@ -1141,17 +988,13 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s a correct policy keeps the promise about the longest wait, and breaks the one about the mean.
+# With a patience of 0.1 s the promise about the longest wait is kept, and the one about the mean is broken.
 # Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
-# 0.1 s, and then they are served in the order of their arrival. The picture shows whose turn it is:
-
-# %% tags=["figure-turns"]
-places({name: turns[name] for name in three}, "Whose turn it is: L is blue", only=["L"])
-
-# %% [markdown]
+# 0.1 s, and they are served in the order of arrival.
+#
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
 # one before L changes both numbers by an equal step. How large is one step of the mean, and how large is one of the
-# TTFT of L? (The table has both ends: divide the differences by 12.) Then count the steps from the first line on.
+# TTFT of L? (Divide the differences in the table by 12.) Then count the steps from the first line on.
 
 # %%
 predictions.ask(
@@ -1188,37 +1031,12 @@ sweep(PATIENCE, {"TTFT": both}, "patience in seconds", "ms", at_most=promised) i
 # shortest first. In between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps
 # both promises, and run its cells again: the line "fair" should say "kept" twice.
 
-# %%
-print(box("queue_order"))
-
 # %% [markdown]
-# ## 13 · Which test finds which bug?
+# ## 12 · Which test finds which bug?
 #
 # **Objective:** know what a test of a scheduler has to look at.
 #
-# This scheduler looks harmless. All its tokens are right.
-
-
-# %%
-class Overdrawn(Scheduler):
-    def num_tokens_to_run(self, request, plan):
-        return min(request.num_new_tokens, self.config.max_num_batched_tokens)
-
-
-engine = with_three(policy=Overdrawn, max_num_batched_tokens=8)
-right = all(out.outputs[0].token_ids == alone[out.request_id] for out in engine.run())
-print("right tokens:", right)
-
-# %% tags=["figure-overdrawn"]
-from tutorial_engine.viz import timeline
-
-timeline(engine.trace.trace())
-
-# %% [markdown]
-# Look at step 1 in the lower part: it runs more tokens than the budget has. A GPU whose memory is planned
-# for 8 tokens a step may fail with "out of memory" there, on some busy day.
-#
-# Now four bugs are planted into the engine, one after the other. Here are their changes: the line with - is
+# Four bugs are planted into the engine, one after the other. Here are their changes: the line with - is
 # right, and the line with + is the bug. (In the third, `torch.default_generator` is the one random generator that all
 # of PyTorch shares.) Read each, and ask yourself: what must a test run to see this?
 
@@ -1272,69 +1090,19 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 # - The half-read prompt: A has more prompt tokens than the budget, so even alone it is read in chunks.
 # - The neighbour's row: whoever is alone has no neighbour.
 # - The one generator: alone, a request makes all draws itself. In company the others draw in between.
-# - The whole budget: all tokens are right, always. Only the limit tells.
+# - The whole budget: all tokens are right, always. Only the limit tells. A GPU whose memory is planned for 8 tokens a
+#   step may fail with "out of memory" there, on some busy day.
 #
 # So test a scheduler with several requests, in chunks, and watch its limits.
 
 # %% [markdown]
-# ## 14 · A user leaves
-#
-# **Objective:** know what happens to the others when a request ends before its time.
-#
-# `abort` ends a request that waits, runs or was preempted. A user who closes the page causes this. Here A
-# and B have the two places, and C waits. B will have bad luck as well: it brings a sampler of its own, which
-# will raise an error when it has to choose its third token.
-
-
-# %%
-class Fussy(Sampler):
-    def sample(self, logits):
-        if self.num_sampled == 2:
-            raise RuntimeError("no token is good enough")
-        return super().sample(logits)
-
-
-shared = make_engine(max_num_seqs=2, max_num_batched_tokens=8)
-for name, ids, own in zip(names, prompts, params, strict=True):
-    shared.add_request(name, ids, own, sampler=Fussy(own) if name == "B" else None)
-for _ in range(3):
-    shared.step()
-print("running:", shared.state().running, "waiting:", shared.state().waiting)
-row_of_a = shared.state().requests["A"].table  # which row of the cache A has
-
-# %% [markdown]
-# Now A is aborted, in the middle of its text. It gives back its row of the cache, and C uses it in the next step:
-
-# %%
-shared.abort_request("A")
-outs = shared.run(max_steps=1)
-has_it = [name for name, one in shared.state().requests.items() if one.table == row_of_a]
-outs += shared.run()
-
-# %%
-print("in the row of A after one step:", *has_it)
-for out in outs:
-    done = out.outputs[0]
-    same = done.token_ids == alone[out.request_id][: len(done.token_ids)]
-    print(
-        f"{out.request_id}: {done.finish_reason}, {len(done.token_ids)} tokens, as alone: {same}",
-        end=" ",
-    )
-    print(out.error or "")
-shared.check_integrity()
-print("free rows:", shared.memory.num_free_rows, "of", shared.config.max_num_seqs)
-
-# %% [markdown]
-# A request that is aborted or fails ends alone, with a reason. Its row is free at once, and the others get
-# the tokens that they get alone.
-#
-# ## 15 · The ledger grows
+# ## 13 · The ledger grows
 #
 # **Objective:** show, in fp32, that the company of others changes no token.
 #
 # The engine joins the equality ledger of notebook 02: with requests in one batch, with small chunks, in
-# random order, beside neighbours, and beside one that is aborted. transformers and the recorded logits of vLLM are
-# in it, and `server` with your parts.
+# random order, beside neighbours, and beside one that is *aborted* (its user leaves: its row is free at once).
+# transformers and the recorded logits of vLLM are in it, and `server` with your parts.
 
 # %% jupyter={"source_hidden": true}
 from transformers import AutoModelForCausalLM
@@ -1359,12 +1127,6 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is {rows[-1].path}")
 
 # %% [markdown]
-# Sampled tokens are the same too, because each request has a random generator of its own, with its seed:
-
-# %%
-print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
-
-# %% [markdown]
 # Your parts serve one last time, now whole stories, up to the end of the text. The policy is the last one that you
 # wrote: shorter prompts go first.
 
@@ -1372,7 +1134,7 @@ print("seeded, three together = each alone:", run_them(range(3))[0] == truth)
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
 
 # %% [markdown]
-# ## 16 · When it does not win
+# ## 14 · When it does not win
 #
 # **Objective:** know when continuous batching gains nothing over static batching.
 
@@ -1394,54 +1156,25 @@ cases = {
     "four unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12)],
     "eight unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12, 4, 24, 8, 12)],
 }
+
 # %% jupyter={"source_hidden": true}
-ratios, lines = {}, []
+ratios = {}
 for case, work in cases.items():
     coming, ends = [Arrival(when, prompts[1], wants(n)) for when, n in work], {}
     for policy in (StaticBatching, Scheduler):
-        engine = make_engine(policy, max_num_seqs=4)
-        ends[policy] = [out.metrics.finished for out in serve(engine, coming)]
-        if policy is StaticBatching:  # all answers of a batch at its end
-            ends["as it was"] = static_as_it_was(engine.trace.trace()).values()
-    ratios[case] = max(ends[StaticBatching]) / max(ends[Scheduler])
-    waits = [sum(ends[way]) - sum(when for when, _ in work) for way in ("as it was", Scheduler)]
-    was, now = (f"{1000 * wait / len(work):3.0f} ms" for wait in waits)
-    lines.append(
-        f"{case:28} {ratios[case]:.2f} times as long; mean answer {was} as it was, {now} now"
-    )
+        outs = serve(make_engine(policy, max_num_seqs=4), coming)
+        ends[policy] = max(out.metrics.finished for out in outs)
+    ratios[case] = ends[StaticBatching] / ends[Scheduler]
 if predictions.reveal("gains", sum(ratio > 1.01 for ratio in ratios.values())):
-    print("static batching takes")
-    print("\n".join(lines))
+    for case, ratio in ratios.items():
+        print(f"{case:28} static batching takes {ratio:.2f} times as long")
 
 # %% [markdown]
 # Measured by the end of the last request, continuous batching wins when somebody waits, or comes, while a batch still
-# runs and has a free place. A server that gives all answers of a batch at once loses in one more case: compare the
-# means of the four unequal requests.
-#
-# All of this runs with any dense Qwen3 model, which is downloaded once:
-#
-# ```python
-# config = EngineConfig(max_num_seqs=16, max_model_len=2048)
-# model, tokenizer = (f("Qwen/Qwen3-0.6B") for f in (load_model, load_tokenizer))
-# for out in LLMEngine(model, tokenizer, config).generate(PROMPTS, SamplingParams(max_tokens=200)):
-#     print(out.outputs[0].text)
-# ```
-#
-# If there is a GPU, the next cell repeats the measurement of section 9 on it, with our small model.
-
-# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
-if torch.cuda.is_available():
-    on_gpu = load_model(device="cuda", dtype=torch.bfloat16)
-    at_once(16, WallClock(), on_gpu)  # warm up
-    fast = {size: max(at_once(size, WallClock(), on_gpu) for _ in range(3)) for size in SIZES}
-    for size, (speed, tpot, _) in fast.items():
-        print(f"{size:2} at once: {speed:5.0f} tokens/s in all, {tpot:4.1f} ms a token for each")
-    print(f"16 at once: {fast[16][0] / fast[1][0]:.1f} times the tokens per second")
-else:
-    print("No GPU here.")
+# runs and has a free place.
 
 # %% [markdown]
-# ## 17 · Your rule beside vLLM
+# ## 15 · Your rule beside vLLM
 #
 # **Objective:** see that your rule is the rule of a real server.
 #
@@ -1475,6 +1208,8 @@ server.beside_vllm()
 # in SGLang. The token that is not known yet has a placeholder, and this is the second term above.</p>
 # <p><b>Replicas.</b> Several copies of a model run behind a router. Prefill and decode can run on different machines.
 # <i>Goodput</i> counts the requests per second that keep all promises (SLO).</p>
+# <p><b>Traces.</b> All timelines are drawn from what the engine recorded. <code>save_chrome</code> of
+# <code>tutorial_engine.lab.chrome</code> writes such a trace for Perfetto, the viewer that performance engineers use.</p>
 # <p>Where to read on: <a href="../docs/reading-on.md">Reading on</a>.</p></details>
 
 # %%

@@ -16,7 +16,6 @@ from tutorial_engine.engine.llm import LLM
 from tutorial_engine.engine.metrics import percentile
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import (
-    TRANSITIONS,
     CompletionOutput,
     Logprob,
     Request,
@@ -37,7 +36,6 @@ from tutorial_engine.engine.scheduler import Scheduler
 
 __all__ = [
     "LLM",
-    "TRANSITIONS",
     "CompletionOutput",
     "EngineArgs",
     "EngineConfig",

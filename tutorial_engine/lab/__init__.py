@@ -4,7 +4,7 @@
 engine with every other and with transformers, and `kv_edit` changes what a cache remembers;
 `roofline`, `one_forward` and `sizing` count what a forward and a model need, and measure what this
 machine gives; `workload` (03) lets requests come
-over time, and `static_batch` says when they were answered once; `layouts`, `dial` and `block_size`
+over time; `layouts`, `dial` and `block_size`
 (04) compare orders of memory and block sizes, `pool_log` and `shift` (04), `hit_rate` and
 `when_full` (05) answer what users ask. `vllm` (A3) records a vLLM that runs in this process, and
 has runs of it; `beside_vllm` (03) compares with what vLLM decided and computed. `on_gpu` (A2) has
@@ -39,7 +39,6 @@ __getattr__, __all__ = hands_out(
         "pool_log": "pool_log as log_of_pool",
         "roofline": "forward_flops, weight_bytes",
         "shift": "random_model, shift_gap, shifted_text",
-        "static_batch": "static_as_it_was",
         "vllm": "at_one_pace, record, recorded_run, serve_again",
         "when_full": "when_full as when_memory_full",
         "workload": "Arrival, poisson_times, serve",

@@ -34,6 +34,12 @@ SHARE_SLIPS: Slips = {
     "that is more than the budget has left": lambda n, done, left: n - done,
     "that is more than the request has left to run": lambda n, done, left: left,
     "some of its tokens are computed already": lambda n, done, left: min(n, left),
+    "subtract first, and then compare with what the budget has left": lambda n, done, left: (
+        min(n, left) - done
+    ),
+    "a budget that is used up has no token left, not even one": lambda n, done, left: max(
+        1, min(n - done, left)
+    ),
     "those are computed; what is not computed yet is to run": lambda n, done, left: min(done, left),
     "a prompt may run in chunks: as many of its tokens as the budget has": lambda n, done, left: (
         n - done if n - done <= left else 0
@@ -86,9 +92,6 @@ PLAN_SLIPS: Slips = {
     "those who run already come first": lambda running, waiting, budget, most: right_plan(
         [], [*waiting[: max(0, most - len(running))], *running], budget, most + len(running)
     ),
-    "leave out who gets nothing": lambda running, waiting, *limits: (
-        {name: 0 for name, _ in [*running, *waiting]} | right_plan(running, waiting, *limits)
-    ),
     "a request that runs already may have more than 1 token left: run them": (
         lambda running, *case: right_plan(_one_each(running), *case)
     ),
@@ -125,6 +128,8 @@ def _why_no_plan(
     left, shares = dict([*running, *waiting]), {k: n for k, n in got.items() if n is not None}
     if len(shares) < len(got):
         return "a share is a whole number of tokens"
+    if {name: n for name, n in shares.items() if n} == dict(want):
+        return "leave out who gets nothing"
     if strangers := sorted(shares.keys() - left.keys()):
         return f"there is no request {strangers[0]!r}"
     if beyond := [name for name, n in shares.items() if n > left[name]]:

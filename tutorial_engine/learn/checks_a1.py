@@ -57,6 +57,9 @@ RANK_SLIPS: Slips = {
     "silu is missing": lambda x, g, u, d, rank, n: (
         (x @ g.chunk(n)[rank].T) * (x @ u.chunk(n)[rank].T) @ d.chunk(n, 1)[rank].T
     ),
+    "silu belongs to the gate's product alone": lambda x, g, u, d, rank, n: (
+        F.silu((x @ g.chunk(n)[rank].T) * (x @ u.chunk(n)[rank].T)) @ d.chunk(n, 1)[rank].T
+    ),
     "gate and up have changed places": lambda x, g, u, d, rank, n: _part(x, u, g, d, rank, n),
 }
 

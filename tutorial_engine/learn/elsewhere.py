@@ -210,21 +210,6 @@ BOXES = {
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): one slot's "
         "beginning is used again.",
     ),
-    "static_batching": Box(
-        "static batching",
-        "All three make a new batch in each step.",
-        "engine.policies.StaticBatching",
-        "For comparison only. Ours gives an answer as soon as it is over; static_as_it_was says "
-        "when it was given in reality.",
-        "Gone: the batch is made anew in each step (Scheduler.schedule in "
-        "vllm/v1/core/sched/scheduler.py). The old way lives on in transformers 5: generate pads "
-        "who is done until all are (GenerationMixin._sample in "
-        "src/transformers/generation/utils.py).",
-        "Gone as well (Scheduler.get_next_batch_to_run in "
-        "python/sglang/srt/managers/scheduler.py).",
-        "Gone in the server (server_context_impl::update_slots in "
-        "tools/server/server-context.cpp).",
-    ),
     "swap": Box(
         "memory is full while requests run",
         "vLLM and SGLang compute again, as here; llama.cpp empties idle slots, and then ends "
@@ -268,19 +253,6 @@ BOXES = {
         "decodes run along with a chunk.",
         "As here: first the newest token of each slot that decodes, then prompts, up to n_batch "
         "tokens (server_context_impl::update_slots in tools/server/server-context.cpp).",
-    ),
-    "queue_order": Box(
-        "who is next in the queue",
-        "In all three, who came first is next, unless another policy is chosen.",
-        "engine.scheduler.Scheduler.next_waiting",
-        "Who came first. A policy may choose another.",
-        "Who came first, or by priority (--scheduling-policy; create_request_queue in "
-        "vllm/v1/core/sched/request_queue.py).",
-        "Who came first, by default. --schedule-policy has others, such as the longest beginning "
-        "that is cached (SchedulePolicy.calc_priority in "
-        "python/sglang/srt/managers/schedule_policy.py).",
-        "Who came first, when a slot is free (server_queue::pop_deferred_task in "
-        "tools/server/server-queue.cpp).",
     ),
 }
 

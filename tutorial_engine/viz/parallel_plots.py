@@ -82,13 +82,13 @@ def mlp_split(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, num_ranks: int 
         )
     inner = functional.silu(gate @ x) * (up @ x)
     adds = inner[:, None] * down.T  # what each feature adds to the output
-    lefts = {"rank": 10.0, "feature": 110.0, "gate": 200.0, "up": 340.0, "inner": 480.0}
-    lefts |= {"down": 600.0, "adds": 740.0}
+    lefts = {"rank": 10.0, "feature": 110.0, "gate": 190.0, "up": 310.0, "inner": 430.0}
+    lefts |= {"down": 640.0, "adds": 790.0}
     heads = {
         "feature": "feature",
         "gate": "row of gate",
         "up": "row of up",
-        "inner": "silu(gate·x)·(up·x)",
+        "inner": "inner = silu(gate·x)·(up·x)",
         "down": "column of down",
         "adds": "inner · column",
     }
@@ -130,7 +130,7 @@ def _vector(values: Tensor) -> str:
 
 
 def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
-    """One rank: its bytes, its heads, its MLP columns."""
+    """One rank: its bytes, its heads, its inner features."""
     sizes, size, one = report.sizes, report.tp_size, look(FIRST_LOOK + rank)
     chip(scene, f"rank.{rank}", 10, y + 26, f"rank {rank}", one)
     for i, (number, what) in enumerate(
@@ -150,9 +150,9 @@ def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     own = total // size
     for part in range(size):
         box = (x + wide / size * part, y + 26, wide / size - 2, 36.0)
-        tip = f"columns {own * part} .. {own * (part + 1) - 1}"
+        tip = f"features {own * part} .. {own * (part + 1) - 1}"
         _part(scene, f"mlp.{rank}.{part}", box, one, part == rank, tip)
-    words = f"{own:,} of {total:,} columns"
+    words = f"{own:,} of {total:,} inner features"
     scene.note(f"mlp.{rank}", x + wide / 2, y + 86, words, KEY, **CENTRE)
     for i, ((x, wide, _), (end, *_)) in enumerate(pairwise(COLUMNS.values())):
         _arrow(scene, f"arrow.{rank}.{i}", x + wide + 2, end - 2, y + 44)

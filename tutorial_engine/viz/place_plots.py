@@ -3,7 +3,7 @@
 An engine has max_num_seqs places, and a request that runs holds one: with a cache of rows, its row.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -123,12 +123,10 @@ def _ends(step: Step, name: str) -> bool:
 def places(
     runs: Mapping[str, Trace],
     title: str = "Who has each place in each step, and which are idle",
-    only: Collection[str] = (),
 ) -> Picture:
     """A panel per run: steps from left to right, a line per place; a bar where a request ends.
 
-    The requests in `only` are coloured and the others grey; without it all are coloured. Step s of
-    place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
+    Step s of place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
     `idle.i.p.s`. ValueError for no run, for more places than can be seen, and as `read_places`.
     """
     if not runs:
@@ -145,11 +143,9 @@ def places(
     top = legend_lines(scene, 10, 66, _marks(scene, list(found.values())), 34) + 16
     for i, (name, each) in enumerate(found.items()):
         _head(scene, i, name, each, top)
-        _panel(scene, i, each, top + 22, pitch, only)
+        _panel(scene, i, each, top + 22, pitch)
         top += 22 + TALL * len(each.grid) + 34
     scene.height = top - 6
-    if only:
-        return scene.picture(_turns(found, only), zoom=1.1)
     shares = [share(one.wasted / one.total) if one.wasted else "0 %" for one in found.values()]
     shown = f"Wasted, from the top: {listed(shares)}." if len({*shares}) > 1 else " "
     return scene.picture(_caption(found), zoom=1.1, shown=shown)
@@ -202,9 +198,7 @@ def _wasted(each: Places) -> str:
     return f"{each.wasted} of {each.total}{part}"
 
 
-def _panel(
-    scene: Sheet, i: int, each: Places, top: float, pitch: float, only: Collection[str]
-) -> None:
+def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None:
     """The lines of one run, its steps numbered below."""
     gap = min(1.5, pitch / 10)
     for p, line in enumerate(each.grid):
@@ -227,8 +221,7 @@ def _panel(
                 tip = f"step {s}, place {p}: {held.request_id}, {held.kind}"
                 tip += ", ends" * held.is_last
                 own = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
-                grey = only and held.request_id not in only
-                looks = GREY if grey else LOOKS[held.request % len(LOOKS)]
+                looks = LOOKS[held.request % len(LOOKS)]
                 _mark(scene, held.kind, looks, f"box.{i}.{p}.{s}", own, tip)
                 if ends := held.is_last:
                     _end(scene, f"box.{i}.{p}.{s}", own)
@@ -266,16 +259,3 @@ def _caption(found: Mapping[str, Places]) -> str:
         "Places that run nothing although somebody waits or holds them, counted over all steps: "
         f"{', '.join(wasted)}; idle because nobody waits: {listed(idle)}."
     )
-
-
-def _turns(found: Mapping[str, Places], only: Collection[str]) -> str:
-    """In which steps those run who are coloured."""
-    parts = []
-    for name, each in found.items():
-        told = []
-        for who in only:
-            cells = (pair for line in each.grid for pair in enumerate(line))
-            held = [s for s, one in cells if isinstance(one, Held) and one.request_id == who]
-            told.append(f"{who} in {f'steps {min(held)} to {max(held)}' if held else 'no step'}")
-        parts.append(f"“{name}” runs {listed(told)}")
-    return f"{'; '.join(parts)}."

@@ -1,14 +1,6 @@
-"""The states of a request, and the life of one on a time line.
-
-The diagram's edges are the code's own table; the times are those of a recorded trace.
-"""
-
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+"""The life of one request on a time line, with the times of a recorded trace."""
 
 from tutorial_engine.engine.metrics import RequestMetrics
-from tutorial_engine.engine.request import RequestStatus
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.lanes import (
     TEXT,
@@ -22,159 +14,10 @@ from tutorial_engine.viz.lanes import (
 from tutorial_engine.viz.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import cut_to, text_width
-from tutorial_engine.viz.style import INK, PAPER, QUIET, RED
+from tutorial_engine.viz.style import INK, PAPER, QUIET
 from tutorial_engine.viz.timeline_plots import plain
 from tutorial_engine.viz.trace_rows import Life, rows
-from tutorial_engine.viz.words import counted, listed, ms, tokens
-
-Point = tuple[float, float]
-
-# -- the states -----------------------------------------------------------------------------------
-
-HALF = (62.0, 23.0)  # half of a state's box
-PLACES: dict[str, Point] = {
-    "waiting": (150, 80),
-    "running": (490, 80),
-    "finished": (830, 80),
-    "preempted": (490, 210),
-    "aborted": (190, 336),
-    "error": (860, 336),
-}
-LOW = 378.0  # below all boxes
-FILLS = {"waiting": "#e9edf0", "running": "#cfe3f1", "preempted": "#fbe9c8"}
-# What makes a request go from one state to the next, where there is more to say than the names.
-CAUSES = {
-    ("waiting", "running"): "place, budget and memory",
-    ("running", "preempted"): "memory is out",
-    ("preempted", "running"): "room again",
-    ("running", "finished"): "stop or length",
-}
-ENDS = {"aborted": "abort()", "error": "a fault of its own"}
-SIDE = 9.0  # how far two arrows between the same states are apart, each from the middle
-
-
-def state_machine(
-    transitions: Mapping[RequestStatus, Iterable[RequestStatus]],
-) -> Picture:
-    """The states of a request and what may follow, drawn from the table it is given.
-
-    ValueError for a state that has no place in the picture, and for one that is missing as a key.
-    """
-    edges = _edges(transitions)
-    scene = Sheet(980, 390)
-    scene.heading("The life of a request", size=16)
-    names = [status.value for status in transitions]
-    final = [name for name in names if not any(a == name for a, _ in edges)]
-    for a, b in edges:
-        points = _way(a, b, (b, a) in edges)
-        _arrow(scene, f"arrow.{a}.{b}", points, b)
-        if (a, b) in CAUSES:
-            scene.text(f"cause.{a}.{b}", **_beside(points, CAUSES[a, b]))
-    for name in names:
-        x, y = PLACES[name]
-        _state(scene, f"state.{name}", (x, y), HALF, FILLS.get(name, PAPER), name in final)
-        scene.text(f"state.{name}.name", x, y + 5, name.upper(), 13, **BOLD, **CENTRE)
-    if "waiting" in names:
-        x, y = PLACES["waiting"]
-        begin = (x - HALF[0] - 46, y)
-        scene.add("start", "circle", cx=begin[0], cy=y, r=5, fill=INK)
-        scene.text("start.words", 10, y - 14, "add_request", 12)
-        _arrow(scene, "start.line", [begin, (x - HALF[0], y)], "waiting")
-    x, y = 786.0, 148.0  # the legend: double boxes and the looks of arrows, of those that are there
-    if final:
-        _state(scene, "legend", (x + 15, y - 2), (15, 10), PAPER, True)
-        scene.text("legend.words", x + 38, y + 3, "it is over", 12)
-    for name in [name for name in ENDS if name in {b for _, b in edges}]:
-        low = y + 24 * (1 + list(ENDS).index(name))
-        _arrow(scene, f"arrow.legend.{name}", [(x, low - 1), (x + 30, low - 1)], name)
-        scene.text(f"legend.{name}", x + 38, low + 3, ENDS[name], 12)
-    most = max(names, key=lambda name: sum(a == name for a, _ in edges))
-    ways = sorted(b for a, b in edges if a == most)
-    return scene.picture(
-        f"{counted(len(names), 'state')} and {counted(len(edges), 'transition')}, as the code has "
-        f"them: from {most} a request may become {listed(ways, 'or') if ways else 'none'}; "
-        f"{listed(final) if final else 'none'} {'is' if len(final) == 1 else 'are'} final."
-    )
-
-
-def _edges(transitions: Mapping[RequestStatus, Iterable[RequestStatus]]) -> list[tuple[str, str]]:
-    """The table as pairs of names, in the order of the table's own keys."""
-    named = list(transitions)
-    missing = {b for after in transitions.values() for b in after} - set(named)
-    unknown = [status for status in (*named, *missing) if status.value not in PLACES]
-    if unknown:
-        raise ValueError(
-            f"the picture has no place for the state {unknown[0].value!r}: add it to "
-            "request_plots.PLACES"
-        )
-    if missing or not named:
-        raise ValueError(f"every state needs its own entry; missing: {sorted(map(str, missing))}")
-    return [(a.value, b.value) for a in named for b in named if b in set(transitions[a])]
-
-
-def _way(a: str, b: str, both_ways: bool) -> list[Point]:
-    """The points of an arrow: straight, but for the one that would run through other boxes."""
-    (x0, y0), (x1, y1) = PLACES[a], PLACES[b]
-    if {a, b} == {"waiting", "error"}:  # around below
-        (left, high), (right, bottom) = PLACES["waiting"], PLACES["error"]
-        left += 18 - HALF[0]
-        around = [(left, high + HALF[1]), (left, LOW), (right, LOW), (right, bottom + HALF[1])]
-        return around if a == "waiting" else around[::-1]
-    length = math.hypot(x1 - x0, y1 - y0)
-    side = SIDE / length if both_ways else 0.0
-    aside = (side * (y1 - y0), -side * (x1 - x0))
-    start, end = _edge(aside, (x1 - x0, y1 - y0)), _edge(aside, (x0 - x1, y0 - y1))
-    return [(x0 + start[0], y0 + start[1]), (x1 + end[0], y1 + end[1])]
-
-
-def _edge(start: Point, ahead: Point) -> Point:
-    """Where a line from `start` on leaves a box; all relative to the box's middle."""
-    parts = [
-        (math.copysign(half, step) - at) / step
-        for half, at, step in zip(HALF, start, ahead, strict=True)
-        if step
-    ]
-    return start[0] + min(parts) * ahead[0], start[1] + min(parts) * ahead[1]
-
-
-def _beside(points: Sequence[Point], words: str) -> dict[str, Any]:
-    """A cause, above a level arrow, beside an upright one: right of the one that goes down."""
-    (x0, y0), (x1, y1) = points
-    if y0 == y1:
-        return {"x": (x0 + x1) / 2, "y": y0 - 8, "words": words, **CENTRE}
-    lower = (min(y0, y1) + 7 * max(y0, y1)) / 8
-    side = 1 if y1 > y0 else -1
-    anchor = "start" if side > 0 else "end"
-    return {"x": (x0 + x1) / 2 + 8 * side, "y": lower + 2, "words": words, "text_anchor": anchor}
-
-
-def _arrow(scene: Sheet, name: str, points: Sequence[Point], to: str) -> None:
-    """A line through the points with a head at its end; to an end of its own it looks its own."""
-    colour = {"aborted": QUIET, "error": RED}.get(to, INK)
-    (x0, y0), (x1, y1) = points[-2:]
-    length = math.hypot(x1 - x0, y1 - y0)
-    dx, dy = (x1 - x0) / length, (y1 - y0) / length
-    foot = (x1 - 9 * dx, y1 - 9 * dy)
-    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in [*points[:-1], foot])
-    dash = {"stroke_dasharray": "5 3"} if to == "aborted" else {}
-    scene.add(name, "path", d=f"M{way}", stroke=colour, stroke_width=1.6, fill="none", **dash)
-    corners = [(x1, y1), (foot[0] - 4 * dy, foot[1] + 4 * dx), (foot[0] + 4 * dy, foot[1] - 4 * dx)]
-    head = "L".join(f"{x:.1f} {y:.1f}" for x, y in corners)
-    scene.add(f"{name}.head", "path", d=f"M{head}Z", fill=colour)
-
-
-def _state(scene: Sheet, name: str, at: Point, half: Point, fill: str, is_final: bool) -> None:
-    """A rounded box, with a double edge for a state that nothing follows."""
-    (x, y), (w, h) = at, half
-    gap = 4
-    box = (x - w, y - h, 2 * w, 2 * h)
-    scene.rect(name, box, fill, rx=h / 2, stroke=INK, stroke_width=1.6)
-    if is_final:
-        box = (x - w + gap, y - h + gap, 2 * (w - gap), 2 * (h - gap))
-        scene.rect(f"{name}.in", box, "none", stroke=INK, stroke_width=1, rx=h / 2 - 3)
-
-
-# -- one life -------------------------------------------------------------------------------------
+from tutorial_engine.viz.words import counted, ms, tokens
 
 WIDE, LEAST, END = 1000.0, 96.0, 862.0  # pixels: the canvas, and between which time lies
 TOP, TALL = 150.0, 40.0  # of the request's lane

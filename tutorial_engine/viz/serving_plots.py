@@ -9,91 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from tutorial_engine.engine.metrics import RequestMetrics, percentile
+from tutorial_engine.engine.metrics import percentile
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.charts import (
-    MARKS,
     ROUND,
     dial_axis,
     line_look,
     lines_across,
-    no_axis,
     panels,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import INK, QUIET, RULE, SERIES, finish, house_style
+from tutorial_engine.viz.style import INK, QUIET, RULE, finish, house_style
 from tutorial_engine.viz.tokens import cut_label, written
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
 from tutorial_engine.viz.words import listed, ms
 
-# What is asked of a request, as (title, what it means).
-KINDS = {
-    "ttft": ("TTFT", "arrival to first token"),
-    "tpot": ("TPOT", "mean gap of a request"),
-}
 Line = Sequence[float | None]
 LABEL = 46  # letters of an axis' name in a line
-
-
-@house_style()
-def latency_distributions(
-    policies: Mapping[str, Sequence[RequestMetrics]],
-) -> Picture:
-    """A strip of all values per policy, with its p50 and p95, for TTFT and for TPOT.
-
-    ValueError for no policy, and for one without any value.
-    """
-    if not policies:
-        raise ValueError("give at least one policy, {name: [RequestMetrics]}")
-    size = (10, 0.92 * len(policies) + 1.65)
-    figure, axes = panels(*size, columns=len(KINDS), sharey=True)
-    parts = []
-    for ax, (kind, (short, meaning)) in zip(axes, KINDS.items(), strict=True):
-        strips = {name: _milliseconds(metrics, kind) for name, metrics in policies.items()}
-        empty = [name for name, values in strips.items() if not values]
-        if empty:
-            raise ValueError(f"{empty[0]!r} has no {short}: did its requests run?")
-        _strips(ax, strips)
-        ax.set_title(f"{short}, ms")
-        ax.set_xlabel(meaning, fontsize=9.5)
-        told = [
-            f"{name} {_digits(percentile(values, 50))} / {_digits(percentile(values, 95))} ms"
-            for name, values in strips.items()
-        ]
-        parts.append(f"{short} {', '.join(told)}")
-    shown = "A mark is a request, the line is p50, the diamond is p95."
-    return finish(figure, f"p50 (line) / p95 (diamond): {'; '.join(parts)}.", shown)
-
-
-def _milliseconds(metrics: Sequence[RequestMetrics], kind: str) -> list[float]:
-    """All values of one kind, without those that never happened."""
-    found = [getattr(one, kind) for one in metrics]
-    return [1000 * value for value in found if value is not None]
-
-
-def _strips(ax: Axes, strips: Mapping[str, Sequence[float]]) -> None:
-    """One panel: a row of dots per policy, so spread that equal ones can be seen."""
-    most = max(max(values) for values in strips.values())
-    for y, values in enumerate(strips.values()):
-        spread = [y + ((7 * i) % 9 - 4) * 0.035 for i in range(len(values))]  # never random
-        dots: dict[str, Any] = {"s": 20, "alpha": 0.6}
-        if len(values) > 60:
-            dots = {"s": 10, "alpha": 0.35}
-        ax.scatter(values, spread, color=SERIES[y % 6], marker=MARKS[y % 6], linewidths=0, **dots)
-        p50, p95 = percentile(values, 50), percentile(values, 95)
-        ax.plot([p50, p50], [y - 0.27, y + 0.27], color=INK, linewidth=1.6)
-        ax.plot([p95], [y], "D", color="none", markeredgecolor=INK, markersize=9, mew=1.6)
-        for at, name, up, side in ((p50, "p50", -0.31, "bottom"), (p95, "p95", 0.31, "top")):
-            lean = "left" if at < 0.15 * most else "right" if at > 0.85 * most else "center"
-            ax.text(at, y + up, f"{name} {_digits(at)}", va=side, ha=lean, fontsize=9, color=INK)
-        ax.axhline(y, color=RULE, linewidth=0.8, zorder=0)
-    ax.set_yticks(range(len(strips)), list(strips), color=INK)
-    ax.set(ylim=(len(strips) - 0.35, -0.65), xlim=(-0.03 * most, 1.08 * most or 1))
-    ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.xaxis.set_major_formatter(ROUND)
-    no_axis(ax, "left")
 
 
 def _digits(value: float) -> str:

@@ -27,8 +27,9 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 #
 # A large model does not fit into one GPU. *Tensor parallelism* gives each process, called a **rank**, a part
 # of every large matrix of a layer. In attention, each rank has some of the heads, with their K and V. In the MLP, each
-# rank has some of the *inner features*. Both parts end with a matrix product, and the product of the whole is the
-# *sum* of the products of the parts. Adding up over all ranks is called an **all-reduce**.
+# rank has some of the *inner features*, the I numbers between its matrices. Both parts end with a matrix product, and
+# this product is a sum over the heads or features. So each rank computes its part of the sum. Adding up these
+# parts, so that all ranks have the whole sum, is called an **all-reduce**.
 
 # %% [markdown]
 # (Ours keeps the embedding and the head whole on each rank. vLLM and SGLang cut these too, along the vocabulary. This
@@ -52,8 +53,8 @@ mlp_split(x, gate, up, down)
 # %% [markdown]
 # ### Exercise 1: one rank's part of the MLP (10 minutes)
 #
-# The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first features, rank 1 the next, and so on;
-# `num_ranks` divides I.
+# The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first ones,
+# rank 1 the next, and so on; `num_ranks` divides I.
 #
 # <details><summary>Hint</summary><code>size = len(gate) // num_ranks</code>, and this rank's features are
 # <code>slice(rank * size, (rank + 1) * size)</code>. For the columns write <code>down[:, own]</code>.
@@ -78,7 +79,8 @@ check_rank_mlp(rank_mlp)
 # %% [markdown]
 # In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
 # so a rank keeps only its part in memory. The two matrices that end a part, `o_proj` and
-# `down_proj`, become this class. `linear` has the rank's columns:
+# `down_proj`, become this class. `linear` has the rank's columns. (vLLM calls it so, too. Written as x @ A, these
+# columns are rows of A.)
 
 # %%
 from tutorial_engine.parallel import RowParallelLinear
@@ -100,9 +102,12 @@ predictions.ask(
 # %%
 predictions.ask(
     "memory",
-    "The model has 2 K/V heads, and each of the two ranks has 1 of them. How much of the K/V memory of one process "
-    "does a rank need for the same requests?",
-    ["a quarter", "half", "all of it"],
+    "What does each of the two ranks need, compared with one process that serves the same requests?",
+    [
+        "half of the weights and all of the K/V cache",
+        "half of both",
+        "a little more than half of the weights, and half of the K/V cache",
+    ],
 )
 
 # %% [markdown]
@@ -123,15 +128,16 @@ if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
 from tutorial_engine.viz import ranks_picture
 
 share = report.kv_bytes[0] / report.kv_bytes_alone
-answer = {0.25: "a quarter", 0.5: "half"}.get(share, "all of it")
+weights = report.weight_bytes[0] / report.weight_bytes_alone
+answer = 0 if share == 1 else 1 + (weights > 0.5)
 if answered := predictions.reveal("memory", answer):
     print(report.summary())
-    weights = report.weight_bytes[0] / report.weight_bytes_alone
     print(f"a rank has {weights:.0%} of the weights and {share:.0%} of the K/V cache")
 ranks_picture(report) if answered else None
 
 # %% [markdown]
-# **This is why it is done: a rank needs about half of the memory, and the text is the same.** All ranks have the same
+# **This is why it is done: a rank needs about half of the memory, and the text is the same.** (The little more are the
+# embedding, the head and the norms.) All ranks have the same
 # logits, bit by bit, because an all-reduce gives all of them the same sum. Against one process the logits differ by
 # rounding only: their sums have another order.
 
