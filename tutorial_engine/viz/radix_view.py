@@ -13,8 +13,8 @@ from tutorial_engine.viz.words import counted, listed
 
 TALL, APART = 26.0, 40.0  # of a token; from branch to branch
 LEFT, FORK = 36.0, 44.0  # where the tree begins; where it parts
-MAX_TOKENS, MAX_TEXTS = 24, 4  # side by side; of a picture
-NAMES = "ABCD"
+MAX_TOKENS, MAX_TEXTS = 24, 3  # side by side; of a picture
+NAMES, SHARED = "ABC", 3  # of texts; the look of what several have
 
 
 def num_common(texts: Sequence[Sequence[int]]) -> int:
@@ -45,7 +45,7 @@ def radix_tree(
     wide = (WIDTH - MARGIN - LEFT - FORK * _num_forks(texts)) / MAX_TOKENS
     y = _middle(range(len(texts)))
     sheet.text("root", MARGIN, y + 18, "●", 13)
-    _branch(sheet, "common", LEFT, y, wide, texts[0][:common], labels, look(2))
+    _branch(sheet, "common", LEFT, y, wide, texts[0][:common], labels, look(SHARED))
     in_blocks = common // block_size * block_size
     for i in range(0, in_blocks, block_size):
         box = (LEFT + i * wide, y + TALL + 6, block_size * wide - 5, 16.0)
@@ -61,7 +61,8 @@ def radix_tree(
         told = f"{told}, and {listed(NAMES[i] for i in closest)} have {common}"
         in_blocks = common // block_size * block_size
     return sheet.picture(
-        f"{told}: the tree finds {common} of them, and full blocks of {block_size} find {in_blocks}.",
+        f"{told}: the tree finds {common} of them, and full blocks of {block_size} find "
+        f"{in_blocks}.",
         zoom=1.0,
     )
 
@@ -73,7 +74,7 @@ def _groups(texts: Sequence[Sequence[int]], rows: Sequence[int], begin: int) -> 
     for row in rows:
         if len(texts[row]) > begin:
             alike.setdefault(texts[row][begin], []).append(row)
-    return [*alike.values(), *ended]
+    return sorted([*alike.values(), *ended])
 
 
 def _num_forks(texts: Sequence[Sequence[int]]) -> int:
@@ -111,7 +112,7 @@ def _forks(
             continue
         start -= 20  # it has no name
         both = num_common([texts[row] for row in group])
-        _branch(sheet, f"text.{name}", start, top, wide, texts[i][begin:both], labels, look(3))
+        _branch(sheet, f"text.{name}", start, top, wide, texts[i][begin:both], labels, look(SHARED))
         _forks(sheet, texts, group, both, start + (both - begin) * wide, wide, labels)
 
 
