@@ -18,7 +18,7 @@ from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.lab.block_size import block_size_trade, table
 from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
-from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases, cure_table
+from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
 from tutorial_engine.lab.when_full import when_full
 from tutorial_engine.lab.workload import Arrival
@@ -272,6 +272,6 @@ def test_every_wrong_cause_is_ruled_out_by_a_fact() -> None:
     assert check_causes({"run 1": "bad luck"}, runs()).ok is False
     verdict = check_causes({name: f" {cause.upper()}" for name, cause in answers().items()}, runs())
     assert verdict.ok is True
-    for run, line in zip(runs(), cure_table(runs()).splitlines()[1:], strict=True):
+    for run, line in zip(runs(), verdict.message.splitlines()[2:], strict=True):
         assert line.startswith(run.name) and run.cause in line
         assert line.endswith(f"{run.mended_rate:.0%}")

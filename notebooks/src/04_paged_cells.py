@@ -591,7 +591,7 @@ for out in run.outputs:
 
 # %% [markdown]
 # Each request has two answers (`n=2`), so two sequences own the cells of its prompt. There are only 28 cells, which is
-# too few for all. C gave its cells back in step 3 and came again in step 6. So its TPOT is 25 ms. Cells that are given
+# too few for all. C gave its cells back in step 3 and came again in step 6. So its TPOT is 25.2 ms. Cells that are given
 # back get tokens of others, and the order in memory is no longer that of the text.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -773,12 +773,12 @@ for p in points:
     )
 
 # %% [markdown]
-# **How to read it.** Begin with the left panel, and find the reasons in the others and in the table.
+# **How to read it.** Begin with the left panel, and find the reasons in the others and the table.
 #
-# - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens in the same steps. The engine *finds* K and V of the
-#   common 8 tokens in the blocks of an earlier request, and need not run them again (notebook 05 shows how).
+# - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
+#   in blocks of an earlier request (notebook 05).
 # - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So fewer
-#   requests run *at once*, and some have to give their memory back (they are *preempted*) and run their tokens again.
+#   requests run *at once*, and some must give their memory back (they are *preempted*) and run again.
 # - **Cells** leave no slot empty at the end of a block, but have no such cache here.
 # - **Rows** have room for four requests only.
 
