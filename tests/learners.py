@@ -88,7 +88,8 @@ def free_by_emptying(
 
 def take_by_popping(free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]) -> int:
     block, *free_queue[:] = free_queue
-    cached.pop(names.pop(block, None), None)
+    cached.pop(names[block], None)
+    names[block] = None
     return block
 
 

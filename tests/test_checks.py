@@ -861,6 +861,11 @@ def preempts_nobody(request: Any, running: Any, allocate: Function, preempt: Fun
     return slots
 
 
+def asks_twice(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    slots = RIGHT["slots_for"](request, running, allocate, preempt)
+    return slots and allocate(request)
+
+
 def takes_the_victim(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
     while (slots := allocate(request)) is None:
         preempt(running.pop())
@@ -963,6 +968,7 @@ EXERCISES |= {
             (goes_on, "goes on after C itself gave way"),
             (preempts_nobody, "nobody gives way"),
             (takes_the_victim, "preempt takes it out"),
+            (asks_twice, "keep what allocate gave"),
             (
                 lambda request, *case: (
                     None if isinstance(request, Request) else RIGHT["slots_for"](request, *case)
@@ -1049,6 +1055,11 @@ def free_in_a_new_list(
         ref_cnt[block] -= 1
     free_queue = free_queue + table[::-1]
     return free_queue
+
+
+def free_and_forget(table: list[int], *rest: Any) -> None:
+    RIGHT["free"](table, *rest)
+    rest[-1].update(dict.fromkeys(rest[-1]))
 
 
 def take_cached_only(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
@@ -1200,6 +1211,37 @@ def factor_upside_down(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) ->
     return out / total
 
 
+def list_of_scores(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """The scores of all blocks in a list first, then the sums: every key is read once."""
+    size, blocks = k.shape[1], list(zip(range(0, n, k.shape[1]), table, strict=False))
+    scores = [k[b, : min(size, n - at)] @ q / math.sqrt(len(q)) for at, b in blocks]
+    m = max(float(own.max()) for own in scores)
+    p = [torch.exp(own - m) for own in scores]
+    sums = [own @ v[b, : len(own)] for own, (_, b) in zip(p, blocks, strict=True)]
+    return torch.stack(sums).sum(0) / sum(own.sum() for own in p)
+
+
+def scores_of_whole_blocks(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """A running softmax in which the scores, not the keys, of the open block are cut."""
+    size, m, total, out = k.shape[1], -math.inf, 0.0, torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        scores = (k[block] @ q)[: n - start] / math.sqrt(len(q))
+        new = max(m, float(scores.max()))
+        p, factor = torch.exp(scores - new), math.exp(m - new)
+        m, total, out = new, total * factor + float(p.sum()), out * factor + p @ v[block, : len(p)]
+    return out / total
+
+
+def m_begins_at_0(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    size, m, total, out = k.shape[1], torch.zeros(()), torch.zeros(()), torch.zeros_like(q)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        scores = k[block, : n - start] @ q / math.sqrt(len(q))
+        new = torch.maximum(m, scores.max())
+        p, factor = torch.exp(scores - new), torch.exp(m - new)
+        m, total, out = new, total * factor + p.sum(), out * factor + p @ v[block, : n - start]
+    return out / total
+
+
 def without_max(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
     size, total, out = k.shape[1], torch.zeros(()), torch.zeros_like(q)
     for start, block in zip(range(0, n, size), table, strict=False):
@@ -1293,7 +1335,10 @@ def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
     return (torch.nn.functional.silu(x @ g.T).mul_(x @ u.T)) @ d.T
 
 
-RIGHT_ATTENTION = [RIGHT["block_attention"], one_by_one, two_rounds, two_passes]
+RIGHT_ATTENTION = [
+    *(RIGHT["block_attention"], one_by_one, two_rounds, two_passes),
+    *(list_of_scores, scores_of_whole_blocks),
+]
 EXERCISES |= {
     "num_blocks": Exercise(
         c4.check_num_blocks,
@@ -1315,6 +1360,8 @@ EXERCISES |= {
         [
             (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "9 slots for 10 tokens"),
             (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
+            (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
+            (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
         ],
     ),
     "free": Exercise(
@@ -1324,6 +1371,7 @@ EXERCISES |= {
         [
             (free_in_a_new_list, "makes a new list that nobody else sees"),
             (lambda table, *rest: RIGHT["free"](table[:4], *rest), "left ref_cnt"),
+            (free_and_forget, "free changes no hash"),
         ],
     ),
     "take": Exercise(
@@ -1351,6 +1399,7 @@ EXERCISES |= {
         STALE_SLIPS,
         [
             (lambda log: stale(log)[::-1], "expected step"),
+            (lambda log: iter(stale(log)), "put list(...) around it"),
         ],
     ),
     "block_attention": Exercise(
@@ -1363,6 +1412,7 @@ EXERCISES |= {
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
             (factor_upside_down, "exp(new m − old m) is infinite"),
+            (m_begins_at_0, "m begins at −∞"),
             (scaled_in_place, "wrote to k_pool"),
         ],
     ),
@@ -1376,6 +1426,7 @@ EXERCISES |= {
                 "An empty cell has position None",
             ),
             (but("visible", lambda cells: cells[1:]), "expected [0, 1, 4, 6]"),
+            (lambda c, s, q: [s in own for _, own in c], "not True or False"),
         ],
     ),
     "context_shift": Exercise(
@@ -1567,7 +1618,8 @@ def test_a_right_number_for_a_wrong_reason_is_refused() -> None:
 @pytest.mark.parametrize("function", RIGHT_ATTENTION)
 def test_right_attention_that_is_no_running_softmax_is_told_so(function: Function) -> None:
     said = learn.check_block_attention(function).message.partition("none gathered")[2]
-    words = {two_rounds: ". But it keeps the scores of all", two_passes: ". But it reads keys more"}
+    keeps = ". But it keeps the scores of all"
+    words = {two_rounds: keeps, list_of_scores: keeps, two_passes: ". But it reads keys more"}
     assert said.startswith(words.get(function, "")) and bool(said) == (function in words)
 
 

@@ -330,6 +330,9 @@ VIEWS: dict[str, Callable[[], View]] = {
     "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
     "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
     "radix": lambda: viz.radix_tree([[*range(19), 30, 31], [*range(19), 32]], LETTERS, 4),
+    "radix, two forks": lambda: viz.radix_tree(
+        [[*range(19), 30, 31], [*range(19), 32], [*range(16), 31]], LETTERS, 4
+    ),
     "radix markup": lambda: viz.radix_tree([[1, 2], [1], [1, 3]], {1: "<s>", 2: "$x$", 3: "·"}, 1),
     "dial": lambda: viz.dial(dial_points()),
     "dial ends": lambda: viz.dial([dial_point(CELLS), dial_point(ROWS)]),

@@ -123,11 +123,10 @@ server = OwnServer(model, tokenizer, memory="pages", num_blocks=12, block_size=4
 server.use(num_blocks, check_num_blocks)
 
 # %% [markdown]
-# `server` is the engine that you know from notebook 03, now on pages. It is made of parts, and a part that
-# you wrote and that is right runs in it from now on. `serve` lets it serve all prompts at once. Here your
-# function decides how large the pool is, and every token is compared with those that the request gets
-# when it is alone. If you give no `memory_bytes`, the pool has 12 blocks. (An engine that forgets that each of 32 layers
-# has its own K and V asks for 32 times its budget when it starts, and fails there.)
+# `server` is the engine of notebook 03, now on pages. It is made of parts. If your function for a part is right, it
+# runs in `server` from now on. `serve` sends it all prompts at once. Then it compares every token with the one that the
+# request gets when it is alone. Below, your function decides how many blocks the pool has. Without `memory_bytes` the
+# pool has 12 blocks.
 #
 # The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's run.
 
@@ -136,9 +135,9 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool (in one line). The first says how
-# many tokens the pool holds. The second says how many requests of the greatest allowed length that would be. Here are
-# both numbers, a line each, for our pool of 12 blocks of 4 tokens, if a request may have up to 32 tokens.
+# When vLLM starts, it prints two numbers about its pool. The first is how many tokens the pool holds. The second is how
+# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A request
+# may have up to 32 tokens.
 
 # %%
 predictions.ask(
@@ -164,8 +163,8 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# The second number does not say "no more than this many requests can run". It is a promise for the worst case, in which
-# every request is as long as it may be. Your three requests were shorter, and all ran at once on this pool.
+# The second number is for the worst case: every request is as long as it may be. It is no upper limit. Your three
+# requests were shorter, and all three ran at once on this pool.
 
 # %% [markdown]
 # ## 3 · The block table
@@ -201,9 +200,9 @@ server.use(slots, check_slots)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# Your map now decides where every K and V is written, and where it is read. The storage below the map is the one of
-# notebook 02: one tensor for K and one for V, layer after layer. So the pool is one piece of memory. Only the blocks of
-# one request are scattered in it.
+# Your map now decides where every K and V is written, and where it is read. The engine calls it when a table is new or
+# has got one more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The
+# storage below the map is the one of notebook 02: one tensor for K and one for V, layer after layer.
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -369,9 +368,9 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # %% [markdown]
 # ### Exercise 3: attention in place (15 minutes)
 #
-# Read one block at a time, and never put blocks together. The request has `kv_len` tokens. Its last block may
-# be open, and the table may already have blocks for tokens that run later (a prompt in chunks). So stop after
-# `kv_len` tokens: behind them there may be anything. A score is q · k / √D, as in notebook 01.
+# Read one block at a time, and never put blocks together. The request has `kv_len` tokens. Stop after them, for two
+# reasons. The last block may be open. And the table may already have blocks for tokens that run later. What lies in
+# slots without a token may be anything. A score is q · k / √D, as in notebook 01.
 #
 # <details><summary>Hint</summary>With <code>block_size = k_pool.shape[1]</code>, go through the first
 # <code>-(-kv_len // block_size)</code> blocks of the table (this division rounds up). Block i holds positions i · block_size to (i + 1) · block_size − 1, so
@@ -591,8 +590,9 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# Each request has two answers (`n=2`), so two sequences own the cells of its prompt. There are only 28 cells. Those that
-# are given back get tokens of others, and the order in memory is no longer that of the text.
+# Each request has two answers (`n=2`), so two sequences own the cells of its prompt. There are only 28 cells, which is
+# too few for all. C gave its cells back in step 3 and came again in step 6. So its TPOT is 25.2 ms. Cells that are given
+# back get tokens of others, and the order in memory is no longer that of the text.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
 # up to the last used one, in the order in which they lie, and your answer becomes a mask. The order does not matter,
@@ -697,9 +697,9 @@ shift_picture(
 ) if chosen else None
 
 # %% [markdown]
-# In a deeper layer, keys and values were made from hidden states that had *seen* the dropped tokens. Turning
-# a key changes its position and not what it remembers. How much does that matter? Here is the text that
-# follows, once with the shift and once from a fresh run.
+# In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
+# dropped tokens. The shift changes only the position of a key. So these K and V still depend on the dropped tokens. How
+# much does that matter? Here is the text that follows, once with the shift and once from a fresh run.
 
 # %%
 from tutorial_engine.lab import shifted_text
@@ -731,9 +731,9 @@ few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer. If K and V lie by layer, tokens that are neighbours are one piece of K and one of V, and
-# scattered blocks are one piece each. If they lie by token, every token is a piece of its own. So the engines that we name here
-# keep the data by layer, if not asked otherwise. Our pages and cells are as in the second row, our rows as in the third.
+# A forward goes layer by layer, and reads K and V of one layer at a time. If they lie by layer, the K of neighbouring
+# tokens is one piece, and so is their V. If they lie by token, every token is a piece of its own. So the engines that we
+# name here keep the data by layer. Our pages and cells are as in the second row, our rows as in the third.
 
 # %% [markdown]
 # ## 10 · Which block size?
@@ -773,11 +773,14 @@ for p in points:
     )
 
 # %% [markdown]
-# **How to read it.** Begin with the left panel, and find the reasons in the others and in the table. With small blocks
-# the engine *finds* K and V of the common 8 tokens in the blocks of an earlier request, and need not run them again
-# (notebook 05 shows how). Blocks of 16 do not help, because 8 tokens fill no such block. Large blocks leave more
-# slots empty, so fewer requests run *at once*, and some have to give their memory back (they are *preempted*). Cells
-# leave no slot empty at the end of a block, but have no such cache here. (A prompt in chunks takes its cells early.) Rows have room for four requests only.
+# **How to read it.** Begin with the left panel, and find the reasons in the others and the table.
+#
+# - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
+#   in blocks of an earlier request (notebook 05).
+# - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So fewer
+#   requests run *at once*, and some must give their memory back (they are *preempted*) and run again.
+# - **Cells** leave no slot empty at the end of a block, but have no such cache here.
+# - **Rows** have room for four requests only.
 
 # %% [markdown]
 # Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
@@ -794,9 +797,10 @@ from tutorial_engine.lab import block_size_trade, trade_table
 print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
 
 # %% [markdown]
-# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only a few percent of the slots are
+# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are
 # wasted. Larger blocks save little more, and waste much more. Copying through the table (gathering) hardly depends on
-# the size here. Does reading in place? This is the decode step of section 6, with blocks of other sizes:
+# the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes. (These times
+# are measured. Small differences between neighbours are noise.)
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 sizes = (1, 4, 16, 64, 128)
@@ -806,18 +810,20 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does: each block is one turn of the loop, so the loop is much slower with small blocks, and still gains beyond 16.
-# So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller ones waste less, and find more of
-# a common beginning. In a kernel, a turn starts no PyTorch operations, so small blocks cost less there than here.
-# SGLang's default is 1 for ordinary models: then every common token is found, and nothing is wasted.
+# It does. Each block is one turn of the loop, so with blocks of 1 the loop is about ten times slower than with blocks of
+# 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less, and find more
+# of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there. SGLang's default
+# is 1 for ordinary models: every common token is found, and nothing is wasted.
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. The table already shows three settings. At which
 # block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
-# <details><summary>Answer</summary>Only full blocks are found, so the smallest ones find the most, and blocks of 1 waste
-# nothing. A block that is larger than the common beginning is never full of common tokens, so nothing is found. (Cells
-# find nothing here, because they have no prefix cache.)</details>
+# <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
+# find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing
+# is found: the 10 common tokens do not fill a block. Cells find nothing, because they have no prefix cache here. Their
+# waste is 2.1 and not 0: a prompt takes all its cells when it is admitted, and if it runs in chunks, some of them stay
+# empty for a step.</details>
 
 # %% tags=["figure-dial-explorer"]
 from tutorial_engine.viz import DialExplorer
@@ -834,10 +840,10 @@ dials
 #
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
-# Two runs of vLLM 0.32 were recorded with the shipped model: which blocks each request had in each step, and how many
-# were free. Now `server` serves the same requests. Your `num_blocks` makes the pool from as many bytes, and your `slots`
-# says where each token lies. (The numbers of the blocks may be others, if each block of vLLM is always the same block
-# here.)
+# Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
+# were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
+# bytes into blocks, and your `slots` says where each token lies. The blocks may have other numbers than in vLLM, as long
+# as the same block of vLLM is always the same block here.
 
 # %%
 server.beside_vllm()

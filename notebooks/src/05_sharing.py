@@ -133,7 +133,8 @@ chosen = predictions.reveal("full", found_by(again)["B"])
 # And blocks are found whole or not at all. So the last block runs again. Note that A was over when B came:
 # a block that nobody holds any more keeps its content, and can be found until somebody takes it.
 #
-# Here the hash is made:
+# Here the hash is made. SHA-256 hashes bytes, and `array("q", ...)` makes 8 bytes of each token id. The first block has
+# no parent. There `_root` takes its place, the same for all requests with the same salt (see below).
 
 # %%
 from tutorial_engine.cache import BlockManager
@@ -189,12 +190,13 @@ print("tokens found in the prefix cache:", found_by(run))
 # measure whether somebody has sent the same text.)
 #
 # SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
-# new request walks down as far as its tokens agree. So it also finds the tokens that fill no block:
+# new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
 
 # %% tags=["figure-radix"]
 from tutorial_engine.viz import radix_tree
 
-radix_tree([ids_a, ids_b], labels, block_size=4)
+ids_c = tokenizer.encode(STORY + " One day Ben").ids
+radix_tree([ids_a, ids_b, ids_c], labels, block_size=4)
 
 # %%
 from tutorial_engine.learn import box
@@ -216,11 +218,11 @@ print("found by each of them:", found_by(at_once))
 # %% [markdown]
 # Two more questions:
 #
-# <details><summary>What if the forward fails, or if two requests compute the same block?</summary>If the forward fails,
-# nothing was written. Then the hashes of this step are taken back, and who counted on them is computed again. If two
-# requests have computed the same block, the first one keeps the hash and is found. The other one stays in its table,
-# without a hash. The methods are <code>BlockManager.admit</code>, <code>extend</code> and
-# <code>cache_full_blocks</code>.</details>
+# <details><summary>What if the forward fails?</summary>Then no K and V were written in this step. The engine takes the
+# hashes of the step back. A request that has found one of these blocks is computed again.</details>
+#
+# <details><summary>What if two requests compute the same block?</summary>The first block keeps the hash and is found. The
+# second block stays in the table of its request, and has no hash.</details>
 
 # %% [markdown]
 # ## 2 · Two answers to one prompt
@@ -232,14 +234,6 @@ print("found by each of them:", found_by(at_once))
 # request, as the first vLLM did: A.1 gets a table with the same blocks, the open last one included. Each block counts
 # its holders in `ref_cnt`.
 
-# %%
-predictions.ask(
-    "copies",
-    "The prompt has 10 tokens, and blocks have 4. Blocks 0 and 1 are full, block 2 is open. Both requests go "
-    "on writing. How many blocks are copied?",
-    ["none", "1", "2", "3"],
-)
-
 # %% tags=["figure-fork"]
 from tutorial_engine.trace import BlockCopied
 
@@ -248,18 +242,17 @@ forked = make_engine(make_pages())
 forked.add_request("A", PROMPTS[0], two)
 (answers,) = forked.run()
 copied = [event for event in forked.trace.events if isinstance(event, BlockCopied)]
-if chosen := predictions.reveal("copies", ["none", "1", "2", "3"][len(copied)]):
-    for event in copied:
-        print(f"step {event.step}: {event.request_id} copies block {event.source} to {event.block}")
-    for one in answers.outputs:
-        print(one.index, repr(one.text))
-block_view(forked.trace.trace(), step=1, labels=labels) if chosen else None
+for event in copied:
+    print(f"step {event.step}: {event.request_id} copies block {event.source} to {event.block}")
+for one in answers.outputs:
+    print(one.index, repr(one.text))
+block_view(forked.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
-# Full blocks are only read, so both may hold them. The open block is different: both requests would
-# write to the same slots of it. (A.1 runs the last prompt token once more, because it needs logits for its own choice.)
-# Whoever writes first gets a copy of it. The other one is
-# then the only holder, and goes on in the original. This is *copy on write*.
+# The prompt has 10 tokens. Blocks 0 and 1 are full, so they are only read, and both requests may hold them. Block 2 is
+# open: both requests would write to the same slots. So the one that writes first gets a copy. The other one is then the
+# only holder of block 2, and goes on in it. This is *copy on write*. (A.1 runs the last prompt token once more, because it
+# needs logits for its own choice.)
 
 # %%
 box("fork")
@@ -315,10 +308,16 @@ if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
 # %% [markdown]
 # ### Exercise 2: a request ends and gives its blocks back (10 minutes)
 #
-# `free` puts the blocks of a table into the queue, and changes `ref_cnt` and `free_queue` in place. For example `ref_cnt`
-# is `{0: 2, 1: 1}` if two requests hold block 0, `free_queue` is `[7, 8]`, and `hashes` is `{0: "c4", 1: None}`. A block
-# that another request still holds must stay out of the queue. Blocks without a hash go to the front, the others to
-# the end, and in both parts the last block of the table comes first.
+# `free` changes `ref_cnt` and `free_queue` in place, and only reads `hashes`. A block that another request still holds
+# stays out of the queue. Blocks without a hash go to the front, the others to the end. In both parts the last block of the
+# table comes first.
+#
+# For example, with `table = [0, 1, 2]` and `hashes = {0: "c4", 1: "5e", 2: None}`:
+#
+# | | before | after |
+# |---|---|---|
+# | `ref_cnt` | `{0: 2, 1: 1, 2: 1}` | `{0: 1, 1: 0, 2: 0}` |
+# | `free_queue` | `[7, 8]` | `[2, 7, 8, 1]` |
 #
 # <details><summary>Hint</summary>First count the holders down. Then make the list of the blocks that nobody holds any
 # more, from the last to the first, and divide it in two: those <code>without</code> and those <code>with_hash</code>.
@@ -376,15 +375,15 @@ run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens
 #
 # **Objective:** find out how one user can read what another one wrote.
 #
-# Somebody else's block manager, `StaleBlocks`, serves three requests, one after the other, in a pool of 9 blocks of 4.
-# Here is what they asked, and what they got:
+# Somebody else's block manager serves three requests, one after the other, in a pool of 9 blocks of 4. Here is what they
+# asked, and what they got:
 
 # %% jupyter={"source_hidden": true}
-from tutorial_engine.learn import StaleBlocks, leak
+from tutorial_engine.learn import leak
 
 anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
 asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
-story = leak(model, tokenizer, asked, StaleBlocks)
+story = leak(model, tokenizer, asked)
 print(story)
 
 # %%
@@ -408,16 +407,17 @@ leak_picture(story) if chosen else None
 # %% [markdown]
 # The hashes of user 1's beginning led to blocks 0 and 1. They were right when these blocks were full for the first time. But
 # user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
-# " coat" and others at the places of user 1's first words. No error was raised. This is a *stale* read.
+# " coat" and others as those of user 1's first words. These keys are still rotated for the positions 32 to 34 (RoPE,
+# notebook 01), and not for 0 to 2. The text is fluent all the same, and no error was raised. This is a *stale* read.
 
 # %% [markdown]
-# Here is a log of four other requests under `StaleBlocks`. Each is over before the next one comes. A block is *cached*
-# when it is full (the log has four characters of its hash), and *found* by this hash.
+# Here is a log of four other requests, A to D, with the same block manager. Each is over before the next one comes. A
+# block is *cached* when it is full (the log has four characters of its hash), and *found* by this hash.
 
 # %%
 from tutorial_engine.learn import log_text, stale_log
 
-log = stale_log(model, StaleBlocks, prompts)
+log = stale_log(model, prompts=prompts)
 print(log_text(log))
 
 # %% [markdown]
@@ -452,16 +452,19 @@ from tutorial_engine.learn import check_stale
 check_stale(stale, log)
 
 # %% [markdown]
-# This is the bug. First the package's method, then the other one, which clears the hash in the block and
-# leaves it in the dictionary `cached`. Your `take` does both.
+# This is the bug. First the package's method, then that of the other block manager, `StaleBlocks`. It clears the hash in
+# the block, and leaves it in the dictionary `cached`. Your `take` does both.
 
 # %%
+from tutorial_engine.learn import StaleBlocks
+
 show_source(BlockManager.forget)
 print()
 show_source(StaleBlocks.forget)
 
 # %% [markdown]
-# How can she know of the coat? You can say it now. Here are the same three requests in `server`, with your `take`:
+# Here are the same three requests in `server`, with your `take`. It calls them A, B and C, in the order in which they
+# come. Now A and C get the same answer:
 
 # %%
 one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
@@ -495,13 +498,13 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
     print(stress_table(rows))
 
 # %% [markdown]
-# The first four columns count the requests with the right tokens. `found` counts the prompt tokens that were hits in
-# the last test: fewer than “no bug” is wasted work, and more is an alarm, because those blocks are stale. `integrity` is
-# the first complaint of `check_integrity`, which runs after each step.
+# The first four columns count the answers with the right tokens. `found` counts the prompt tokens that were hits in
+# the last test. Fewer than in the row “no bug” means wasted work. More means that stale blocks were found. `integrity` is
+# the first error of `check_integrity`, which runs after each step.
 #
-# No bug shows when a request is alone. Some need company, one needs samples, and one needs blocks that are used
-# again. Freeing the head first gives right tokens everywhere: only `found` tells. So a cache is tested with all of
-# these.
+# No bug shows when a request is alone. Two bugs show only when several requests run together, one only with samples, and
+# one only when blocks are used again. If blocks are freed head first, all tokens are right, and only `found` shows the
+# bug. So a cache needs all of these tests.
 
 # %% [markdown]
 # ---
@@ -562,9 +565,6 @@ from tutorial_engine.learn import check_causes
 check_causes(causes() or {}, runs)
 
 # %% [markdown]
-# Each cause has its cure: smaller blocks (a prompt of 10 tokens is hardly worth a cache); the time of day at the end of
-# the prompt and not at its beginning; one salt for all who may share; a larger pool; and larger chunks.
-#
 # Requests that come in the same step are no cause in our engine: they find what this step computes. Other engines differ.
 # In a service with several copies of the engine (*replicas*), ask first whether the second request went to the same
 # replica: each has a prefix cache of its own.
@@ -613,16 +613,18 @@ if predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1]))):
     print("same tokens as with plenty of memory:", got_16 == right_16)
 
 # %% [markdown]
-# A victim loses its blocks and keeps its tokens, the new ones included. Back from the front of the queue, it runs
-# them like one long prompt: *preemption by recompute*. But B's old blocks were free and not yet taken, so the
-# full ones were hits. C's had been taken.
+# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the queue. When it is
+# admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. B was lucky: nobody had
+# taken its old blocks yet, so its full blocks were hits. C's blocks had been taken.
 
 # %% [markdown]
 # ### Exercise 6: who gives way? (10 minutes)
 #
-# The engine goes through the running requests, in the order of admission, and asks for slots for each of them. If
-# there are none, the *last* of `running` gives way, which may be the asking one itself. Then it asks again.
-# `allocate(request)` gives its slots, or None without room. `preempt(victim)` takes the victim out of `running`.
+# `running` has the running requests in the order of admission. Your function gets slots for one of them, `request`:
+#
+# - `allocate(request)` gives its slots, or None if there is no room.
+# - If there is no room, the *last* of `running` is the victim. `preempt(victim)` takes it out of `running`. Then ask again.
+# - The victim may be `request` itself. Then return None.
 #
 # <details><summary>Hint</summary>Repeat while <code>allocate</code> gives None: the victim is <code>running[-1]</code>.
 # After the asking request itself has given way, nothing more is to be done: return None.</details>
@@ -684,30 +686,13 @@ explorer.set(step=3)
 explorer
 
 # %% [markdown]
-# So a lack of memory costs time. The blocks of the victim could also be copied to the main memory of the machine, and
-# back later. This is called *swapping*. A block is many separate pieces of memory, K and V of every layer, and each piece
-# is a copy that must be started. So recompute is cheaper for small blocks, and swapping for large ones. vLLM could swap
-# once. Its v1 cannot.
+# So a lack of memory costs time, and no token changes. (A request that does not fit into the pool alone ends early, or is
+# refused when it is added.) An engine could also copy the blocks of the victim to the main memory of the machine, and back
+# later. This is called *swapping*. A block is one piece of K and one of V in every layer, and each piece needs a copy of its
+# own. So with small blocks recompute is cheaper, and with large ones swapping. vLLM could swap in the past. Its v1 cannot.
 
 # %%
 box("swap")
-
-# %% [markdown]
-# As long as each request fits into the pool alone, a lack of memory changes no token. If it does not fit, its
-# answer ends early, or the request is refused when it is added:
-
-# %% jupyter={"source_hidden": true}
-for num_blocks in (12, 5, 4):
-    engine = make_engine(make_pages(num_blocks))
-    engine.add_request("A", prompts[0], more[0])
-    answer = engine.run()[0].outputs[0]
-    print(
-        f"{num_blocks:2} blocks: {len(answer.token_ids):2} of 16 new tokens, {answer.finish_reason}"
-    )
-try:
-    scarce.add_request("D", [65] * 48)
-except ValueError as error:
-    print(error)
 
 # %% [markdown]
 # ## 7 · Who may come in?
@@ -727,9 +712,9 @@ show_source(EagerPages.tokens_to_admit)
 # %%
 predictions.ask(
     "thrash",
-    "The pool has 100 blocks of 4, a chunk has at most 256 tokens, and there is no prefix cache. Four users get 32 "
-    "tokens each. E brings 387 tokens, which fit only when they are done. The last one that was admitted is preempted. "
-    "What becomes of E if room for its first chunk is enough?",
+    "The pool has 100 blocks of 4, a chunk has at most 256 tokens, and there is no prefix cache. The users A to D get "
+    "32 tokens each. E brings 387 tokens, which fit only when the others are done. The last one that was admitted is "
+    "preempted. What happens to E if room for its first chunk is enough?",
     [
         "it is never preempted",
         "it is preempted once, and then waits for the users",
@@ -761,13 +746,6 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for a chunk that is
 # thrown away: this is *thrash*. With the whole prompt as the condition, E simply waits until they are done.
 
-# %% [markdown]
-# These runs had no prefix cache.
-#
-# <details><summary>And with a prefix cache?</summary>With one, E is preempted only once here. The
-# tokens that are found <em>and</em> the next chunk must fit, and this is just what did not fit one step ago. So E waits.
-# If others took its old blocks meanwhile, the thrash would be back.</details>
-
 # %%
 box("admission")
 
@@ -786,7 +764,7 @@ print(bring(server, "02_kv_cache.ipynb"))
 print(bring(server, "03_scheduler.ipynb"))
 
 # %% [markdown]
-# Twelve users, a pool that is too small for them, and your code from the first matrix product to the last
+# Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
 # picture, *recompute* is what a request runs when it comes back: the tokens that it has lost, and its newest one. Who
 # comes back with few of them has found the rest in the prefix cache.
@@ -803,9 +781,10 @@ print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
 timeline(run.trace)
 
 # %% [markdown]
-# Does it decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server` serves
-# the same requests with your parts. Of each step the plans, the hits, the preemptions and the blocks are compared. (The
-# numbers of the blocks may be others, if each block of vLLM is always the same block here.)
+# Does your engine decide the same as vLLM? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server`
+# serves the same requests with your parts. The next cell compares each step: how many tokens each request runs, what it
+# finds, who is preempted, and which blocks are taken. (The blocks may have other numbers than in vLLM, as long as the same
+# block of vLLM is always the same block here.)
 
 # %%
 server.beside_vllm()
@@ -841,6 +820,9 @@ last = ("no cache", "transformers", "vLLM 0.32, recorded here", "yours")
 print(ledger_table([rows[path] for path in last]))
 
 # %% [markdown]
+# The tolerance of 0.0027 is what a path may differ by at most. The paths above differ by at most 0.0001. In every step the
+# best token is more than 0.001 ahead of the second, so differences this small cannot change a token.
+#
 # <details><summary>All of this with a real model</summary>
 #
 # Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to all three:

@@ -4,6 +4,7 @@ In each run A and C ask nearly the same; B comes before one of them and asks for
 What one can see of a run is its settings, its prompts and its log. Knows the engine from outside.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -46,6 +47,13 @@ class Recipe(NamedTuple):
     chunk: int | None = None
 
 
+CURES = {
+    EVICTED: "a larger pool",
+    SHORT: "smaller blocks (10 tokens are hardly worth it)",
+    NOT_YET: "larger chunks",
+    SALT: "one salt for all who may share",
+    BEGINS: "what differs at the end of the prompt",
+}
 LONG = " ".join([OTHER] * 3)
 DOG, CAT = "Once upon a time Anna had a dog.", "Once upon a time Anna had a cat."
 MONDAY, FRIDAY = "Monday, 9:15.", "Friday, 10:40."
@@ -109,6 +117,18 @@ class Case:
             )
         ends = {e.request_id: e.step for e in self.trace.events if isinstance(e, events.Finished)}
         return f"A was over in step {ends['A']}, and C came in step {asked['C'].step}"
+
+
+def cure_table(runs: Iterable[Case]) -> str:
+    """Run, cause, cure and the hit rate that the same run has with the cure, as text."""
+    lines = [("run", "cause", "cure", "hit rate then")]
+    for one in runs:
+        lines.append((one.name, one.cause, CURES[one.cause], f"{one.mended_rate:.0%}"))
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def hit_rate(trace: Trace) -> float:

@@ -89,12 +89,16 @@ BLOCK_SLIPS: Slips = {
         these are keys; the weights belong to the values, v_pool
     total * correction + weights.sum() → weights.sum()
     out * correction + weights → weights
-        only the last block is left; add to what the blocks before gave
+        only the last block is left: add to what the blocks before gave, and keep the new m as m
     """,
     ),
     "the last block is open: only its first tokens, up to kv_len, count": lambda q, k, v, t, n: (
         right(q, k, v, t, -(-n // BLOCK_SIZE) * BLOCK_SIZE)
     ),
+    "the open last block is left out: the number of blocks is rounded up": lambda q, k, v, t, n: (
+        right(q, k, v, t, n // BLOCK_SIZE * BLOCK_SIZE)
+    ),
+    "a score is divided by √D, not by D": lambda q, *case: right(q / math.sqrt(len(q)), *case),
     "the table may have a block that is not needed yet: stop after kv_len tokens": (
         lambda q, k, v, t, n: right(q, k, v, t, len(t) * BLOCK_SIZE)
     ),
@@ -114,11 +118,15 @@ BLOCK_SLIPS: Slips = {
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the largest tensor of floats that is made (no view) inside the block; reads of K."""
+    """Notes the largest tensor of floats that is made (no view) inside the block; reads of K.
 
-    def __init__(self, k_pool: Tensor) -> None:
+    `largest` is its shape, `num_read` counts numbers of K, `order` has "k" or "v" for each read.
+    """
+
+    def __init__(self, k_pool: Tensor, v_pool: Tensor) -> None:
         super().__init__()
-        self.k_pool, self.largest, self.num_read = _memory(k_pool), list[int](), 0
+        self.pools = {_memory(k_pool): "k", _memory(v_pool): "v"}
+        self.largest, self.num_read, self.order = list[int](), 0, ""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -132,7 +140,9 @@ class _Watch(TorchDispatchMode):
             self.largest = max(self.largest, list(result.shape), key=math.prod)
         picks = "index" in str(function)  # of a whole pool it reads what comes out
         for tensor in given:
-            if _memory(tensor) == self.k_pool:
+            pool = self.pools.get(_memory(tensor), "")
+            self.order += pool
+            if pool == "k":
                 self.num_read += (result if picks else tensor).numel()
         return result
 
@@ -192,11 +202,17 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
                 "tokens before you compute with it"
             )
     for case in cases:
-        large = case._replace(q=60 * case.q)
-        if not close(function(*deepcopy(large)), right(*large), 10 * TOLERANCE):
-            return (
-                "with large scores exp() overflows; subtract the largest score so far before exp()"
-            )
+        for factor, why in (
+            (60, "large scores exp() overflows; subtract the largest score so far before exp()"),
+            (
+                -60,
+                "scores far below 0 it is not right; m begins at −∞, and the new m is the largest "
+                "of all scores so far, those of earlier blocks too",
+            ),
+        ):
+            far = case._replace(q=factor * case.q)
+            if not close(function(*deepcopy(far)), right(*far), 10 * TOLERANCE):
+                return f"with {why}"
     seen = _watched(function, cases[3])
     if math.prod(seen.largest) > BLOCK_SIZE * D:
         return (
@@ -208,7 +224,7 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
 
 def _watched(function: Attention, case: Case) -> _Watch:
     given = deepcopy(case)
-    with _Watch(given.k_pool) as seen:
+    with _Watch(given.k_pool, given.v_pool) as seen:
         function(*given)
     return seen
 
@@ -216,8 +232,10 @@ def _watched(function: Attention, case: Case) -> _Watch:
 def _not_running(function: Attention, case: Case) -> str:
     """What to add where attention is right but no running softmax; "" where it is one."""
     narrow = case._replace(q=case.q[:2], k_pool=case.k_pool[..., :2], v_pool=case.v_pool[..., :2])
-    if math.prod(_watched(function, narrow).largest) > 2 * BLOCK_SIZE:  # all scores show
+    seen, whole_blocks = _watched(function, case), -(-case.kv_len // BLOCK_SIZE) * BLOCK_SIZE
+    keys_first = "k" not in seen.order[max(seen.order.find("v"), 0) :]
+    if keys_first or math.prod(_watched(function, narrow).largest) > 2 * BLOCK_SIZE:
         return ". But it keeps the scores of all tokens; a running softmax keeps m, l and acc"
-    if _watched(function, case).num_read > case.kv_len * D:
+    if seen.num_read > whole_blocks * D:
         return ". But it reads keys more than once; a running softmax corrects l and acc instead"
     return ""

@@ -13,7 +13,7 @@ from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
-from tutorial_engine.learn.parts import PartFailed, Parts, listed, whole
+from tutorial_engine.learn.parts import PartFailed, Parts, listed, shown, whole
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.trace.events import Added, BlockCached, BlockShared, BlockTaken
@@ -70,10 +70,10 @@ Hashes = dict[int, Any]  # block → its hash, or None
 def _freed(
     free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
 ) -> list[Any]:
-    """The queue and the counts, after the table was given back."""
+    """The queue, the counts and the hashes, after the table was given back."""
     held = list(table)
     free(table, ref_cnt, queue, hashes)
-    return [queue, [ref_cnt.get(block, 0) for block in held]]
+    return [queue, [ref_cnt.get(block, 0) for block in held], hashes]
 
 
 def check_free(free: Part) -> Verdict:
@@ -82,7 +82,7 @@ def check_free(free: Part) -> Verdict:
     def where(
         got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
     ) -> str:
-        if got == [queue, list(ref_cnt.values())] and has_gap(free):
+        if got == [queue, list(ref_cnt.values()), hashes] and has_gap(free):
             raise Told(Verdict(None, "not done yet: there is still a `...` in free"))
         counts = dict(zip(table, got[1], strict=True))
         return (
@@ -95,7 +95,11 @@ def check_free(free: Part) -> Verdict:
         "free: queue and cache are always as the package has them",
         call=_freed,
         where=where,
-        otherwise=lambda got, want, *_: f"expected the queue {want[0]} and the counts {want[1]}",
+        otherwise=lambda got, want, *_: (
+            "free changes no hash: a free block can be found until somebody takes it"
+            if got[2] != want[2]
+            else f"expected the queue {want[0]} and the counts {want[1]}"
+        ),
         then=lambda: _first_difference(free, right_take),
     )
 
@@ -111,10 +115,14 @@ TAKE_SLIPS: Slips = slips_of(
     del cached[hashes[block]] → pass
         block 3 is taken, and its old hash still leads to it: whoever looks for that prefix will
         read another request's tokens (the freed-block bug)
+    del cached[hashes[block]] → cached[hashes[block]] = None
+        `cached` still has the hash of block 3: take the key out, del cached[hashes[block]]
     del cached[hashes[block]] → cached.clear()
         only block 3 is taken, or nothing is ever found
     hashes[block] = None →
         hashes[3] still has the old hash; block 3 is empty: None
+    hashes[block] = None → del hashes[block]
+        hashes has lost block 3; the block is still there, and it is empty: hashes[3] = None
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))
         hashes[1] has changed; only block 3 is taken
     """,
@@ -129,7 +137,7 @@ def _taken(
     if got is None or got is ...:
         return None
     block = whole(got)
-    return [repr(got) if block is None else block, queue, [hashes.get(b) for b in (1, 3)], cached]
+    return [repr(got) if block is None else block, queue, hashes, cached]
 
 
 def check_take(take: Part) -> Verdict:
@@ -148,6 +156,9 @@ def check_take(take: Part) -> Verdict:
         call=_taken,
         where=lambda got, queue, *_: (
             f"of the queue {queue} got {got[0]}, then the queue is {got[1]} and cached {got[3]}"
+        ),
+        otherwise=lambda got, want, *_: (
+            f"then hashes is {got[2]}; expected block {want[0]}, hashes {want[2]}, cached {want[3]}"
         ),
         then=then,
     )
@@ -289,10 +300,12 @@ STALE_SLIPS: Slips = slips_of(
     hash_of.get(line.block) != line.hash → hash_of.get(line.block) == line.hash
         these are the lines that are right; return the others
     and hash_of.get(line.block) != line.hash →
-        these are all the lines that find a block; one that was taken, and is full again, may be
-        found by its new hash
+        these are all the lines that find a block; a find is right, whoever finds it, if its hash
+        is the present hash of the block
+    hash_of.get(line.block) != line.hash → not hash_of.get(line.block)
+        a block that was taken may be full again, with other tokens: compare the two hashes
     return found → return []
-        a stale read is not there in every log: this is always empty
+        it finds nothing in any log, and three of the four logs here have a stale read
     """,
 )
 
@@ -321,7 +334,7 @@ def check_stale(stale: Callable[..., object], log: Sequence[Line] = ()) -> Verdi
     def read(answer: object) -> list[Line]:
         lines = listed(answer)
         if lines is None or not all(any(line in known for known in _logs()) for line in lines):
-            raise CannotBe(f"it must return a list of lines of the log, got {answer!r}")
+            raise CannotBe(f"it must return a list of lines of the log, got {shown(answer)}")
         return lines
 
     return judge(

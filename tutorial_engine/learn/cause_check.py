@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tutorial_engine.lab.hit_rate import CAUSES, Case, cases
+from tutorial_engine.lab.hit_rate import CAUSES, Case, cases, cure_table
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 
@@ -34,8 +34,7 @@ def check_causes(answers: Mapping[str, object], runs: Sequence[Case] | None = No
             return Verdict(False, f"{said}: {run.why_not(str(given[run.name]))}")
     if open_ones:
         return Verdict(None, f"right so far; still to name: {', '.join(open_ones)}")
-    rates = ", ".join(f"{run.name} {run.mended_rate:.0%}" for run in runs)
-    return Verdict(True, f"all {len(runs)} causes; without them the hit rates are {rates}")
+    return Verdict(True, f"all {len(runs)} causes\n{cure_table(runs)}")
 
 
 def _cause(answer: object) -> object:

@@ -13,7 +13,7 @@ from tutorial_engine.learn.own_memory import Cells, in_any_order
 from tutorial_engine.learn.own_memory import num_blocks as right_num_blocks
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
-from tutorial_engine.learn.parts import whole, whole_numbers
+from tutorial_engine.learn.parts import shown, whole, whole_numbers
 from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, has_gap
 from tutorial_engine.model.rope import RotaryEmbedding
 
@@ -22,7 +22,7 @@ GIB = 2**30
 
 def _numbers(answer: object) -> list[int]:
     if (numbers := whole_numbers(answer)) is None:
-        raise CannotBe(f"it must return a list of numbers, got {answer!r}")
+        raise CannotBe(f"it must return a list of numbers, got {shown(answer)}")
     return numbers
 
 
@@ -38,6 +38,7 @@ BUDGET_SLIPS: Slips = {
     "V needs as much room as K": lambda b, n, h, d, i, s: b // (n * h * d * i * s),
     "a block has room for block_size tokens": lambda b, n, h, d, i, s: b // (2 * n * h * d * i),
     "a number takes itemsize bytes": lambda b, n, h, d, i, s: b // (2 * n * h * d * s),
+    "itemsize is in bytes already: no factor 8": lambda b, *m: b // (8 * _block(*m)),
     "each of the heads has K and V": lambda b, n, h, d, i, s: b // (2 * n * d * i * s),
     "a head's K is head_dim numbers": lambda b, n, h, d, i, s: b // (2 * n * h * i * s),
     "a part of a block is no block: round down": lambda b, *m: -(-b // _block(*m)),
@@ -127,6 +128,13 @@ def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
         read=_numbers,
         where=lambda got, *case: f"{case}: got {got}",
         otherwise=otherwise,
+        explain=lambda error: (
+            (
+                "block_table has one entry for each block: its index is p // block_size, and the "
+                "offset in the block is p % block_size"
+            )
+            * isinstance(error, IndexError)
+        ),
     )
 
 
@@ -160,6 +168,11 @@ VISIBLE_SLIPS: Slips = {
 def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     """Check a learner's function(cells, seq_id, pos) → the visible cells, in any order."""
 
+    def read(answer: object) -> list[int]:
+        if isinstance(answer, list) and answer and all(isinstance(one, bool) for one in answer):
+            raise CannotBe("return the numbers of the visible cells, not True or False for each")
+        return sorted(_numbers(in_any_order(answer)))
+
     def otherwise(got: list[int], want: list[int], cells: Cells, *_: object) -> str:
         empty = [i for i in got if i < len(cells) and cells[i][0] is None]
         return "an empty cell holds nothing" if empty else f"expected {want}"
@@ -171,7 +184,7 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     return judge(
         *("visible", function, right_visible, SEEN_BY, VISIBLE_SLIPS),
         "visible: by owner and position, wherever the cells are",
-        read=lambda answer: sorted(_numbers(in_any_order(answer))),
+        read=read,
         where=lambda got, cells, seq_id, pos: f"sequence {seq_id} at position {pos}: got {got}",
         otherwise=otherwise,
         explain=explain,
@@ -190,8 +203,14 @@ SHIFT_SLIPS: Slips = slips_of(
         the others still have their old positions: move them down with seq_add
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
         p1 is where the range ends, not how many positions it has: keep + discard
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, keep + discard - 1)
+        p1 is the first position behind the range, which stays: keep + discard
     -discard → discard
         delta is below 0: the others move down
+    -discard → -keep
+        the others move down by as many positions as were dropped: delta is -discard
+    -1, -discard → keep + 2 * discard, -discard
+        all positions behind the dropped ones move: p1 is -1, which means to the end
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
     seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
         the first `keep` positions stay: drop what is behind them

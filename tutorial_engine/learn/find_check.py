@@ -7,7 +7,7 @@ from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import HashOf
 from tutorial_engine.learn.own_memory import find as right_find
-from tutorial_engine.learn.parts import listed, whole
+from tutorial_engine.learn.parts import listed, shown, whole
 from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 Tokens = tuple[int, ...]
@@ -155,6 +155,6 @@ def check_find(function: Find) -> Verdict:
 def _told(answer: object) -> str:
     """An answer to be read: the first characters of a hash are enough."""
     if not isinstance(answer, list):
-        return repr(answer)
+        return shown(answer)
     short = (block.hex()[:6] if isinstance(block, bytes) else repr(block) for block in answer)
     return f"[{', '.join(short)}]"

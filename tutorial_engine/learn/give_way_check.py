@@ -41,6 +41,13 @@ class _Letter:
         return self.name
 
 
+def _others_only(request: Any, running: list[Any], allocate: Any, preempt: Any) -> Any:
+    """A slip: the request that asks is never the victim."""
+    while (slots := allocate(request)) is None:
+        preempt([one for one in running if one is not request][-1])
+    return slots
+
+
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
@@ -58,6 +65,7 @@ GIVE_WAY_SLIPS: Slips = slips_of(
     "there was room, and somebody gave way: ask before each preempt": lambda *case: (
         case[3](case[1][-1]) or slots_for(*case)
     ),
+    "the last of running gives way, also if it is the one that asks": _others_only,
 }
 
 
@@ -106,9 +114,12 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
         if request in gave_way:
             raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
+        if calls["given"]:
+            raise CannotBe("it asks again after it has got slots: keep what allocate gave")
         if calls["allocate"] > 2 * len(run):
             raise CannotBe("it asks again and again, and nobody gives way: preempt in the loop")
-        return f"slots of {asks}" if len(gave_way) >= needed else None
+        calls["given"] += len(gave_way) >= needed
+        return f"slots of {asks}" if calls["given"] else None
 
     def preempt(victim: Any) -> None:
         if victim not in running:

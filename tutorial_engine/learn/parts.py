@@ -123,6 +123,12 @@ def listed(value: object) -> list[Any] | None:
     return plain if isinstance(plain, list) else None
 
 
+def shown(value: object) -> str:
+    """A wrong answer in a message; of a generator, how it becomes a list."""
+    is_generator = isinstance(value, Iterator)
+    return "a generator: put list(...) around it" if is_generator else repr(value)
+
+
 def whole_numbers(value: object) -> list[int] | None:
     """The list of whole numbers that a value is. None for all others."""
     items = listed(value)
