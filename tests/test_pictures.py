@@ -103,7 +103,6 @@ from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.kv_edit_view import transplant_frames
-from tutorial_engine.viz.model_plots import CONTROL, CONTROLS_KEY
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
@@ -260,16 +259,7 @@ def largest(name: str) -> list[Frame]:
 
 ENDS = (("C", "abort"), ("D", "error"))
 MARKUP = dict(zip("ABCD", NASTY, strict=True))
-HITS = [
-    ("nothing silenced", 310, 320),
-    ("L3 <b>H3</b>", 2, 320),
-    ("$L1$", 318, 320),
-    (f"{CONTROL}L3 H0–2", 309, 320),
-    (f"{CONTROL}L0 H3–5", 1, 320),
-]
-RATES = [
-    (name, part, 1) for (name, *_), part in zip(HITS, (0.99, 0.1, 0.9, 0.8, 0.99), strict=True)
-]
+RATES = [("nothing silenced", 0.99), ("L3 <b>H3</b>", 0.1), ("$L1$", 0.9)]
 PAGES = [case for case in CASES if case.block_size > 1]
 STATES = ("empty", "freed", "written", "crowded", *"146")
 VIEWS: dict[str, Callable[[], View]] = {
@@ -383,8 +373,7 @@ VIEWS: dict[str, Callable[[], View]] = {
     "strips": lambda: viz.strips_picture(
         {"torch.cat": [(0, 3), (3, 1), (4, 1)], "static": [(0, 3), (0, 1), (0, 1)]}, room=8
     ),
-    "ablation": lambda: viz.ablation_picture({"$hits$": HITS, "stories": RATES}),
-    "ablation one": lambda: viz.ablation_picture({"chance": RATES[:2]}),
+    "ablation": lambda: viz.ablation_picture("$chance$", RATES),
     "mask": lambda: masks(prefill=(4, 4), chunk=(3, 7)),
     "mask window": lambda: masks(decode=(1, 5), window=(4, 4, 2)),
     "heads": lambda: heads((0, 2)),
@@ -509,9 +498,9 @@ def check_plot(picture: Scene | Picture) -> None:
     """Its words are large enough, no formulas, and say the caption."""
     assert isinstance(picture, Picture)
     said = plot_words(picture)
-    keys = ("A mark is a request, the line is p50, the diamond is p95.", CONTROLS_KEY)
+    key = "A mark is a request, the line is p50, the diamond is p95."
     joined = " ".join(" ".join(said).split())
-    is_key = any(key in joined for key in keys)  # the numbers of the caption are labels
+    is_key = key in joined  # the numbers of the caption are labels
     assert is_key or picture.caption.replace("--", "- -") in joined
     assert not [word for word in said if "mathdefault" in word or "\\times" in word]
     # matplotlib draws outlines of 100 units a letter height, in points: 100 dots are 72 points
@@ -623,7 +612,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("4 inner features of 3 numbers on 3 ranks", lambda: viz.mlp_split(*split_of(4), 3)),
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
-    ("from 0 to 4, got 5", lambda: viz.ablation_picture({"a": [("x", 5, 4)]})),
+    ("from 0 to 1, got 5", lambda: viz.ablation_picture("a", [("x", 5)])),
     ("do not take the two steps", lambda: induction("Mimo")),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
     ("41 tokens are too many", lambda: viz.positions_picture(*2 * [range(41)], *2 * [41 * "a"])),

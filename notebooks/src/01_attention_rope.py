@@ -9,8 +9,8 @@
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
-# cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. Read the exercises and
-# what `show_source` prints.
+# cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. You need to read
+# two kinds of code: the exercises, and what `show_source` prints. The rest you may just run.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is a *checkpoint*, a
 # folder of trained weights, in the format of `transformers`. Its architecture is that of
@@ -61,7 +61,7 @@ if predictions.reveal("emoji", len(emoji)):
 
 # %% [markdown]
 # Each of the 256 possible bytes is a token. So every text can be written in tokens, and the ids can be turned back
-# into the same text. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado
+# into the same text. (`<|endoftext|>` is an exception: it is one token, and has no text.) A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado
 # here.
 
 # %%
@@ -84,8 +84,8 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 
 # %% [markdown]
 # The map shows the way of these vectors through the model, from top to bottom. You are at the upper left. T is the
-# number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in earlier tokens, then
-# what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
+# number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in this token and those
+# before it, then what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
 # vocabulary. The larger the number, the likelier that token comes next. You need not understand the boxes yet: each
 # has its section.
 
@@ -108,7 +108,7 @@ mine.tell(PROMPT)
 #
 # **Objective:** compute q, k and v. Attention lets a token read from other tokens. For this, each token's
 # vector is multiplied by three learned matrices. The *query* q says what the token looks for, the *key* k
-# says what it can be found by, and the *value* v is what it passes on.
+# says which queries should find it, and the *value* v is what it passes on.
 #
 # The result is cut into *heads*. Each head runs its own attention. The number of entries that a query has
 # in one head is the *head dimension* D (`head_dim` in the code).
@@ -294,7 +294,7 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention function has an option `is_causal=True`. It lines the triangle up at the upper
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. Its triangle begins in the upper
 # left corner. With as many queries as keys that is right. With fewer queries the new tokens do not even see
 # themselves.
 
@@ -363,8 +363,8 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
 # must come. From there the window shows only one token of the two names: the last `o` of Mimo.
 #
-# The limit holds for *one layer*. The tokens inside the window have read 7 places back themselves, in the layer
-# before. So each layer reaches 7 places further. A model that is trained with a window can learn to use this. Ours
+# The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
+# before it. So each layer reaches 7 places further. A model that is trained with a window can learn to use this. Ours
 # was not trained with one.
 
 # %% [markdown]
@@ -474,7 +474,8 @@ for d in head_dims:
 # ## 8 · RoPE: position as rotation
 #
 # **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their
-# order: shuffle the keys together with their values, and it gets the same output.
+# order: shuffle the keys together with their values, and it gets the same output. (The causal mask alone tells a
+# little: the first token sees one key.)
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -661,7 +662,7 @@ print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
 # In 16 bits the same query and key get another score at another place: the distance alone does not count any more.
-# Even the position is rounded: float16 makes 4004 of 4005, and bfloat16 makes 4000 of it. In bfloat16 query and key
+# Even the position is rounded: float16 rounds 4005 to 4004, and bfloat16 rounds it to 4000. In bfloat16 query and key
 # then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
 # %% [markdown]
@@ -778,7 +779,8 @@ for number, block in enumerate(model.model.layers):
     read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
-# At the start the vector says only which token it is. Then the model has vague guesses. The last layer adds the
+# At the start the vector says only which token it is. The matrix that makes the logits is the embedding table itself
+# in this model, so each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds the
 # answer. (The lens does not show everything: a layer can also write what only later layers read.)
 #
 # *A good place for a pause.*
@@ -827,8 +829,9 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(f"The table has as many weights as {ratio:.1f} layers.")
 
 # %% [markdown]
-# The indented lines are the first layer; the other layers have the same shapes. `lm_head`, the matrix that gives
-# the logits, is the embedding table itself in this model.
+# The indented lines are the first layer; the other layers have the same shapes. `qkv_proj` is W_q, W_k and W_v in one
+# matrix (2048 + 1024 + 1024 = 4096 rows). `gate_up_proj` is gate and up in one. `post_attention_layernorm` is your
+# `mlp_norm`. `lm_head`, which gives the logits, is the embedding table here, too.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -868,7 +871,7 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 #
 # Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F
 # one part is broken, each by one line of code. Which part is it? Write your six guesses into the cell below the
-# stories.
+# stories. Two of them look alike.
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -893,8 +896,10 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 
 # %% [markdown]
 # Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
-# But without the mask the story reads well. Only the last token decides what comes next, and it may see all tokens
-# anyway: its logits hardly change. The logits of the tokens before it are far off. So a good story proves nothing.
+# But without the mask the story reads well. The table has the prompt. There the last token's logits are only 0.1 off,
+# although the vectors that it reads have changed in every layer after the first. The tokens before it are far off.
+# Later in the story the last token is off by up to 5, and most of the best tokens still stay the same. So a good story
+# proves nothing.
 
 # %% [markdown]
 # ### The bug zoo
@@ -917,8 +922,8 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # %% [markdown]
 # Two of these bugs leave row 0, the first token, right. Why?
 #
-# <details><summary>Answer</summary>Both are about RoPE. At position 0 it turns nothing, so neither the pairing
-# nor the order of norm and rotation matters there. A test with a single token would find neither bug.
+# <details><summary>Answer</summary>Both change q and k only. The first token sees one key, itself, and its share
+# is 1 whatever q and k are. So no test with a single token finds them, at any position.
 # </details>
 
 # %% [markdown]
@@ -976,14 +981,14 @@ from tutorial_engine.viz import ablation_picture
 
 MIMO = "Once upon a time Mimo had an old coat. One day R"  # no earlier name with R
 FOLLOWS = "probability of “a” after the last “·R”"
-bars = [("all heads", chance(STORY, "a", {}), 1.0)]
-bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}), 1.0)]
-ablation_picture({FOLLOWS: bars})
+bars = [("all heads", chance(STORY, "a", {}))]
+bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}))]
+ablation_picture(FOLLOWS, bars)
 
 # %%
 from tutorial_engine.viz import percent
 
-full, usual = (percent(value) for _, value, _ in bars)
+full, usual = (percent(value) for _, value in bars)
 predictions.ask(
     "ablation",
     "Heads 3, 4 and 5 of layer 3 are silenced, in the story with Rado. The probability of “a” is then ...",
@@ -995,31 +1000,61 @@ COPIERS = {3: (3, 4, 5)}
 silenced = chance(STORY, "a", COPIERS)
 nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
 answered = predictions.reveal("ablation", nearest)
-three = [bars[0], ("L3 H3, H4, H5 silenced", silenced, 1.0), bars[1]]
-ablation_picture({FOLLOWS: three}) if answered else None
+three = [bars[0], ("L3 H3, H4, H5 silenced", silenced), bars[1]]
+ablation_picture(FOLLOWS, three) if answered else None
 
 # %% [markdown]
 # (L3 H3 stands for layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado.
-# So these heads bring the name from the text into the prediction. If that is true, another name must give another
-# prediction:
+# So these heads are needed. Do they also carry the name? Then their output from *another* story must bring another
+# name. We run the story with Rido, keep what heads 3, 4 and 5 give at the last token, and put it into the story with
+# Rado. This is called *activation patching*. Heads 0, 1 and 2 of the same layer are the *control*: the same
+# exchange, which should do nothing.
+
 
 # %%
-follows = {}  # name -> the piece that stands after its ·R
+class Patched(NaiveAttention):
+    """Attention in which heads of layer 3 give, at the last token, what they gave elsewhere."""
+
+    def __init__(self, heads, elsewhere=None):
+        super().__init__()
+        self.heads, self.elsewhere = heads, elsewhere
+
+    def attend(self, layer, q, k, v, batch):
+        out = super().attend(layer, q, k, v, batch)
+        if layer == 3:
+            self.gave = out[-1, self.heads].clone()
+            if self.elsewhere is not None:
+                out[-1, self.heads] = self.elsewhere
+        return out
+
+
+def best_piece(sequence, attention):
+    """The most probable token after the sequence, and its probability."""
+    shares = logits_of(Batch.from_sequences([sequence]), attention)[-1].softmax(-1)
+    return f"“{token_labels(tokenizer, [int(shares.argmax())])[0]}” {float(shares.max()):.2f}"
+
+
+# %%
+print("heads from    its ·R was followed by    H3, H4, H5 exchanged    H0, H1, H2 exchanged")
 for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
-    text = STORY.replace("Rado", name)
-    name_ids = tokenizer.encode(text).ids
-    follows[name] = token_labels(tokenizer, name_ids)[5]
-    best = int(logits_of(Batch.from_sequences([name_ids]))[-1].argmax())
-    with_heads, without = (chance(text, follows[name], heads) for heads in ({}, COPIERS))
-    print(f"{name}: “·R” was followed by “{follows[name]}”;", end=" ")
-    print(f"now the model predicts “{token_labels(tokenizer, [best])[0]}”")
-    print(f"      with probability {with_heads:.2f}, and with {without:.2f} without the heads")
+    name_ids = tokenizer.encode(STORY.replace("Rado", name)).ids
+    line = f"{name:14}{'“' + token_labels(tokenizer, name_ids)[5] + '”':26}"
+    for heads in ([3, 4, 5], [0, 1, 2]):
+        there = Patched(heads)
+        logits_of(Batch.from_sequences([name_ids]), there)
+        line += f"{best_piece(story_ids, Patched(heads, there.gave)):24}"
+    print(line)
+
+# %% [markdown]
+# The text that the model reads says Rado in every line. Three vectors of one token are exchanged, and the model goes
+# on with another name. So these heads carry the name.
 
 # %% [markdown]
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
-# the second round that the model predicts.
+# the second round that the model predicts. (Its first token has nothing to copy from; the model learned that a text
+# often begins again.)
 
 # %%
 import random
@@ -1082,7 +1117,7 @@ noise_shares = attention_weights(model, noise[0])
 heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
 
 # %% [markdown]
-# An induction head cannot work alone. After `R a d o … R` it must find the `a`, because an `R` stands before it.
+# An induction head cannot work alone. After `R a d o … R` it looks for a token that has an `R` before it: the `a`.
 # But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this
 # into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line below
 # is your score of L3 H3, in the text of the maps.)
@@ -1099,6 +1134,7 @@ for back in (0, 1, 2):
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
 print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left")
+print(f"without L0 H4,        {hits({0: (4,)})} of {right}")
 
 # %% [markdown]
 # So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
@@ -1110,54 +1146,9 @@ from tutorial_engine.viz import two_steps_picture
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
-# ### The controls (optional)
-#
-# Perhaps the model fails without *any* three heads? To know, we also silence *controls*: heads that ought not to
-# matter. We measure the hits in random text, and the probability of the right piece, as the mean over the six
-# names.
-
-# %%
-predictions.ask(
-    "control",
-    "Heads 3, 4 and 5 of LAYER 0 are no induction heads. "
-    f"How many of the {right} hits are left without them?",
-    ["nearly all", "about half", "hardly any"],
-)
-
-
-# %%
-def copied(heads):
-    """The probability of the right piece after the last ·R, as the mean over the names."""
-    each = [chance(STORY.replace("Rado", name), follows[name], heads) for name in follows]
-    return sum(each) / len(each)
-
-
-ablations = {"nothing silenced": {}, "L3 H3, H4, H5 (induction)": COPIERS}
-ablations |= {"L1 H3, H5 (one back)": {1: (3, 5)}, "control: L3 H0, H1, H2": {3: (0, 1, 2)}}
-ablations |= {"control: L1 H0, H1, H2": {1: (0, 1, 2)}, "control: L0 H3, H4, H5": {0: (3, 4, 5)}}
-
-# %% tags=["figure-controls"]
-measures = {
-    "hits in random text": [(name, hits(heads), total) for name, heads in ablations.items()],
-    f"probability of the right piece, mean of {len(follows)} names": [
-        (name, copied(heads), 1.0) for name, heads in ablations.items()
-    ],
-}
-left = measures["hits in random text"][-1][1] / right
-answered = predictions.reveal("control", 0 if left > 0.9 else 1 if left > 0.2 else 2)
-ablation_picture(measures) if answered else None
-
-# %%
-itself = noise_shares.diagonal(dim1=-2, dim2=-1).mean(-1)[0, 4]  # share of a token for itself
-print(f"without L0 H4 alone, {hits({0: (4,)})} of {right} hits are left")
-print(f"it gives {float(itself):.2f} of its attention to the token itself")
-
-# %% [markdown]
-# Without the induction heads, or without the two that look one back, hardly anything is copied. But two controls
-# are not harmless. Without L1 H0–H2 the right piece is less probable. Without L0 H3–H5 nearly nothing is copied,
-# and L0 H4 alone does most of the harm. It looks at the token itself, so it can only pass on which token stands
-# there. Later layers seem to need this. So an ablation shows that a part is *needed*. It does not show that this
-# part does the copying.
+# To take a part away shows that it is *needed*, and no more. Without L0 H4 hardly anything is copied either. It looks
+# at the token itself (0.99), so it can only copy the token's own identity, which later layers need. That is why we
+# also exchanged outputs.
 
 # %% [markdown]
 # ### How they came about (optional)
@@ -1210,7 +1201,7 @@ answered = predictions.reveal("cost", sum(tokens_run))
 cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
 
 # %% [markdown]
-# Almost all of this repeats work. A token sees only earlier tokens, so nothing that is appended later can
+# Almost all of this repeats work. A token sees only itself and earlier tokens, so nothing that is appended later can
 # change what was computed for it:
 
 # %%
@@ -1278,8 +1269,8 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* is a table of programs that compute the same logits, for the same prompts and tokens. Its second
-# column has the largest difference of any logit from those of `transformers`. Its third column counts equal tokens.
+# The *ledger* is a table of programs that compute the same logits, for the same prompts and tokens. Column 2
+# is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal tokens.
 # The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the best
 # logit and the second best: errors below half of it cannot change a token.
 
@@ -1336,8 +1327,8 @@ check_whole_layer(whole_layer)
 # %% [markdown]
 # ## What you can do now
 #
-# You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name, and you know
-# what that proof is worth. The next notebook, `02_kv_cache`, runs each token once.
+# You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name: without them it is
+# lost, and with their output from another story another name comes. The next notebook, `02_kv_cache`, runs each token once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,

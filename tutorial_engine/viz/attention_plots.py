@@ -159,7 +159,12 @@ def variance_picture(
     figure, (ax,) = panels(8, 3.6)
     ax.plot(head_dims, raw, "o-", color=RED, label="q · k")
     ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √D")
-    ax.set(xscale="log", yscale="log", xlabel="head dimension D", ylabel="variance of the scores")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="head dimension D (logarithmic)",
+        ylabel="variance of the scores (logarithmic)",
+    )
     ax.set_xticks(head_dims, [str(d) for d in head_dims])
     ax.yaxis.set_major_formatter(PLAIN)
     ax.minorticks_off()

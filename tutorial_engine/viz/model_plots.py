@@ -4,18 +4,17 @@ Every shape and number is read from the model, its config or the tensors that ar
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
-from matplotlib.axes import Axes
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
-from tutorial_engine.viz.charts import HATCH, label_bars, panels, rows_of_bars
+from tutorial_engine.viz.charts import label_bars, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style, part_of, shade
 from tutorial_engine.viz.picture import Picture
@@ -34,13 +33,7 @@ from tutorial_engine.viz.style import (
 from tutorial_engine.viz.tokens import cut_label, token_names
 from tutorial_engine.viz.words import counted, listed, numbered, percent
 
-HARMLESS = 0.9  # the part of the first row that a harmless ablation leaves
-CONTROL = "control: "  # how the name of an ablation begins that ought to change nothing
-CONTROLS_KEY = (
-    "Hatched: controls, heads that ought not to matter. ✗: without them much less is left. The "
-    "heads under test stand above."
-)
-Ablation = tuple[str, float, float]  # name, hits or probability, of how many (1 for a probability)
+Ablation = tuple[str, float]  # name, and the probability that is left
 
 
 # -- one layer ------------------------------------------------------------------------------------
@@ -359,83 +352,31 @@ def _vector(numbers: Sequence[float], digits: str = ".4g") -> str:
 
 
 @house_style()
-def ablation_picture(measures: Mapping[str, Sequence[Ablation]]) -> Picture:
-    """A bar for each ablation: what is left with these heads silenced, as a part of `total`.
+def ablation_picture(title: str, rows: Sequence[Ablation]) -> Picture:
+    """A bar for each ablation: the probability that is left with these heads silenced.
 
-    `measures`: what is measured -> its rows; several stand side by side and have the same names. A
-    name that begins with CONTROL is an ablation that ought to change little; these stand apart,
-    hatched, below the others, and one that changes much is marked. The first row is what the others
-    are compared with. ValueError for no rows and for a value outside 0 .. total.
+    The first row is what the others are compared with. ValueError for no rows and for a value
+    outside 0 .. 1.
     """
-    for name, value, total in (row for rows in measures.values() for row in rows):
-        if not 0 <= value <= total or total <= 0:
-            raise ValueError(f"{name!r}: the value must be from 0 to {total}, got {value}")
-    rows = next(iter(measures.values()), [])
-    tested = [name for name, *_ in rows if not name.startswith(CONTROL)]
-    if not tested or rows[0][0] not in tested:
-        raise ValueError("the first row must be what the others are compared with")
-    controls = [name for name, *_ in rows if name.startswith(CONTROL)]
-    names = [*tested, *(["controls"] if controls else []), *controls]
-    wide = 6.4 + 2.6 * len(measures)
-    figure, grid = panels(wide, 0.34 * len(names) + 1.2, 1, len(measures))
-    for ax, (title, found) in zip(grid, measures.items(), strict=True):
-        _ablations(ax, names, {name: (value, total) for name, value, total in found})
-        ax.set_title(title, fontsize=10.5, loc="left")
-        shown = (
-            [name.removeprefix(CONTROL) for name in names] if ax is grid[0] else [""] * len(names)
-        )
-        ax.set_yticklabels(shown)
-    if controls:
-        grid[0].get_yticklabels()[len(tested)].set_fontweight("bold")
-    caption = " ".join(_told(title, found) for title, found in measures.items())
-    return finish(figure, caption, CONTROLS_KEY if controls else "")
-
-
-def _ablations(ax: Axes, names: Sequence[str], found: Mapping[str, tuple[float, float]]) -> None:
-    """Bars with their numbers at the end; a control far below the first has an ✗."""
-    first = found[names[0]][0] / found[names[0]][1]
+    if not rows:
+        raise ValueError("no rows: the first one is what the others are compared with")
+    for name, value in rows:
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name!r}: a probability is from 0 to 1, got {value}")
+    names, values = zip(*rows, strict=True)
+    first = values[0]
+    figure, (ax,) = panels(9.0, 0.34 * len(names) + 1.2)
     rows_of_bars(ax, names, 1.3)
+    ax.set_title(title, fontsize=10.5, loc="left")
     ax.set_ylim(top=-1.1)  # room for what the dotted line is
     ax.text(first - 0.01, -0.62, f"dotted: {names[0]}", ha="right", color=QUIET, fontsize=9)
-    for place, name in enumerate(names):
-        if name not in found:  # the title of the controls
-            ax.axhline(place - 0.5, color=RULE, linewidth=1)
-            continue
-        value, total = found[name]
-        fails = name in _not_harmless(found)
-        look: dict[str, Any] = {"edgecolor": QUIET, **HATCH} if name.startswith(CONTROL) else {}
-        bar = ax.barh([place], [value / total], height=0.66, **(look or {"color": BLUE}))
-        ink: dict[str, Any] = {"color": RED, "fontweight": "bold"} if fails else {"color": INK}
-        words = "✗ " * fails + _result(value, total)
-        over = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # the dotted line
-        label_bars(ax, bar, [words], bbox=over, **ink)
+    bars = ax.barh(range(len(rows)), values, height=0.66, color=BLUE)
+    results = [percent(value) for value in values]
+    over = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # the dotted line
+    label_bars(ax, bars, results, bbox=over, color=INK)
     ax.axvline(first, color=INK, linewidth=1, linestyle=":", zorder=0)
     ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     ax.spines[["left"]].set_visible(False)
     ax.spines["bottom"].set_bounds(0, 1)
-
-
-def _not_harmless(found: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The controls that leave much less than the first row has."""
-    most, _ = next(iter(found.values()))
-    return [
-        name
-        for name, (value, _) in found.items()
-        if name.startswith(CONTROL) and value < HARMLESS * most
-    ]
-
-
-def _told(title: str, rows: Sequence[Ablation]) -> str:
-    """One measure in a sentence: all rows, and the controls that failed."""
-    each = [f"{_result(value, total)} ({name})" for name, value, total in rows]
-    said = f"{title[0].upper()}{title[1:]}: {', '.join(each)}"
-    if any(name.startswith(CONTROL) for name, *_ in rows):
-        failed = _not_harmless({name: (value, total) for name, value, total in rows})
-        who = listed(name.removeprefix(CONTROL) for name in failed) or "none"
-        said += f"; controls that change much (✗): {who}"
-    return said + "."
-
-
-def _result(value: float, total: float) -> str:
-    """A probability as per cents, hits as such."""
-    return percent(value) if total == 1 else f"{value:.0f} of {total:.0f}"
+    each = ", ".join(f"{result} ({name})" for name, result in zip(names, results, strict=True))
+    return finish(figure, f"{title[0].upper()}{title[1:]}: {each}.")
