@@ -44,7 +44,12 @@ Scale = list[list[tuple[float, float]]]  # per layer, of K and of V: low and hig
 
 
 def cells_scene(
-    now: CellsSnapshot, changes: Changes, title: str, scale: Scale, num_texts: int = 0
+    now: CellsSnapshot,
+    changes: Changes,
+    title: str,
+    scale: Scale,
+    num_texts: int = 0,
+    most_layers: int = MAX_LAYERS,
 ) -> Sheet:
     """Table, K and V, the sequences' texts below, and the key; hovering tells of each cell.
 
@@ -52,14 +57,15 @@ def cells_scene(
     """
     if len(now.rows) > MAX_CELLS:
         raise ValueError(f"{len(now.rows)} cells are too many to be seen: draw at most {MAX_CELLS}")
-    return _CellSheet(now, changes, title, scale, num_texts)
+    layers = shown_layers(now, min(most_layers, MAX_LAYERS))
+    return _CellSheet(now, changes, title, scale, num_texts, layers)
 
 
-def shown_layers(now: CellsSnapshot) -> list[int]:
-    """All layers, or the first three and the last."""
-    if now.num_layers <= MAX_LAYERS:
+def shown_layers(now: CellsSnapshot, most: int) -> list[int]:
+    """All layers, or the first ones and the last: so many."""
+    if now.num_layers <= most:
         return list(range(now.num_layers))
-    return [*range(MAX_LAYERS - 1), now.num_layers - 1]
+    return [*range(most - 1), now.num_layers - 1]
 
 
 def heat_scale(moments: Sequence[CellsSnapshot]) -> Scale:
@@ -112,10 +118,15 @@ class _CellSheet(Sheet):
     """The picture of one moment of the cells."""
 
     def __init__(
-        self, now: CellsSnapshot, changes: Changes, title: str, scale: Scale, num_texts: int
+        self,
+        now: CellsSnapshot,
+        changes: Changes,
+        title: str,
+        scale: Scale,
+        num_texts: int,
+        layers: Sequence[int],
     ) -> None:
-        self.now, self.changes, self.scale = now, changes, scale
-        self.layers = shown_layers(now)
+        self.now, self.changes, self.scale, self.layers = now, changes, scale, layers
         self.places = Places(len(now.rows), len(self.layers), now.heat.shape[-1])
         texts = TOP + self.places.table.height(len(now.rows)) + 22
         floor = texts + TEXT * min(MAX_TEXTS, max(len(now.seq_ids), num_texts))

@@ -24,7 +24,8 @@ from tutorial_engine.viz.parts import (
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 
 TITLE = "Pages: logical blocks, block tables, and the pool"
-MAX_BLOCKS, MAX_SIZE, TALLEST = 32, 16, 660.0  # what can still be read; pixels
+MAX_BLOCKS, MAX_SIZE = 32, 16  # what can still be read
+TALLEST, MOST = 660.0, 840.0  # pixels of the tables, and where the smallest lines take more
 IN_LINE = 8  # tokens side by side at most
 LEFT, TOKENS, ENTRY = 52.0, 248.0, 34.0  # where logical blocks begin; widths: blocks, table entries
 TABLE = LEFT + TOKENS + 14
@@ -53,13 +54,14 @@ class SimpleBlockView:
             if any(run.is_shown(name, step) for step in shown)
         }
         entries, lines = sum(here.values()), -(-size // IN_LINE)
-        room = TALLEST - GAP * len(here)
-        fits = [line for line in LINES if entries * (lines * line + APART) <= room]
+        gaps = GAP * len(here)
+        tall = {line: entries * (lines * line + APART) + gaps for line in LINES}
+        fits = [line for line in LINES if tall[line] <= (MOST if line == LINES[-1] else TALLEST)]
         if blocks > MAX_BLOCKS or size > MAX_SIZE or not fits:
             raise ValueError(
                 f"{blocks} blocks of {size} tokens, and block tables with {entries} entries in "
                 f"all: the simple picture has room for {MAX_BLOCKS} blocks of up to {MAX_SIZE} "
-                f"tokens, and for {int(room // (lines * LINES[-1] + APART))} such entries"
+                f"tokens, and for {int((MOST - gaps) // (lines * LINES[-1] + APART))} such entries"
             )
         self.line = fits[0]  # pixels
         self.tall = lines * self.line  # of a block
