@@ -92,8 +92,8 @@ def _policies(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Film:
     runs = {name: frames_of(explorer, policy=name) for name in names}
     recorded = recorded_run(VLLM_RUN)
     for name, trace in (
-        ("vLLM itself, with a long prompt", recorded),
-        ("the one rule on the same requests", serve_again(recorded, model)),
+        ("vLLM, other requests", recorded),
+        ("this engine on those", serve_again(recorded, model)),
     ):
         run = SchedulerRun(trace, labels(trace, tokenizer))
         scene = SchedulerView(run, details=False).scene

@@ -17,6 +17,7 @@ from tutorial_engine.viz.scene import CSS, DEFS, Item, Scene, plain
 from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import escape
 
+LARGEST = 1.6  # how much larger than drawn a picture may become
 Track = list[tuple[int, str | None]]  # (from this step on, value); None: there is none
 
 
@@ -85,6 +86,7 @@ def player(
         defs=DEFS,
         font=f"{FONT}, sans-serif",
         box=escape(film["boxes"][0][1]),
+        wide=plain(LARGEST * every[0].scene.width),
         choices="".join(_choice(name, options) for name, options in choices.items()),
         caption=escape(every[start].caption),
         links=_links(links or {}),
@@ -279,13 +281,14 @@ position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
 #caption,.lead{{margin:.2rem 0 .6rem;max-width:60em}}#caption{{min-height:3em}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
-@media (max-width:720px){{#caption{{min-height:9em}}#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
+@media (max-width:720px){{main{{display:flex;flex-direction:column}}.lead{{order:1}}
+#caption{{min-height:9em}}#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
 .bar label{{font-size:0;order:-1}}.bar:not(.choice) button{{order:-1}}
 .bar button,.bar select{{font-size:1rem;padding:.25rem .45rem}}}}
 #told,.lead,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
 #play{{font-weight:600}}
-.choice{{position:static}}
+.choice{{position:static;display:inline-flex;margin-right:1.5rem}}
 .bar button,.bar select{{border:1px solid {QUIET};border-radius:6px;color:inherit}}
 .bar button,.bar select{{background:#f3f5f7}}
 .bar button:hover{{background:#e4e9ed}}
@@ -314,7 +317,8 @@ _PAGE = """<!doctype html>
 {lead}{choices}<p id="caption" aria-live="polite">{caption}</p>
 <div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
- aria-labelledby="caption">{defs}<g id="all" font-family="{font}"></g></svg>
+ aria-labelledby="caption" style="max-width:{wide}px">{defs}
+<g id="all" font-family="{font}"></g></svg>
 </div>
 <p class="keys hint">The picture is wider than this screen: swipe it,
 or turn the phone sideways.</p>
