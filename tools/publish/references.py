@@ -22,6 +22,10 @@ TREES = {
     "generation/": f"{TRANSFORMERS}/src/transformers/",
     "integrations/": f"{TRANSFORMERS}/src/transformers/",
 }
+THREADS = {  # number of a pull request → its address
+    "37307": f"{VLLM}/pull/37307",
+    "16736": f"{GITHUB}/ggml-org/llama.cpp/pull/16736",
+}
 # Words → the paper that they come from. The first mention in a text becomes a link.
 PAPERS = {
     "continuous batching": "https://www.usenix.org/conference/osdi22/presentation/yu",
@@ -40,7 +44,7 @@ KEPT = r"^```.*?^```$|^#.*?$|<a\b.*?</a>|<[^>]*>|!?\[[^\]]*\](?:\([^)]*\))?"
 FILE = rf"(?:{'|'.join(map(re.escape, TREES))})[\w./-]+\.(?:py|h|cpp|cu)\b"
 PIECE = re.compile(
     rf"(?P<kept>{KEPT})|(?<![\w/])(?P<tick>`?)(?P<file>{FILE})(?P=tick)|`[^`\n]*`"
-    rf"|\bpull request (?P<thread>\d+)|(?P<paper>\b(?:{'|'.join(map(re.escape, PAPERS))})\b)",
+    rf"|\bpull\s+request\s+(?P<thread>\d+)|(?P<paper>\b(?:{'|'.join(map(re.escape, PAPERS))})\b)",
     re.M | re.S | re.I,
 )
 
@@ -48,7 +52,8 @@ PIECE = re.compile(
 def linked(text: str, known: set[str] | None = None) -> str:
     """Markdown, or HTML that stands in it, with links to the files, threads and papers it names.
 
-    `known`: papers that are linked already; those of this text are added.
+    `known`: papers that are linked already; those of this text are added. KeyError for a pull
+    request that is not in the table.
     """
     known = set() if known is None else known
     known |= {address for address in PAPERS.values() if address in text}
@@ -59,7 +64,7 @@ def linked(text: str, known: set[str] | None = None) -> str:
             goal = next(f"{tree}{path}" for start, tree in TREES.items() if path.startswith(start))
             words = f"<code>{path}</code>"
         elif match["thread"]:
-            goal = f"{VLLM}/pull/{match['thread']}"
+            goal = THREADS[match["thread"]]
         elif match["paper"]:
             goal = PAPERS[words.lower()]
             if goal in known:
