@@ -36,6 +36,7 @@ TOP = 92.0  # of the first cell's line
 LEFT, TABLE_END, LAYERS = 62.0, 356.0, 382.0  # where the table begins and ends, and layer 0 begins
 COLUMNS = {"cell": 84.0, "pos": 124.0, "owners": 152.0, "shift": 252.0, "token": 282.0}
 GAP, MIDDLE = 20.0, 15.0  # between layers, and between K and V of one
+STRIPS = 330.0  # pixels of layers that a narrow screen shows side by side
 TEXT = 60.0  # the height of a sequence's text
 SHARED, FADED = "#eef1f3", 0.3
 FRAME: Style = {"stroke_width": 2.4, "rx": 3}
@@ -148,8 +149,9 @@ class _CellSheet(Sheet):
         self.parts.append([(LAYERS - 4, TOP - 58, 354, 20)])
         top, tall = top + 22, tall - 22
         wide = 2 * self.places.half + MIDDLE + GAP
-        for first in range(0, len(self.layers), 2):
-            x, many = LAYERS + first * wide - 6, min(2, len(self.layers) - first)
+        at_once = max(1, int(STRIPS // wide))
+        for first in range(0, len(self.layers), at_once):
+            x, many = LAYERS + first * wide - 6, min(at_once, len(self.layers) - first)
             self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
         longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
         reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)

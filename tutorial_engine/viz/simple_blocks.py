@@ -27,6 +27,7 @@ TITLE = "Pages: logical blocks, block tables, and the pool"
 MAX_BLOCKS, MAX_SIZE = 32, 16  # what can still be read
 TALLEST, MOST = 660.0, 840.0  # pixels of the tables, and where the smallest lines take more
 IN_LINE = 8  # tokens side by side at most
+NOTE = 52  # letters of a line beside a request's name
 LEFT, TOKENS, ENTRY = 52.0, 248.0, 34.0  # where logical blocks begin; widths: blocks, table entries
 TABLE = LEFT + TOKENS + 14
 ONE_COLUMN = 16  # blocks of a pool that stand below each other
@@ -202,7 +203,8 @@ class _Step(StepSheet):
         words = cut_to(name, LEFT - 18, 15, bold=True)
         self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.ink, **BOLD)
         if not table:
-            self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
+            for i, line in enumerate(textwrap.wrap(self.run.why_idle(self.step, name), NOTE)):
+                self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 * (i + 1), line)
         for index, block in enumerate(table):
             y = top + index * (self.view.tall + APART)
             places = self.view.slots((LEFT, y, 0, 0), TOKENS)
