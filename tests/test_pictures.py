@@ -382,7 +382,9 @@ VIEWS: dict[str, Callable[[], View]] = {
     "softmax 8": lambda: viz.running_softmax_picture(recorded_softmax(3, 1, 8)),
     "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
     "transplant": lambda: viz.transplant_picture(load_model(), load_tokenizer()),
-    "transplant choices": lambda: sum(transplant_runs(load_model(), load_tokenizer()), []),
+    "transplant choices": lambda: [
+        frame for run in transplant_runs(load_model(), load_tokenizer()) for frame in run
+    ],
     "matters": lambda: viz.matters_picture(
         torch.tensor([[0.0, 0.02, -0.01], [0.3, 0.965, 0.0]]), ["<s>", "$am$", "·o"], "$am$"
     ),
