@@ -14,7 +14,8 @@ from tools.publish.figures import FIGURES, MOVES, moving_pictures
 from tools.publish.players import SHOWS, show_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.moving import moving
-from tutorial_engine.viz.player import film_of, save_player, still
+from tutorial_engine.viz.player import Frame, film_of, player, save_player, still
+from tutorial_engine.viz.scene import Scene
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
@@ -128,7 +129,7 @@ def test_play_runs_to_the_end_and_pauses(
 def test_the_moving_picture_shows_each_step_of_its_player(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, motion: str
 ) -> None:
-    frames = show_of(MOVES).make(model, tokenizer).frames
+    frames = show_of(MOVES).make(model, tokenizer).runs[0]
     file = tmp_path / "moving.svg"
     words = show_of(MOVES).words
     for name, svg in moving_pictures(frames).items():
@@ -150,41 +151,46 @@ def test_the_moving_picture_shows_each_step_of_its_player(
     page.close()
 
 
-def test_tabs_show_runs_on_one_time_axis(
+def test_buttons_choose_the_run_and_the_step_stays(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
-    """Same slider, other run; a run that is over stands still; the address remembers the tab."""
-    run = show_of("scheduler").make(model, tokenizer)
-    assert run.tabs is not None
-    assert [re.findall(r": (\d+) steps$", name) for name in run.tabs] == [
-        [str(len(frames))] for frames in run.tabs.values()
+    """A shorter run shows its last step; the address remembers run and step."""
+    film = show_of("scheduler").make(model, tokenizer)
+    assert film.choices is not None
+    (names,) = film.choices.values()
+    assert [re.findall(r": (\d+) steps$", name) for name in names] == [
+        [str(len(run))] for run in film.runs
     ]
-    file = save_player(run.tabs, tmp_path / "player.html", "tabs")
-    longest = max(map(len, run.tabs.values()))
+    file = save_player(film.runs, tmp_path / "player.html", "runs", choices=film.choices)
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 900})
         page.goto(f"{file.as_uri()}#t=4")
-        for number, (name, frames) in enumerate(run.tabs.items()):
-            tab = page.get_by_role("button", name=name)
-            tab.click()
-            expect(tab).to_have_attribute("aria-pressed", "true")
-            assert page.locator("[data-run][aria-pressed=true]").count() == 1
+        for number, (name, frames) in enumerate(zip(names, film.runs, strict=True)):
+            button = page.get_by_role("button", name=name)
+            button.focus()
+            page.keyboard.press("Enter")
+            expect(button).to_have_attribute("aria-pressed", "true")
+            assert page.locator(".choice [aria-pressed=true]").count() == 1
             expect(page.locator("#caption")).to_have_text(frames[4].caption)
-            expect(page.locator("#told")).to_have_text(f"step 4 of {longest - 1}")
+            expect(page.locator("#told")).to_have_text(f"step 4 of {len(frames) - 1}")
             assert page.url.endswith(f"#t=4&v={number}" if number else "#t=4")
             shown = page.evaluate("""() => [...document.querySelectorAll("#all > text")]
                 .filter(one => one.getAttribute("display") !== "none")
                 .map(one => one.textContent)""")
             wanted = [item.text for item in frames[4].scene.items.values() if item.text]
             assert sorted(filter(None, shown)) == sorted(wanted), name
-            page.evaluate("last => go(last)", longest - 1)
+            page.evaluate("go(99)")
             expect(page.locator("#caption")).to_have_text(frames[-1].caption)
             page.evaluate("go(4)")
             if width < 700:
                 assert page.locator(".parts").count() > 0
+        page.get_by_role("button", name=names[3]).click()
+        page.keyboard.press("End")
+        page.get_by_role("button", name=names[0]).click()
+        expect(page.locator("#caption")).to_have_text(film.runs[0][-1].caption)
         page.goto(f"{file.as_uri()}#t=2&v=3")
         page.reload()
-        expect(page.locator("#caption")).to_have_text(list(run.tabs.values())[3][2].caption)
+        expect(page.locator("#caption")).to_have_text(film.runs[3][2].caption)
         page.close()
 
 
@@ -212,56 +218,64 @@ UNSEEN = """() => {
 def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    frames = show_of(name).make(model, tokenizer).frames
-    file = save_player(frames, tmp_path / "player.html", name)
+    film = show_of(name).make(model, tokenizer)
+    words = {"lead": show_of(name).words, "choices": film.choices}
+    file = save_player(film.runs, tmp_path / "player.html", name, **words)
     context = browser.new_context(
         has_touch=True, is_mobile=True, viewport={"width": 390, "height": 780}
     )
     page = context.new_page()
-    page.goto(f"{file.as_uri()}#t=0")
-    assert not page.get_by_text("swipe it").is_visible()
-    assert not page.get_by_text("Keys:").is_visible()
-    for step in (0, 1, len(frames) // 3, len(frames) // 2, len(frames) - 1):
-        page.evaluate("step => go(step)", step)
-        unseen, scale = page.evaluate(UNSEEN)
-        assert unseen == [] and scale > 0.6, f"step {step}"
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        bar = page.locator("#on").bounding_box()
-        assert bar and bar["y"] + bar["height"] <= 780
-    page.locator("#back").tap()
-    expect(page.locator("#caption")).to_have_text(frames[-2].caption)
+    for number, frames in enumerate(film.runs):
+        page.goto("about:blank")
+        page.goto(f"{file.as_uri()}#t=0&v={number}")
+        assert not page.get_by_text("swipe it").is_visible()
+        assert not page.get_by_text("Keys:").is_visible()
+        for step in (0, 1, len(frames) // 3, len(frames) // 2, len(frames) - 1):
+            page.evaluate("step => go(step)", step)
+            unseen, scale = page.evaluate(UNSEEN)
+            assert unseen == [] and scale > 0.6, f"step {step} of run {number}"
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            bar = page.locator("#on").bounding_box()
+            assert bar and bar["y"] + bar["height"] <= 780
+        page.locator("#back").tap()
+        expect(page.locator("#caption")).to_have_text(frames[-2].caption)
     assert barriers(page) == []
     context.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_frame_is_chosen_by_lists_with_mouse_and_keyboard(
+def test_several_controls_choose_one_run(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, width: int
 ) -> None:
-    run = show_of("transplant").make(model, tokenizer)
-    assert run.choices
-    file = tmp_path / "player.html"
-    save_player(run.frames, file, "transplant", start=run.start, choices=run.choices)
+    film = show_of("transplant").make(model, tokenizer)
+    file = save_player(film.runs, tmp_path / "player.html", "transplant", choices=film.choices)
     page = browser.new_page(viewport={"width": width, "height": 780})
-    page.goto(file.as_uri())
-    caption, lists = page.locator("#caption"), page.locator(".choices select")
+    page.goto(f"{file.as_uri()}#t=2")
+    caption = page.locator("#caption")
     expect(caption).to_contain_text("the one that it told before")
-    lists.nth(1).select_option("V")
+    page.keyboard.press("ArrowRight")  # the last layer
     expect(caption).to_contain_text("The screen says Kamo, and the story is that of Kumo")
-    lists.nth(2).focus()
-    page.keyboard.press("ArrowUp")  # layer 2
+    page.get_by_role("button", name="K", exact=True).click()
     expect(caption).to_contain_text("the one that it told before")
-    lists.nth(0).select_option(index=1)
-    page.locator("#on").click()
+    page.get_by_role("button", name="K and V").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Kumo gets").click()
     expect(caption).to_contain_text("The screen says Kumo, and the story is that of Kamo")
-    chosen = [lists.nth(i).evaluate("list => list.selectedIndex") for i in range(3)]
-    assert chosen == [1, 1, 3] and page.url.endswith("#t=23")
-    page.locator("#view").focus()
-    page.keyboard.press("Home")
-    assert [lists.nth(i).evaluate("list => list.selectedIndex") for i in range(3)] == [0, 0, 0]
+    chosen = page.locator(".choice [aria-pressed=true]").all_text_contents()
+    assert chosen == ["Kumo gets Kamo's", "K and V"] and page.url.endswith("#t=3&v=5")
     assert barriers(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
+
+
+def test_a_title_that_the_page_says_is_not_drawn_again() -> None:
+    def page_of(words: str) -> str:
+        scene = Scene(200, 60)
+        scene.text("title", 0, 20, words)
+        return player([[Frame(scene, "a step")]], "Pages: a game", lead="Blocks change hands.")
+
+    assert "who has which" not in page_of("Pages: who has which")
+    assert "step 3" in page_of("step 3: a block")
 
 
 def test_a_player_without_parts_is_swiped(

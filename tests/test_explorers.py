@@ -351,8 +351,8 @@ def test_no_text_gets_out_of_a_player(words: str) -> None:
     scene = Scene(100, 30)
     scene.text("n", 4, 20, words)
     scene.rect(words, (0, 0, 5, 5), words, tip=words)
-    page = player([Frame(scene, words)], words)
-    plain_page = player([Frame(Scene(100, 30), "a")], "a")
+    page = player([[Frame(scene, words)]], words)
+    plain_page = player([[Frame(Scene(100, 30), "a")]], "a")
     assert page.count("<") - plain_page.count("<") == 0, "no tag more than without it"
     film = json.loads(page.split('id="film">')[1].split("</script>")[0])
     assert film["captions"] == [words] and still(film, 0)[1].tip == words

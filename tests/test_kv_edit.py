@@ -15,7 +15,7 @@ from tutorial_engine.learn.own_cache import MyCache
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.kv_edit_view import transplant, transplant_choices, transplant_frames
+from tutorial_engine.viz.kv_edit_view import transplant, transplant_choices, transplant_runs
 from tutorial_engine.viz.player import player
 
 KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
@@ -75,16 +75,16 @@ def test_an_edit_below_the_last_layer_has_no_reference(
         edited_paths(model, exchange(model, tokenizer, "v", layer=1))
 
 
-def test_a_player_has_a_frame_for_each_way_to_choose(
+def test_a_player_has_a_run_for_each_way_to_choose(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
-    frames, choices = transplant_frames(model, tokenizer), transplant_choices(4)
-    at = [*itertools.product(*choices.values())].index(("Kamo gets Kumo's", "V", "3"))
-    assert "The screen says Kamo, and the story is that of Kumo" in frames[at].caption
-    assert sum("The screen says" in frame.caption for frame in frames) == 7
-    assert 'aria-label="exchange"' in player(frames, "", choices=choices)
-    with pytest.raises(ValueError, match="not one for each way"):
-        player(frames[1:], "", choices=choices)
+    runs, choices = transplant_runs(model, tokenizer), transplant_choices()
+    at = [*itertools.product(*choices.values())].index(("Kamo gets Kumo's", "V"))
+    assert "The screen says Kamo, and the story is that of Kumo" in runs[at][3].caption
+    assert sum("The screen says" in frame.caption for run in runs for frame in run) == 7
+    assert 'aria-label="exchange"' in player(runs, "", choices=choices)
+    with pytest.raises(ValueError, match="5 runs, and 6 ways to choose"):
+        player(runs[1:], "", choices=choices)
     with pytest.raises(ValueError, match="as many tokens"):
         transplant(model, tokenizer, (KAMO, f"{KUMO}."))
 

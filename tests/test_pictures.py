@@ -102,7 +102,7 @@ from tutorial_engine.viz.cell_steps import take_snapshot
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
-from tutorial_engine.viz.kv_edit_view import transplant_frames
+from tutorial_engine.viz.kv_edit_view import transplant_runs
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
@@ -365,7 +365,9 @@ VIEWS: dict[str, Callable[[], View]] = {
     "softmax 8": lambda: viz.running_softmax_picture(recorded_softmax(3, 1, 8)),
     "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
     "transplant": lambda: viz.transplant_picture(load_model(), load_tokenizer()),
-    "transplant choices": lambda: transplant_frames(load_model(), load_tokenizer()),
+    "transplant choices": lambda: [
+        frame for run in transplant_runs(load_model(), load_tokenizer()) for frame in run
+    ],
     "matters": lambda: viz.matters_picture(
         torch.tensor([[0.0, 0.02, -0.01], [0.3, 0.965, 0.0]]), ["<s>", "$am$", "·o"], "$am$"
     ),

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tools.publish import cheat_sheet, lesson_pages, site
 from tools.publish.build import LESSONS
 from tools.publish.players import SHOWS
+from tools.publish.references import linked
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.scheduler_explorer import CLASSES
 
@@ -35,7 +36,7 @@ def test_each_word_of_the_glossary_links_to_a_heading_that_exists() -> None:
 
 
 def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
-    assert site.cards().count("<iframe") == len(site.home_shows()) == 4
+    assert site.cards().count("<iframe") == len(site.HOME) == 4
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
     with pytest.raises(KeyError, match="nobody"):
         site.filled("<!-- nobody -->", {})
@@ -49,7 +50,30 @@ def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> 
     assert "(architecture.md)" in readme and "(lessons/01_attention_rope.ipynb)" in readme
     assert f"({site.REPOSITORY}/tree/HEAD/examples)" in readme
     lesson = site.localised(ROOT / "docs" / "teaching" / "05.md")
-    assert '<a href="../players/pages-shared.html#t=8">' in lesson
+    assert '<a href="../players/preemption.html#t=7">' in lesson
+
+
+def test_what_a_text_names_can_be_opened() -> None:
+    """Files, a thread and papers, each paper once; nothing in code, headings, links and tags."""
+    known = set[str]()
+    text = linked("`vllm/v1/engine/core.py`: look. PagedAttention, and PagedAttention.", known)
+    file, paper = re.findall('href="([^"]+)"', text)
+    assert file == "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/v1/engine/core.py"
+    assert paper in known and "<code>vllm/v1/engine/core.py</code></a>: look." in text
+    assert 'vllm/pull/37307">pull request 37307</a>' in linked("see pull request 37307")
+    for kept in (
+        "PagedAttention once more",
+        "# FlashAttention",
+        "[FlashAttention](a.md)",
+        "`FlashAttention()`",
+        "```\nvllm/v1/engine/core.py\n```",
+        "tools/vllm/serve.py",
+        '<a href="b">FlashAttention</a>',
+    ):
+        assert linked(kept, known) == kept
+    reading = (ROOT / "docs" / "reading-on.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|h|cpp))`", reading)
+    assert len(files) > 15 and all(f'/{one}">' in linked(reading) for one in files)
 
 
 def test_what_a_player_promises_is_seen_in_it() -> None:
@@ -61,7 +85,8 @@ def test_what_a_player_promises_is_seen_in_it() -> None:
         "cache": ["prefill"],
         "softmax": ["multiplied by", "✔"],
         "scheduler": ["nobody joins before A is done", "A stalls"],
-        "pages-shared": ["stored once for A and B", "C waits since step", "B waits since step"],
+        "sharing": ["stored once for A and B"],
+        "preemption": ["C waits since step", "B waits since step"],
         "cells": ["belong to both"],
     }
     for name, words in promised.items():
@@ -297,12 +322,11 @@ def test_every_page_opens_from_disk_and_shuts_out_nobody(
 @pytest.mark.browser
 def test_what_shuts_somebody_out_is_found(built: Path, offline: BrowserContext) -> None:
     page, _ = watched(offline)
-    player = (built / "players" / SHOWS[0].file).as_uri()
-    page.goto(f"{player}?card")
+    page.goto((built / "players" / f"{site.HOME[0]}-card.html").as_uri())
     assert barriers(page) == []
     page.evaluate("document.getElementById('play').textContent = ''")
     assert any(one.startswith("button-name") for one in barriers(page))
-    page.goto(player)
+    page.goto((built / "players" / SHOWS[0].file).as_uri())
     page.evaluate("document.getElementById('caption').style.color = '#ccc'")
     for only in ((), APPEARANCE):
         assert any(one.startswith("color-contrast") for one in barriers(page, only))
@@ -339,7 +363,7 @@ def test_the_first_page_moves_where_it_may_and_fits_a_phone(
     page.goto((built / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     frames = page.locator("iframe").all()
-    assert len(frames) == len(site.home_shows())
+    assert len(frames) == len(site.HOME)
     for frame in frames:
         frame.scroll_into_view_if_needed()
         inside = frame.content_frame

@@ -70,7 +70,7 @@ def moving_pictures(frames: Sequence[Frame]) -> dict[str, str]:
 
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell, and the readme's moving picture."""
-    frames = show_of(MOVES).make(load_model(), load_tokenizer()).frames
+    frames = show_of(MOVES).make(load_model(), load_tokenizer()).runs[0]
     for file, svg in moving_pictures(frames).items():
         (FIGURES / file).write_text(svg, encoding="utf-8")
         print(f"figures/{file}: {show_of(MOVES).words}")

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.lab.vllm import recorded_run, serve_again
 from tutorial_engine.learn.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -20,33 +21,35 @@ from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_frames
+from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_runs
 from tutorial_engine.viz.player import Card, Frame, save_player
+from tutorial_engine.viz.recorded import labels
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
+from tutorial_engine.viz.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.scheduler_view import SchedulerView
 from tutorial_engine.viz.softmax_view import record_softmax, softmax_frames
 
 PLAYERS = NOTEBOOKS.parent / "build" / "players"
 PROMPTS = ("Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day")
 NEW_TOKENS = (6, 3, 5)  # that they want
+VLLM_RUN = "long_prompt"  # one that vLLM decided, with other requests
 
 
-class Run(NamedTuple):
-    """What a player is made of: its frames, what a step is called, where it starts.
+class Film(NamedTuple):
+    """What a player is made of: its runs, what a step is called, where it starts.
 
-    `tabs`: several runs by their names, of which `frames` are the first; None: there is one.
+    `choices`: control -> its options; there is a run for each way to choose.
     """
 
-    frames: Sequence[Frame]
+    runs: Sequence[Sequence[Frame]]
     step_name: str = "step"
     start: int = 0
-    choices: Mapping[str, Sequence[str]] | None = None  # lists to choose a frame by
-    tabs: Mapping[str, Sequence[Frame]] | None = None
+    choices: Mapping[str, Sequence[str]] | None = None
 
     def captions(self) -> str:
         """All that it says."""
-        every = self.tabs.values() if self.tabs else [self.frames]
-        return " ".join(frame.caption for frames in every for frame in frames)
+        return " ".join(frame.caption for run in self.runs for frame in run)
 
 
 class Show(NamedTuple):
@@ -60,7 +63,7 @@ class Show(NamedTuple):
     words: str
     lesson: str
     heading: str
-    make: Callable[[Qwen3ForCausalLM, Tokenizer], Run]
+    make: Callable[[Qwen3ForCausalLM, Tokenizer], Film]
     card: Card | None = None
 
     @property
@@ -69,22 +72,40 @@ class Show(NamedTuple):
         return f"{self.name}.html"
 
 
-def run_of(explorer: Explorer, start: int = 0, **knobs: Any) -> Run:
+def frames_of(explorer: Explorer, **knobs: Any) -> list[Frame]:
     """All steps of an explorer, its knobs turned."""
     if knobs:
         explorer.set(**knobs)
     steps = range(explorer.num_steps)
-    frames = [Frame(explorer.scene(step), explorer.caption(step)) for step in steps]
-    return Run(frames, explorer.step_name, start)
+    return [Frame(explorer.scene(step), explorer.caption(step)) for step in steps]
 
 
-def _policies(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Run:
-    """The same three requests in two places, under each policy; our own rule first."""
+def film_of(explorer: Explorer, start: int = 0) -> Film:
+    """The one run of an explorer as it is."""
+    return Film([frames_of(explorer)], explorer.step_name, start)
+
+
+def _policies(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Film:
+    """Three requests under each policy, ours first; then a run of vLLM, and the same one here."""
     explorer = SchedulerExplorer(model, tokenizer, PROMPTS, NEW_TOKENS, budget=12, max_num_seqs=2)
     names = sorted(CLASSES, key=lambda name: CLASSES[name] is not Scheduler)
-    runs = {name: run_of(explorer, policy=name).frames for name in names}
-    tabs = {f"{name}: {len(frames)} steps": frames for name, frames in runs.items()}
-    return Run(runs[names[0]], tabs=tabs)
+    runs = {name: frames_of(explorer, policy=name) for name in names}
+    recorded = recorded_run(VLLM_RUN)
+    for name, trace in (
+        ("vLLM, other requests", recorded),
+        ("this engine on those", serve_again(recorded, model)),
+    ):
+        run = SchedulerRun(trace, labels(trace, tokenizer))
+        scene = SchedulerView(run, details=False).scene
+        runs[name] = [Frame(scene(step), run.caption(step)) for step in range(len(run.steps))]
+    options = [f"{name}: {len(frames)} steps" for name, frames in runs.items()]
+    return Film([*runs.values()], choices={"policy": options})
+
+
+def _pages(explorer: BlockExplorer, knob: str, name: str, values: Mapping[Any, Any]) -> Film:
+    """A run for each value of a knob, with what else changes with it: value -> other knobs."""
+    runs = [frames_of(explorer, **{knob: value} | more) for value, more in values.items()]
+    return Film(runs, choices={name: [*map(str, values)]})
 
 
 SHOWS = (
@@ -95,10 +116,9 @@ SHOWS = (
         "much attention an earlier token gets.",
         "01_attention_rope",
         "The causal mask",
-        lambda m, t: run_of(
-            AttentionExplorer(m, t, "Anna had a red kite. Ben had a hat. Anna", 3, 3)
+        lambda m, t: film_of(
+            AttentionExplorer(m, t, "Anna had a red kite. Ben had a hat. Anna", 3, 5), start=8
         ),
-        Card((10, 0, 505, 546)),
     ),
     Show(
         "rope",
@@ -107,7 +127,7 @@ SHOWS = (
         "between two hands stays the same, and so does the score.",
         "01_attention_rope",
         "RoPE: position as rotation",
-        lambda *_: run_of(RopeExplorer()),
+        lambda *_: film_of(RopeExplorer()),
     ),
     Show(
         "jukebox",
@@ -116,7 +136,7 @@ SHOWS = (
         "which part it is. One story sounds right, although its logits are not.",
         "01_attention_rope",
         "The same logits as transformers",
-        lambda m, t: Run(jukebox_film(m, t, PROMPTS[0])),
+        lambda m, t: Film([jukebox_film(m, t, PROMPTS[0])]),
     ),
     Show(
         "cache",
@@ -125,40 +145,38 @@ SHOWS = (
         "request, and the keys and values of all earlier tokens are read from the cache.",
         "02_kv_cache",
         "One storage and a map",
-        lambda m, t: run_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
+        lambda m, t: film_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
         Card((0, 66, 780, 230), 0.8, phone=(336, 66, 446, 236)),
     ),
     Show(
         "transplant",
         "A memory transplant: whose story is it now?",
-        "Two texts differ in one token. Choose what the memory of one gets from the memory of the "
-        "other, and read how the story goes on. The text on the screen stays as it is.",
+        "Two texts differ in one token. Step by step another layer of its memory comes from the "
+        "other text, and at last all layers. Read whose story follows; the text on the screen "
+        "stays as it is.",
         "02_kv_cache",
         "Edit the memory",
-        lambda m, t: Run(
-            transplant_frames(m, t),
-            "choice",
-            start=3,
-            choices=transplant_choices(m.config.num_hidden_layers),
-        ),
+        lambda m, t: Film(transplant_runs(m, t), choices=transplant_choices()),
+        Card((0, 0, 560, 280), 0.6, phone=(0, 0, 476, 280)),
     ),
     Show(
         "softmax",
         "Attention block by block, with a running softmax",
-        "One query reads its blocks one after the other. When a block has a larger score, the sums "
-        "before it are corrected. The last answer is that of softmax over all tokens at once.",
+        "One query reads its blocks one after the other. When a block has a larger score, one "
+        "factor, exp(old m − new m), corrects all sums before it, so no block is read twice. The "
+        "last answer is that of softmax over all tokens at once.",
         "04_paged_cells",
         "Attention that reads the pages in place",
-        lambda m, t: Run(
-            softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1)), "blocks read"
+        lambda m, t: Film(
+            [softmax_frames(record_softmax(m, t, PROMPTS, layer=2, head=1))], "blocks read"
         ),
     ),
     Show(
         "scheduler",
-        "The scheduler: four policies",
+        "The scheduler: four policies, and vLLM",
         "Three requests share two places. With one rule a step reads prompts and decodes in the "
         "same forward, and C has the place of B in the next step. The other policies wait or stand "
-        "still.",
+        "still. The last two runs are a recording of vLLM, and this engine on the same requests.",
         "03_scheduler",
         "Four policies and their idle places",
         _policies,
@@ -167,30 +185,43 @@ SHOWS = (
     Show(
         "pages",
         "Pages: block tables and the pool",
-        "A request takes a block of four slots when it needs one. Its block table says where each "
-        "block lies in the pool. C waits until there are enough, and takes those that A has left.",
+        "A request takes a block of slots when it needs one. Its block table says where each block "
+        "lies in the pool. C waits until there are enough, and takes those that A has left.",
         "04_paged_cells",
         "The same engine, on pages",
-        lambda m, t: run_of(
-            BlockExplorer(m, t, PROMPTS[::-1], new_tokens=8, num_blocks=8, simple=True)
+        lambda m, t: _pages(
+            BlockExplorer(m, t, PROMPTS[::-1], new_tokens=8, num_blocks=8, simple=True),
+            "block_size",
+            "block size",
+            {4: {"num_blocks": 8}, 1: {"num_blocks": 32}, 16: {"num_blocks": 2}},
         ),
         Card((0, 56, 880, 430), phone=(548, 56, 330, 290)),
     ),
     Show(
-        "pages-shared",
-        "Pages: sharing and preemption",
-        "B begins with the words of A, so it uses two blocks of A. Later the pool is full: C, and "
-        "then B, gives its blocks back, waits, and is computed again.",
+        "sharing",
+        "Pages: a beginning that is shared",
+        "B begins with the words of A. With the prefix cache it uses two blocks of A, whose K and "
+        "V are there; without it B computes and stores all of them again.",
+        "05_sharing",
+        "Sharing a beginning",
+        lambda m, t: _pages(
+            BlockExplorer(
+                m, t, [PROMPTS[0], f"{PROMPTS[0]} Ben had a dog."], new_tokens=5, num_blocks=10
+            ),
+            "prefix_caching",
+            "prefix cache",
+            {"on": {}, "off": {}},
+        ),
+    ),
+    Show(
+        "preemption",
+        "Pages: memory is full",
+        "The pool is full, and a request needs a block: the one that came last gives all its "
+        "blocks back, waits, and is computed again.",
         "05_sharing",
         "Memory is full",
-        lambda m, t: run_of(
-            BlockExplorer(
-                m,
-                t,
-                [PROMPTS[0], f"{PROMPTS[0]} Ben had a dog.", PROMPTS[2]],
-                new_tokens=12,
-                num_blocks=10,
-            )
+        lambda m, t: film_of(
+            BlockExplorer(m, t, PROMPTS, new_tokens=12, num_blocks=8, simple=True)
         ),
     ),
     Show(
@@ -200,7 +231,7 @@ SHOWS = (
         "freed cell is used again at once.",
         "04_paged_cells",
         "Cells",
-        lambda m, t: run_of(CellExplorer(m, t)),
+        lambda m, t: film_of(CellExplorer(m, t, most_layers=2)),
     ),
 )
 
@@ -211,7 +242,7 @@ def show_of(name: str) -> Show:
 
 
 def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
-    """Run the engine and write all players into the folder, each with a still → the players.
+    """Run the engine and write all players and cards into the folder, with stills → the pages.
 
     `links` says which pages a player leads to: words -> address.
     """
@@ -219,21 +250,15 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
     model, tokenizer = load_model(), load_tokenizer()
     files = []
     for show in SHOWS:
-        run = show.make(model, tokenizer)
-        poster = run.frames[len(run.frames) // 2].scene.png(zoom=0.8)
+        film = show.make(model, tokenizer)
+        poster = film.runs[0][len(film.runs[0]) // 2].scene.png(zoom=0.8)
         (folder / f"{show.name}.png").write_bytes(poster)
-        files.append(
-            save_player(
-                run.tabs or run.frames,
-                folder / show.file,
-                show.title,
-                step_name=run.step_name,
-                start=run.start,
-                choices=run.choices,
-                card=show.card,
-                links=links(show) if links else None,
-            )
-        )
+        same = {"lead": show.words, "step_name": film.step_name, "start": film.start}
+        if show.card:
+            file = folder / f"{show.name}-card.html"
+            files.append(save_player(film.runs[:1], file, show.title, card=show.card, **same))
+        more = {"choices": film.choices, "links": links(show) if links else None, **same}
+        files.append(save_player(film.runs, folder / show.file, show.title, **more))
     return files
 
 

@@ -35,10 +35,11 @@ from tools.publish.lesson_pages import (
     write_answers,
 )
 from tools.publish.model_card import facts
+from tools.publish.references import linked
 from tutorial_engine.viz.tokens import escape
 
 ROOMS = (*"model sampling trace cache engine lab parallel".split(),)  # what a user calls
-HOME = (*"pages scheduler cache transplant attention".split(),)  # its first four have cards
+HOME = (*"pages scheduler cache transplant".split(),)  # whose cards it shows
 HEAD = re.compile(r"^Introduced in notebooks? .*?\. ")  # of a package: which lesson opens it
 ROOT = NOTEBOOKS.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
@@ -120,10 +121,12 @@ def glossary() -> list[Term]:
 
 def glossary_page() -> str:
     """All words with their sections and their names in other engines."""
+    first = {term.name[0].upper(): term.name for term in glossary()[::-1]}  # of each letter
     lines = [
         "# Glossary\n",
         f"{len(glossary())} words of the lessons. Each has the section that explains it. The names "
         "are those to search for in the source or the options of the other engine.\n",
+        " · ".join(f"{{term}}`{letter} <{name}>`" for letter, name in sorted(first.items())) + "\n",
         "```{glossary}",
     ]
     for term in glossary():
@@ -164,9 +167,9 @@ def links_of(show: players.Show) -> dict[str, str]:
 
 
 def cards() -> str:
-    """The moving pictures of the first page: the first four of HOME that there are."""
+    """The moving pictures of the first page."""
     parts = ['<div class="cards">']
-    for show in home_shows():
+    for show in map(players.show_of, HOME):
         assert show.card is not None
         _, _, wide, tall = show.card.box
         _, _, small, high = show.card.phone or show.card.box
@@ -175,20 +178,11 @@ def cards() -> str:
         ratios = f"--tall: {tall / wide:.3f}; --small: {high / small:.3f}"
         parts.append(
             f'<section class="{look}" style="{ratios}"><h2>{title}</h2>'
-            f'<div class="strip"><iframe src="{file}?card" title="{title}" loading="lazy"></iframe>'
-            "</div>"
+            f'<div class="strip"><iframe src="players/{show.name}-card.html" title="{title}" '
+            'loading="lazy"></iframe></div>'
             f'<p>{words}</p><p><a href="{file}">Step through it</a></p></section>'
         )
     return "\n".join([*parts, "</div>"])
-
-
-def home_shows() -> list[players.Show]:
-    """The players whose cards stand on the first page."""
-    known = {show.name: show for show in players.SHOWS if show.card}
-    ours = (
-        next((one for name, one in known.items() if name.startswith(want)), None) for want in HOME
-    )
-    return [show for show in ours if show is not None][:4]
 
 
 def lessons_list(folder: str) -> str:
@@ -361,9 +355,13 @@ def teaching_tree() -> str:
 
 def write_lesson(page: Page, lesson: Lesson, folder: Path) -> None:
     """A sitting's page, with the ways out below its title, and the players of its sections."""
+    known = set[str]()  # papers that the page has linked
     for number, cell in enumerate(page.notebook.cells):
-        if cell.cell_type == "markdown":
-            cell.source = beside(with_players(cell.source, lesson))
+        for output in cell.get("outputs", []):
+            if "text/html" in output.get("data", {}):
+                output.data["text/html"] = linked(output.data["text/html"], known)
+        if cell.cell_type == "markdown" and not cell.source.startswith('<div class="ask"'):
+            cell.source = linked(beside(with_players(cell.source, lesson)), known)
             if number == 0:
                 cell.source = re.sub(
                     r"\A(# .+)$", rf"\1\n\n{bridge(lesson)}\n", cell.source, flags=re.M
@@ -441,7 +439,7 @@ def localised(path: Path) -> str:
             return f"{words}({REPOSITORY}/{kind}/HEAD/{goal.relative_to(ROOT)})"
         return words.removeprefix("[").removesuffix("]")
 
-    return LINK.sub(mend, path.read_text(encoding="utf-8"))
+    return linked(LINK.sub(mend, path.read_text(encoding="utf-8")))
 
 
 def build(source: Path, out: Path) -> None:

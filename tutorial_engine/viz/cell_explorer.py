@@ -20,7 +20,7 @@ from tutorial_engine.viz.cell_steps import (
     find_changes,
     take_snapshot,
 )
-from tutorial_engine.viz.cell_view import MAX_CELLS, Scale, cells_scene, heat_scale
+from tutorial_engine.viz.cell_view import MAX_CELLS, MAX_LAYERS, Scale, cells_scene, heat_scale
 from tutorial_engine.viz.explorer import Explorer, button, number, text
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import token_names, visible
@@ -118,10 +118,12 @@ class CellExplorer(Explorer):
         text: str = "How are you",
         num_cells: int = 8,
         script: Sequence[Operation] | None = None,
+        most_layers: int = MAX_LAYERS,
     ) -> None:
         if not 1 <= num_cells <= MAX_CELLS:
             raise ValueError(f"give 1 to {MAX_CELLS} cells, more cannot be seen; got {num_cells}")
         self.model, self.tokenizer, self.num_cells = model, tokenizer, num_cells
+        self.most_layers = most_layers
         count = len(tokenizer.encode(text).ids)
         if count < 2 and script is None:
             raise ValueError(f"the story needs a text of at least 2 tokens, {text!r} has {count}")
@@ -149,7 +151,8 @@ class CellExplorer(Explorer):
         """Table, K and V after the step's operation, with what it changed outlined."""
         one = self.steps[step]
         title = f"step {step} of {self.num_steps - 1} · {one.done}"
-        return cells_scene(one.cells, one.changes, title, self._scale, self._num_texts)
+        texts, layers = self._num_texts, self.most_layers
+        return cells_scene(one.cells, one.changes, title, self._scale, texts, layers)
 
     def caption(self, step: int) -> str:
         """What was done, what changed by it, and what the cells hold."""

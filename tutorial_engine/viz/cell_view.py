@@ -36,6 +36,7 @@ TOP = 92.0  # of the first cell's line
 LEFT, TABLE_END, LAYERS = 62.0, 356.0, 382.0  # where the table begins and ends, and layer 0 begins
 COLUMNS = {"cell": 84.0, "pos": 124.0, "owners": 152.0, "shift": 252.0, "token": 282.0}
 GAP, MIDDLE = 20.0, 15.0  # between layers, and between K and V of one
+STRIPS = 330.0  # pixels of layers that a narrow screen shows side by side
 TEXT = 60.0  # the height of a sequence's text
 SHARED, FADED = "#eef1f3", 0.3
 FRAME: Style = {"stroke_width": 2.4, "rx": 3}
@@ -44,7 +45,12 @@ Scale = list[list[tuple[float, float]]]  # per layer, of K and of V: low and hig
 
 
 def cells_scene(
-    now: CellsSnapshot, changes: Changes, title: str, scale: Scale, num_texts: int = 0
+    now: CellsSnapshot,
+    changes: Changes,
+    title: str,
+    scale: Scale,
+    num_texts: int = 0,
+    most_layers: int = MAX_LAYERS,
 ) -> Sheet:
     """Table, K and V, the sequences' texts below, and the key; hovering tells of each cell.
 
@@ -52,14 +58,15 @@ def cells_scene(
     """
     if len(now.rows) > MAX_CELLS:
         raise ValueError(f"{len(now.rows)} cells are too many to be seen: draw at most {MAX_CELLS}")
-    return _CellSheet(now, changes, title, scale, num_texts)
+    layers = shown_layers(now, min(most_layers, MAX_LAYERS))
+    return _CellSheet(now, changes, title, scale, num_texts, layers)
 
 
-def shown_layers(now: CellsSnapshot) -> list[int]:
-    """All layers, or the first three and the last."""
-    if now.num_layers <= MAX_LAYERS:
+def shown_layers(now: CellsSnapshot, most: int) -> list[int]:
+    """All layers, or the first ones and the last: so many."""
+    if now.num_layers <= most:
         return list(range(now.num_layers))
-    return [*range(MAX_LAYERS - 1), now.num_layers - 1]
+    return [*range(most - 1), now.num_layers - 1]
 
 
 def heat_scale(moments: Sequence[CellsSnapshot]) -> Scale:
@@ -112,10 +119,15 @@ class _CellSheet(Sheet):
     """The picture of one moment of the cells."""
 
     def __init__(
-        self, now: CellsSnapshot, changes: Changes, title: str, scale: Scale, num_texts: int
+        self,
+        now: CellsSnapshot,
+        changes: Changes,
+        title: str,
+        scale: Scale,
+        num_texts: int,
+        layers: Sequence[int],
     ) -> None:
-        self.now, self.changes, self.scale = now, changes, scale
-        self.layers = shown_layers(now)
+        self.now, self.changes, self.scale, self.layers = now, changes, scale, layers
         self.places = Places(len(now.rows), len(self.layers), now.heat.shape[-1])
         texts = TOP + self.places.table.height(len(now.rows)) + 22
         floor = texts + TEXT * min(MAX_TEXTS, max(len(now.seq_ids), num_texts))
@@ -137,8 +149,9 @@ class _CellSheet(Sheet):
         self.parts.append([(LAYERS - 4, TOP - 58, 354, 20)])
         top, tall = top + 22, tall - 22
         wide = 2 * self.places.half + MIDDLE + GAP
-        for first in range(0, len(self.layers), 2):
-            x, many = LAYERS + first * wide - 6, min(2, len(self.layers) - first)
+        at_once = max(1, int(STRIPS // wide))
+        for first in range(0, len(self.layers), at_once):
+            x, many = LAYERS + first * wide - 6, min(at_once, len(self.layers) - first)
             self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
         longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
         reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)

@@ -154,7 +154,7 @@ class Explorer:
         ValueError for a folder that is not there.
         """
         frames = [Frame(self.scene(step), self.caption(step)) for step in range(self.num_steps)]
-        return save_player(frames, path, self.title, step_name=self.step_name, start=self.step)
+        return save_player([frames], path, self.title, step_name=self.step_name, start=self.step)
 
     @property
     def page(self) -> str:

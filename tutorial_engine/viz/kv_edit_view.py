@@ -22,7 +22,7 @@ from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import listed, numbered
 
 TEXTS = ("Kamo had an old coat.", "Kumo had an old coat.")
-PARTS = {"K": "k", "V": "v", "K and V": "kv"}  # as a reader chooses them
+PARTS = {"V": "v", "K": "k", "K and V": "kv"}  # as a reader chooses them
 WIDE, CELL = 560.0, 58.0
 SIDE = 88.0  # of the labels in front of the rows of a map
 
@@ -138,24 +138,25 @@ def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture
     return transplant_scene(edit).picture(transplant_caption(edit))
 
 
-def transplant_choices(num_layers: int) -> dict[str, list[str]]:
-    """What a reader of the player chooses: control -> options."""
-    layers = [*map(str, range(num_layers)), "all"]
+def transplant_choices() -> dict[str, list[str]]:
+    """What a reader of the player chooses beside the layer: control -> options."""
     names = [text.split()[0] for text in TEXTS]
     texts = [f"{a} gets {b}'s" for a, b in (names, names[::-1])]
-    return {"memory": texts, "exchange": [*PARTS], "layer": layers}
+    return {"memory": texts, "exchange": [*PARTS]}
 
 
-def transplant_frames(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Frame]:
-    """All that can be chosen, the last control turning fastest."""
+def transplant_runs(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[list[Frame]]:
+    """A run for each way to choose, the last control turning fastest: layer by layer, then all."""
     layers = range(model.config.num_hidden_layers)
-    found = []
-    for texts, which, of in itertools.product(
-        (TEXTS, TEXTS[::-1]), PARTS.values(), [*((n,) for n in layers), tuple(layers)]
-    ):
+
+    def frame(texts: tuple[str, str], of: Sequence[int], which: str) -> Frame:
         edit = transplant(model, tokenizer, texts, of, which)
-        found.append(Frame(transplant_scene(edit), transplant_caption(edit)))
-    return found
+        return Frame(transplant_scene(edit), transplant_caption(edit))
+
+    return [
+        [frame(texts, of, which) for of in (*((n,) for n in layers), layers)]
+        for texts, which in itertools.product((TEXTS, TEXTS[::-1]), PARTS.values())
+    ]
 
 
 # -- what matters ---------------------------------------------------------------------------------

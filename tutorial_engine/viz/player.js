@@ -6,11 +6,10 @@ const byId = (id) => document.getElementById(id);
 const make = (tag) => document.createElementNS(SVG, tag);
 const [stage, all, view, caption, slider, told, play, speed] =
   ["stage", "all", "view", "caption", "slider", "told", "play", "speed"].map(byId);
-const last = film.size - 1, tabs = document.querySelectorAll("[data-run]");
-const card = new URLSearchParams(location.search).has("card") ? film.card : undefined;
+const controls = [...document.querySelectorAll(".choice")].map((one) => [...one.querySelectorAll("button")]);
+const card = film.card;
 const narrow = matchMedia("(max-width: 720px)"), cuts = [];
-const chosen = [...document.querySelectorAll(".choices select")];
-let step = -1, timer = null, rest = 0, run_shown = 0;  // runs lie one behind the other in the film
+let step = -1, last = 0, timer = null, rest = 0, run_shown = 0;
 
 // A track is [[step, value], ...]: the value holds from its step on; null takes the attribute away.
 const parts = film.items.map(({ tag, tracks, tip }) => {
@@ -50,8 +49,9 @@ function put(part, name, value) {
 }
 
 function show(wanted) {
+  slider.max = last = film.sizes[run_shown] - 1;
   step = Math.min(Math.max(wanted, 0), last);
-  const now = run_shown * film.size + step;
+  const now = film.sizes.slice(0, run_shown).reduce((sum, size) => sum + size, step);  // one behind the other
   for (const part of parts) {
     for (const [name, track] of part.tracks) put(part, name, at(track, now));
     if (part.tip) {
@@ -66,11 +66,10 @@ function show(wanted) {
   stage.setAttribute("viewBox", card ? card.boxes[Number(innerWidth < 480)] : at(film.boxes, now));
   for (const [cut, boxes] of cuts) cut.setAttribute("viewBox", at(boxes, step));
   caption.textContent = film.captions[now];
-  for (const tab of tabs) tab.setAttribute("aria-pressed", String(Number(tab.dataset.run) === run_shown));
-  chosen.reduceRight((rest, list) => {  // the last list turns fastest
-    list.selectedIndex = rest % list.length;
-    return Math.floor(rest / list.length);
-  }, step);
+  controls.reduceRight((way, options) => {  // the last control turns fastest
+    options.forEach((one, i) => one.setAttribute("aria-pressed", String(i === way % options.length)));
+    return Math.floor(way / options.length);
+  }, run_shown);
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${film.step_name} ${step} of ${last}`);
   told.textContent = `${film.step_name} ${step} of ${last}`;
@@ -151,24 +150,23 @@ for (const name of ["first", "back", "on", "end"]) {
 }
 play.addEventListener("click", toggle);
 slider.addEventListener("input", () => { run(false); go(Number(slider.value)); });
-for (const list of chosen) {
-  list.addEventListener("change", () => {
-    run(false);
-    go(chosen.reduce((sum, { length, selectedIndex }) => sum * length + selectedIndex, 0));
+for (const button of controls.flat()) {
+  button.addEventListener("click", () => {
+    const pressed = (one) => one.getAttribute("aria-pressed") === "true";
+    run_shown = controls.reduce((sum, all) =>
+      sum * all.length + all.indexOf(all.includes(button) ? button : all.find(pressed)), 0);
+    unstack();
+    go(step);
   });
 }
 speed.addEventListener("change", () => { if (timer !== null) run(true); });
-for (const tab of tabs) {
-  tab.addEventListener("click", () => { run_shown = Number(tab.dataset.run); unstack(); go(step); });
-}
 function fromAddress() {
   const [, wanted, run] = /^#t=(\d+)(?:&v=(\d+))?$/.exec(location.hash) || [0, film.start, 0];
-  run_shown = Math.min(Number(run || 0), Math.max(tabs.length - 1, 0));
+  run_shown = Math.min(Number(run || 0), film.sizes.length - 1);
   return Number(wanted);
 }
 addEventListener("hashchange", () => { const to = fromAddress(); unstack(); show(to); });
 narrow.addEventListener("change", stack);
-slider.max = last;
 show(fromAddress());
 stack();
 if (card) {

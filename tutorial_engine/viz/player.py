@@ -8,6 +8,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from tutorial_engine.viz.scene import CSS, DEFS, Item, Scene, plain
 from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import escape
 
+LARGEST = 1.6  # how much larger than drawn a picture may become
 Track = list[tuple[int, str | None]]  # (from this step on, value); None: there is none
 
 
@@ -40,72 +42,75 @@ class Card(NamedTuple):
 
 
 def player(
-    frames: Sequence[Frame] | Mapping[str, Sequence[Frame]],
+    runs: Sequence[Sequence[Frame]],
     title: str,
     *,
+    lead: str = "",
+    choices: Mapping[str, Sequence[str]] | None = None,
     step_name: str = "step",
     start: int = 0,
     card: Card | None = None,
     links: Mapping[str, str] | None = None,
-    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """The HTML of a page that shows these frames. ValueError for none, or a start outside.
+    """The HTML of a page that shows one of these runs, step by step; `lead` says what is seen.
 
-    Several runs by their names become tabs on one time axis; a run that is over stands still.
-    `choices`, control -> its options, are lists above the picture: there is a frame for each way to
-    choose, the last control turning fastest. ValueError for another number of frames.
+    `choices`, control -> its options, are buttons above the picture that choose the run: there is
+    one for each way to choose, the last control turning fastest. A step that the chosen run does
+    not have becomes its last. ValueError for another number of runs, an empty one, or a start
+    outside.
 
-    The address may end in `#t=17`, and with tabs in `#t=17&v=1`; ← → Home End and the space bar
-    work; nothing is requested from anywhere. With `?card` it is a small moving picture of what
-    `card` says, to be put into another page: it runs while it is seen, unless the reader wants less
+    The address may end in `#t=17`, and in `#t=17&v=1` for run 1; ← → Home End and the space bar
+    work; nothing is requested from anywhere. With a `card` it is a small moving picture of what
+    that says, to be put into another page: it runs while it is seen, unless the reader wants less
     motion. `links`: words -> address, of pages that lie beside it.
     """
-    runs = frames if isinstance(frames, Mapping) else {"": frames}
-    size = max(map(len, runs.values()), default=0)
-    if not all(0 <= start < len(run) for run in (*runs.values(), range(size))):
-        raise ValueError(f"a player of {size} steps cannot start at step {start}")
+    said = f"{title} {lead}"
     choices = choices or {}
-    if choices and math.prod(map(len, choices.values())) != size:
-        raise ValueError(f"{size} frames, and not one for each way to choose from {choices}")
-    every = [run[min(step, len(run) - 1)] for run in runs.values() for step in range(size)]
-    film = film_of(every) | {"step_name": step_name, "start": start, "size": size}
-    film["parts"] = [_parts([frame.scene for frame in run]) for run in runs.values()]
+    ways = math.prod(map(len, choices.values()))
+    if len(runs) != ways:
+        raise ValueError(f"{len(runs)} runs, and {ways} ways to choose from {choices}")
+    if not all(0 <= start < len(run) for run in runs):
+        raise ValueError(f"runs of {[*map(len, runs)]} steps cannot start at step {start}")
+    every = [Frame(_untitled(frame.scene, said), frame.caption) for run in runs for frame in run]
+    film = film_of(every) | {"step_name": step_name, "start": start, "sizes": [*map(len, runs)]}
+    film["parts"] = [_parts([frame.scene for frame in run]) for run in runs]
     if card:
         boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
         film["card"] = {"boxes": boxes, "speed": card.speed, "rows": card.rows}
     script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
+        lead=f'<p class="lead">{escape(lead)}</p>\n' if lead else "",
         css=CSS,
         style=_STYLE,
         defs=DEFS,
         font=f"{FONT}, sans-serif",
         box=escape(film["boxes"][0][1]),
-        tabs=_tabs(list(runs)),
+        wide=plain(LARGEST * every[0].scene.width),
+        choices="".join(_choice(name, options) for name, options in choices.items()),
         caption=escape(every[start].caption),
-        choices=_choices(choices),
         links=_links(links or {}),
         film=_safe_json(film),
         script=script,
     )
 
 
-def _choices(choices: Mapping[str, Sequence[str]]) -> str:
-    lists = []
-    for name, options in choices.items():
-        inside = "".join(f"<option>{escape(one)}</option>" for one in options)
-        name = escape(name)
-        lists.append(f'<label>{name} <select aria-label="{name}">{inside}</select></label>')
-    return f'<p class="choices">{" ".join(lists)}</p>\n' if lists else ""
+def _untitled(scene: Scene, said: str) -> Scene:
+    """The scene without its title where the page's own words say it."""
+    title = scene.items.get("title")
+    if title is None or title.text.partition(":")[0] not in said:
+        return scene
+    shown = copy(scene)
+    shown.items = {name: item for name, item in scene.items.items() if name != "title"}
+    return shown
 
 
-def _tabs(names: Sequence[str]) -> str:
-    parts = (
-        f'<button data-run="{i}" aria-pressed="{str(i == 0).lower()}">{escape(name)}</button>'
-        for i, name in enumerate(names)
-    )
-    tabs = f'<div class="bar tabs" role="group" aria-label="runs">{"".join(parts)}</div>\n'
-    return tabs if len(names) > 1 else ""
+def _choice(name: str, options: Sequence[str]) -> str:
+    """A control: its name, and a button for each option."""
+    buttons = (f'<button aria-pressed="false">{escape(option)}</button>' for option in options)
+    name = escape(name)
+    inside = f"{name} {''.join(buttons)}"
+    return f'<div class="bar choice" role="group" aria-label="{name}">{inside}</div>\n'
 
 
 def _links(links: Mapping[str, str]) -> str:
@@ -114,7 +119,7 @@ def _links(links: Mapping[str, str]) -> str:
 
 
 def save_player(
-    frames: Sequence[Frame] | Mapping[str, Sequence[Frame]],
+    runs: Sequence[Sequence[Frame]],
     path: str | Path,
     title: str,
     **more: Any,
@@ -123,7 +128,7 @@ def save_player(
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}: make it first")
-    path.write_text(player(frames, title, **more), encoding="utf-8")
+    path.write_text(player(runs, title, **more), encoding="utf-8")
     return path
 
 
@@ -262,40 +267,38 @@ h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 .parts{{display:none;gap:.4rem 0}}.parts+.parts{{margin-top:.6rem}}
 .parts svg{{min-width:0;height:auto}}
 @media (max-width:720px){{#view{{overflow-x:auto}}#stage{{min-width:680px}}.hint{{display:block}}
-main{{display:flex;flex-direction:column}}h1{{order:-3}}.choices{{order:-2}}
-#caption{{order:-1;min-height:9em;margin:0 0 .6rem}}.stacked .parts{{display:flex}}
+.stacked .parts{{display:flex}}
 .stacked .parts:last-child{{flex-wrap:wrap}}.stacked+.hint{{display:none}}
 .stacked #stage{{position:absolute;width:0;height:0;min-width:0}}}}
 @media (pointer:coarse){{p.keys:not(.hint){{display:none}}}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
 .card .parts:last-child{{flex-wrap:nowrap}}
-.choices{{display:flex;flex-wrap:wrap;gap:.5rem 1.2rem;margin:.2rem 0 .8rem}}
-.choices select{{font:inherit;padding:.25rem .4rem;min-height:2.2rem}}
-.card h1,.card .choices,.card .tabs,.card .keys,.card #caption{{display:none}}
+.card :is(h1,.lead,.choice,.keys,#caption){{display:none}}
 .card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
 position:sticky;bottom:0;background:{PAPER}}}
 .bar button,.bar select{{font:inherit;padding:.25rem .6rem;min-height:2.2rem}}
+#caption,.lead{{margin:.2rem 0 .6rem;max-width:60em}}#caption{{min-height:3em}}
 #slider{{flex:1 1 12rem;min-height:2.2rem}}
-@media (max-width:720px){{#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
-.bar label{{font-size:0;order:-1}}.bar button{{order:-1}}
+@media (max-width:720px){{main{{display:flex;flex-direction:column}}.lead{{order:1}}
+#caption{{min-height:9em}}#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
+.bar label{{font-size:0;order:-1}}.bar:not(.choice) button{{order:-1}}
 .bar button,.bar select{{font-size:1rem;padding:.25rem .45rem}}}}
-#told,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
-#caption{{min-height:3em;max-width:60em}}
+#told,.lead,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
 #play{{font-weight:600}}
-.tabs{{position:static;order:-2}}.bar [aria-pressed=true][data-run]{{background:#00598c;color:#fff}}
+.choice{{position:static;display:inline-flex;margin-right:1.5rem}}
 .bar button,.bar select{{border:1px solid {QUIET};border-radius:6px;color:inherit}}
 .bar button,.bar select{{background:#f3f5f7}}
 .bar button:hover{{background:#e4e9ed}}
+.choice [aria-pressed=true]{{background:#00598c!important;color:#fff}}
 /* by night light becomes dark and a colour keeps its hue: the picture was drawn for white */
 @media (prefers-color-scheme:dark){{html{{color-scheme:dark}}
-body,.bar{{background:#121212;color:#e4e7ea}}#told,.keys{{color:#a8b2ba}}a{{color:#6cb8ea}}
+body,.bar{{background:#121212;color:#e4e7ea}}#told,.lead,.keys{{color:#a8b2ba}}a{{color:#6cb8ea}}
 #view{{background:{PAPER};filter:invert(.93) hue-rotate(180deg)}}
 .bar button,.bar select{{background:#2a2d30;border-color:#7d868d}}
 .bar button:hover{{background:#3a3f44}}
-.bar [aria-pressed=true][data-run]{{background:#00598c}}
 :focus-visible{{outline-color:#6cb8ea}}}}
 """
 _PAGE = """<!doctype html>
@@ -311,13 +314,14 @@ _PAGE = """<!doctype html>
 <body>
 <main>
 <h1>{title}</h1>
-{tabs}{choices}<div id="view" tabindex="0" role="region" aria-label="picture">
+{lead}{choices}<p id="caption" aria-live="polite">{caption}</p>
+<div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
- aria-labelledby="caption">{defs}<g id="all" font-family="{font}"></g></svg>
+ aria-labelledby="caption" style="max-width:{wide}px">{defs}
+<g id="all" font-family="{font}"></g></svg>
 </div>
 <p class="keys hint">The picture is wider than this screen: swipe it,
 or turn the phone sideways.</p>
-<p id="caption" aria-live="polite">{caption}</p>
 <div class="bar">
 <button id="first" aria-label="first step">|◀</button>
 <button id="back" aria-label="one step back">◀</button>

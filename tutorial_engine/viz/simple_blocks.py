@@ -24,8 +24,10 @@ from tutorial_engine.viz.parts import (
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
 
 TITLE = "Pages: logical blocks, block tables, and the pool"
-MAX_BLOCKS, MAX_SIZE, TALLEST = 32, 16, 660.0  # what can still be read; pixels
+MAX_BLOCKS, MAX_SIZE = 32, 16  # what can still be read
+TALLEST, MOST = 660.0, 840.0  # pixels of the tables, and where the smallest lines take more
 IN_LINE = 8  # tokens side by side at most
+NOTE = 60  # letters of a line beside a request's name
 LEFT, TOKENS, ENTRY = 52.0, 248.0, 34.0  # where logical blocks begin; widths: blocks, table entries
 TABLE = LEFT + TOKENS + 14
 ONE_COLUMN = 16  # blocks of a pool that stand below each other
@@ -53,13 +55,14 @@ class SimpleBlockView:
             if any(run.is_shown(name, step) for step in shown)
         }
         entries, lines = sum(here.values()), -(-size // IN_LINE)
-        room = TALLEST - GAP * len(here)
-        fits = [line for line in LINES if entries * (lines * line + APART) <= room]
+        gaps = GAP * len(here)
+        tall = {line: entries * (lines * line + APART) + gaps for line in LINES}
+        fits = [line for line in LINES if tall[line] <= (MOST if line == LINES[-1] else TALLEST)]
         if blocks > MAX_BLOCKS or size > MAX_SIZE or not fits:
             raise ValueError(
                 f"{blocks} blocks of {size} tokens, and block tables with {entries} entries in "
                 f"all: the simple picture has room for {MAX_BLOCKS} blocks of up to {MAX_SIZE} "
-                f"tokens, and for {int(room // (lines * LINES[-1] + APART))} such entries"
+                f"tokens, and for {int((MOST - gaps) // (lines * LINES[-1] + APART))} such entries"
             )
         self.line = fits[0]  # pixels
         self.tall = lines * self.line  # of a block
@@ -201,7 +204,8 @@ class _Step(StepSheet):
         words = cut_to(name, LEFT - 18, 15, bold=True)
         self.text(f"request.{name}", 12, top + 16, words, 15, fill=one.ink, **BOLD)
         if not table:
-            self.note(f"note.{name}", LEFT, top + 15, self.run.why_idle(self.step, name))
+            for i, line in enumerate(textwrap.wrap(self.run.why_idle(self.step, name), NOTE)):
+                self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 * (i + 1), line)
         for index, block in enumerate(table):
             y = top + index * (self.view.tall + APART)
             places = self.view.slots((LEFT, y, 0, 0), TOKENS)
