@@ -502,15 +502,10 @@ class _SimpleStep(_Step):
         slots = self.view.lines.tokens((x + 26, y, room, tall))
         for offset in range(self.run.block_size):
             self._slot(block, offset, own, slots.box(offset))
-        size = self.view.letters
         at = x + 30 + room
-        for i, owner in enumerate(own):
-            words = cut_to(owner.name, x + wide - at - 4, size, bold=True)
-            ink = self.looks[owner.name].ink
-            self.text(f"who.{block}.{i}", at, y + base, words, size, fill=ink, **BOLD, **DEAF)
-            at += text_width(words, size, bold=True) + 6
+        self._owners(block, own, (at, y + base, x + wide - at - 4))
         if not own:
-            self.note(f"who.{block}", at, y + base, "free", size)
+            self.note(f"who.{block}", at, y + base, "free", self.view.letters)
 
     def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
         """One slot: free, reserved, or with its token; a band for each holder if it is shared."""
