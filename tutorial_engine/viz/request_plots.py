@@ -79,7 +79,7 @@ def state_machine(
         begin = (x - HALF[0] - 46, y)
         scene.add("start", "circle", cx=begin[0], cy=y, r=5, fill=INK)
         scene.text("start.words", 10, y - 14, "add_request", 12)
-        _arrow(scene, "start.line", [begin, (x - HALF[0], y)], "waiting")
+        _arrow(scene, "start.line", [(begin[0] + 6, y), (x - HALF[0], y)], "waiting")
     x, y = 786.0, 148.0  # the legend: double boxes and the looks of arrows, of those that are there
     if final:
         _state(scene, "legend", (x + 15, y - 2), (15, 10), PAPER, True)
@@ -151,16 +151,8 @@ def _beside(points: Sequence[Point], words: str) -> dict[str, Any]:
 def _arrow(scene: Sheet, name: str, points: Sequence[Point], to: str) -> None:
     """A line through the points with a head at its end; to an end of its own it looks its own."""
     colour = {"aborted": QUIET, "error": RED}.get(to, INK)
-    (x0, y0), (x1, y1) = points[-2:]
-    length = math.hypot(x1 - x0, y1 - y0)
-    dx, dy = (x1 - x0) / length, (y1 - y0) / length
-    foot = (x1 - 9 * dx, y1 - 9 * dy)
-    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in [*points[:-1], foot])
     dash = {"stroke_dasharray": "5 3"} if to == "aborted" else {}
-    scene.add(name, "path", d=f"M{way}", stroke=colour, stroke_width=1.6, fill="none", **dash)
-    corners = [(x1, y1), (foot[0] - 4 * dy, foot[1] + 4 * dx), (foot[0] + 4 * dy, foot[1] - 4 * dx)]
-    head = "L".join(f"{x:.1f} {y:.1f}" for x, y in corners)
-    scene.add(f"{name}.head", "path", d=f"M{head}Z", fill=colour)
+    scene.arrow(name, points, colour, 2.2, **dash)
 
 
 def _state(scene: Sheet, name: str, at: Point, half: Point, fill: str, is_final: bool) -> None:
