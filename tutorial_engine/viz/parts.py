@@ -216,14 +216,20 @@ class Sheet(Scene):
         marks: Mapping[str, Mark],
         wide: float = 18,
         gap: float = 16,
-    ) -> float:
-        """What marks mean, side by side from x on: words -> mark. Returns where it ends."""
+    ) -> tuple[float, float]:
+        """What marks mean: words -> mark, side by side from x on, in as many lines as it takes.
+
+        Returns where it ends, and where its last line stands.
+        """
+        left = x
         for words, mark in marks.items():
+            if x > left and x + legend_width([words], wide, 0) > self.width - 2:
+                x, base = left, base + 20
             mark(f"key.{words}", (x, base - KEY, wide, 14.0))
             self.note(f"key.{words}.words", x + wide + 6, base, words)
             self.keys.append((x - 2, base - 15, legend_width([words], wide, 10), 22))
             x += legend_width([words], wide, gap)
-        return x
+        return x, base
 
     def arrow(
         self,
