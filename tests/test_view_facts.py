@@ -46,7 +46,7 @@ from tutorial_engine.trace.events import (
 from tutorial_engine.viz import cell_steps
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.block_facts import BlockRun, without_hashes
-from tutorial_engine.viz.block_plots import BlockView
+from tutorial_engine.viz.block_plots import BlockView, SimpleBlockView
 from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
@@ -55,7 +55,6 @@ from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.request_plots import one_request
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.simple_blocks import SimpleBlockView
 from tutorial_engine.viz.timeline_plots import timeline
 from tutorial_engine.viz.trace_rows import rows
 from tutorial_engine.viz.words import listed, signed

@@ -16,12 +16,18 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.block_facts import BlockRun
-from tutorial_engine.viz.block_plots import MAX_BLOCKS, MAX_REQUESTS, MAX_SIZE, ZOOM, BlockView
+from tutorial_engine.viz.block_plots import (
+    MAX_BLOCKS,
+    MAX_REQUESTS,
+    MAX_SIZE,
+    SIMPLE_BLOCKS,
+    ZOOM,
+    BlockView,
+    SimpleBlockView,
+)
 from tutorial_engine.viz.explorer import Explorer, choice, number
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.simple_blocks import MAX_BLOCKS as SIMPLE_BLOCKS
-from tutorial_engine.viz.simple_blocks import SimpleBlockView
 
 ON, OFF = "on", "off"
 MAX_BUDGET, MAX_SAMPLES = 512, 4
@@ -99,8 +105,8 @@ class BlockExplorer(Explorer):
         trace = record(engine, coming(self.prompts, self.value("arrivals")), params)
         run = BlockRun(trace, labels(trace, self.tokenizer))
         # refuses what it has no room for
-        drawing = SimpleBlockView(run) if self.simple else BlockView(run)
-        self.run, self.drawing = run, drawing
+        self.drawing = SimpleBlockView(run) if self.simple else BlockView(run)
+        self.run = run
         return len(run.steps)
 
     def scene(self, step: int) -> Scene:

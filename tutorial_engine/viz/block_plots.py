@@ -1,6 +1,7 @@
-"""The picture of pages: logical blocks, block tables, and the pool.
+"""The pictures of pages: logical blocks, block tables, and the pool.
 
-Knows what is laid out where; what there is to say comes from block_facts.
+Two of them: all that there is to know of a block, and a simple one for the first sight. Knows what
+is laid out where; what there is to say comes from block_facts.
 """
 
 import textwrap
@@ -25,20 +26,20 @@ from tutorial_engine.viz.parts import (
 )
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Box, Look, cut_to, look, text_width
-from tutorial_engine.viz.simple_blocks import STATES, SimpleBlockView, StepSheet
 from tutorial_engine.viz.style import PAPER, QUIET, RULE
 
-TITLE = "Pages: who owns which block"
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
-LEFT, TABLE, POOL = 56.0, 372.0, 500.0  # where logical blocks, tables and the pool begin
-LOGICAL, ENTRY = 304.0, 32.0  # widths: logical blocks, a table entry
+LEFT, ENTRY = 56.0, 32.0  # where logical blocks begin; the width of a table entry
 LINES = ((4, 27.0), (4, 23.0), (8, 23.0), (8, 20.0))  # tokens in a line, its height: best first
 STRIPS = (16, 13.0)  # for blocks of more tokens than that: no words, where with words is no room
+SIMPLE = ((8, 27.0), (8, 23.0), (8, 20.0))  # the same where each block has its own line
+SIMPLE_BLOCKS, ONE_COLUMN = 32, 16  # of a simple pool; of one that stands in a column
 TALLEST, HANDY, GAP = 640.0, 330.0, 14.0  # of all logical blocks, and as it should be; between two
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
 TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
+STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
 
@@ -78,7 +79,13 @@ class BlockView:
     ValueError, saying what fits, for more than a picture has room for.
     """
 
-    title = TITLE
+    title = "Pages: who owns which block"
+    most = (MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE)
+    layouts: Sequence[tuple[int, float]] = LINES
+    logical, table, left = 304.0, 372.0, 500.0  # width of logical blocks; table and pool begin
+    handy, tallest = HANDY, TALLEST  # pixels of all logical blocks
+    apart = False  # is each block of a request in a line of its own?
+    letters = SMALL  # of tokens
 
     def __init__(
         self, run: BlockRun, steps: Sequence[int] | None = None, num_drawn: int | None = None
@@ -103,29 +110,30 @@ class BlockView:
             y += height + GAP
         self.pool, self.in_line = self._pool(self.top + 18)
         self.queue = self.pool.y + self.pool.height(self.num_drawn) + 10
-        queued = 15 * len(free_lines(range(run.num_blocks)))
-        self.floor = max(y, self.queue + queued) + 14
+        self.floor = max(y, self.queue + self._queued()) + 14
 
     def _check(self, requests: int) -> None:
         size, blocks = self.run.block_size, self.run.num_blocks
-        if requests > MAX_REQUESTS or size > MAX_SIZE or blocks > MAX_BLOCKS:
+        if any(a > b for a, b in zip((requests, blocks, size), self.most, strict=True)):
             raise ValueError(
                 f"{requests} requests, {blocks} blocks of {size} tokens: this picture has room for "
-                f"{MAX_REQUESTS} requests, {MAX_BLOCKS} blocks and blocks of {MAX_SIZE} tokens"
+                f"{self.most[0]} requests, {self.most[1]} blocks and blocks of {self.most[2]} "
+                "tokens"
             )
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
         """The widest layout in which all tables are seen, and the height of each request."""
-        choices = LINES if self.run.block_size <= STRIPS[0] else (LINES[-1], STRIPS)
-        for most, (chips, tall) in product((HANDY, TALLEST), choices):
-            lines = Lines(self.run.block_size, chips, tall)
+        choices = self.layouts if self.run.block_size <= STRIPS[0] else (LINES[-1], STRIPS)
+        size = self.run.block_size
+        for most, (chips, tall) in product((self.handy, self.tallest), choices):
+            lines = Lines(size, min(chips, size) if self.apart else chips, tall)
             heights = [
                 max(lines.height(many), 22) + 14 * (name in noted and many > 0)
                 for name, many in here.items()
             ]
             if sum(heights) + GAP * len(heights) <= most:
                 return lines, heights
-        fit = int((TALLEST / len(here) - GAP) // lines.height(1)) * lines.in_line
+        fit = int((self.tallest / len(here) - GAP) // lines.height(1)) * lines.in_line
         raise ValueError(
             f"the longest block table has {max(here.values())} entries: with {len(here)} requests "
             f"this picture has room for up to {fit} each, of {self.run.block_size} tokens"
@@ -139,7 +147,12 @@ class BlockView:
         in_line = size if size <= 6 else -(-size // 2)
         tall = 18 + SLOT * -(-size // in_line) + 3 * TEXT + 3
         gap = (GUTTER, GUTTER - 6)
-        return Grid(POOL, top, (WIDTH - POOL) / columns, tall + gap[1], columns, gap), in_line
+        wide = (WIDTH - self.left) / columns
+        return Grid(self.left, top, wide, tall + gap[1], columns, gap), in_line
+
+    def _queued(self) -> float:
+        """Pixels that the queue of free blocks takes."""
+        return 15.0 * len(free_lines(range(self.run.num_blocks)))
 
     def slots(self, block: int) -> Grid:
         """Places of the slots of a physical block."""
@@ -148,13 +161,35 @@ class BlockView:
 
     def scene(self, step: int) -> Sheet:
         """What the step left: tables on the left, the pool on the right."""
-        return _Step(self, step, 30).drawn()
+        return _Step(self, step).drawn()
 
 
-class _Step(StepSheet):
+class _Step(Sheet):
     """The picture of one step with hashes, holders and the queue of free blocks."""
 
-    view: BlockView
+    def __init__(self, view: BlockView, step: int) -> None:
+        super().__init__(WIDTH, view.floor + 38, (MARGIN, view.floor + 30))
+        self.hint = "hover over a token, a table entry or a block to read its numbers"
+        self.view, self.run, self.looks = view, view.run, view.looks
+        self.step, self.now = step, view.run.steps[step]
+        self.owners = view.run.owners(step)
+
+    def drawn(self) -> Sheet:
+        """The whole picture: which step it is and what came to pass, then all its parts."""
+        view = self.view
+        self.heading(view.title, f"step {self.step} of 0–{self.run.last}{self.aside}")
+        for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
+            self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
+        for x, words in self.columns():
+            self.note(f"column.{x:.0f}", x, view.top, words, 12)
+        for name, top in view.tops.items():
+            self.request(name, top)
+        for block in range(view.num_drawn):
+            self.block(block)
+        self.rest()
+        self.key()
+        self.parts = self.parts_on_a_phone()
+        return self
 
     @property
     def aside(self) -> str:
@@ -163,10 +198,10 @@ class _Step(StepSheet):
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""
-        drawn, blocks = self.view.num_drawn, self.run.num_blocks
-        few = f"{drawn} of " * (drawn < blocks)
-        pool = f"pool: {few}{blocks} physical blocks of {self.run.block_size}"
-        return (LEFT, "logical blocks"), (TABLE, "block tables"), (POOL, pool)
+        view = self.view
+        few = f"{view.num_drawn} of " * (view.num_drawn < self.run.num_blocks)
+        pool = f"pool: {few}{self.run.num_blocks} physical blocks of {self.run.block_size}"
+        return (LEFT, "logical blocks"), (view.table, "block tables"), (view.left, pool)
 
     def rest(self) -> None:
         """What a hash looks like, arrows of copies, and the queue of free blocks."""
@@ -177,7 +212,7 @@ class _Step(StepSheet):
         for i, event in enumerate(self.now.copies):
             self.copy(i, event)
         for i, line in enumerate(free_lines(self.now.free)):
-            self.text(f"free.{i}", POOL, self.view.queue + 15 * i, line, 11)
+            self.text(f"free.{i}", self.view.left, self.view.queue + 15 * i, line, 11)
 
     def _said(self, tip: str) -> str:
         """What hovering says, on the one line that there is for it."""
@@ -185,28 +220,28 @@ class _Step(StepSheet):
 
     def parts_on_a_phone(self) -> list[list[Box]]:
         """Tables, the pool three blocks at a time, and the queue of free blocks."""
-        view, top = self.view, self.view.top - 16
-        found: list[list[Box]] = [[(0, top, POOL - 8, view.floor - top - 12)]]
-        found.append([(POOL - 4, top, WIDTH - POOL, 22)])
+        view, top, left = self.view, self.view.top - 16, self.view.left
+        found: list[list[Box]] = [[(0, top, left - 8, view.floor - top - 12)]]
+        found.append([(left - 4, top, WIDTH - left, 22)])
         columns, blocks = view.pool.columns, view.num_drawn
         for first in range(0, blocks, columns):
             for begin in range(first, min(first + columns, blocks), 3):
                 many = min(3, first + columns - begin, blocks - begin)
                 x, y, _, h = view.pool.box(begin)
                 found.append([(x - 7, y - 3, many * view.pool.wide, h + 4)])
-        return [*found, [(POOL - 2, view.queue - 12, WIDTH - POOL, 36)]]
+        return [*found, [(left - 2, view.queue - 12, WIDTH - left, 36)]]
 
     # -- left: a request
 
     def request(self, name: str, top: float) -> None:
         """A request's letter, its logical blocks, and its table beside them."""
-        one, room = self.looks[name], LEFT - 18
+        one, room, view = self.looks[name], LEFT - 18, self.view
         size = 17.0 if text_width(name, 17, bold=True) <= room else 11.0
         words = cut_to(name, room, size, bold=True)
         self.text(f"request.{name}", 12, top + 16, words, size, fill=one.ink, **BOLD)
-        lines, table = self.view.lines, self.now.tables.get(name, ())
-        blocks = lines.places(LEFT, top, LOGICAL)
-        entries = lines.places(TABLE, top, POOL - TABLE - 12)
+        lines, table = view.lines, self.now.tables.get(name, ())
+        blocks = lines.places(LEFT, top, view.logical)
+        entries = lines.places(view.table, top, view.left - view.table - 12)
         for index, block in enumerate(table):
             x, y, w, h = box = blocks.box(index)
             if lines.chips != lines.size:
@@ -214,29 +249,31 @@ class _Step(StepSheet):
                 self.rect(f"frame.{index}.{name}", frame, "none", rx=4, stroke=RULE)
             tokens = lines.tokens(box)
             for offset in range(lines.size):
-                self._token(name, one, index * lines.size + offset, tokens.box(offset))
-            self._entry(name, one, index, block, entries.box(index))
+                position = index * lines.size + offset
+                self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
+            self.entry(name, one, index, block, entries.box(index))
         if not table:
-            said = textwrap.wrap(self.run.why_idle(self.step, name), 70)
+            said = textwrap.wrap(self.run.why_idle(self.step, name), 60)
             for i, line in enumerate(said):
                 self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
         elif name in self.now.state.waiting:
             y = top + lines.height(len(table)) + 10
             self.note(f"note.{name}", LEFT, y, self.run.why_idle(self.step, name))
 
-    def _token(self, name: str, one: Look, position: int, box: Box) -> None:
-        """One token, or the place of one, in its logical block."""
-        kind = self.run.token_kind(self.step, name, position)
+    def token(self, item: str, name: str, position: int, box: Box, known: bool = True) -> None:
+        """One token, or the place of one; `known`: those that have not run have words, too."""
+        kind, letters = self.run.token_kind(self.step, name, position), self.view.letters
         tip = self._said(self.run.about_token(self.step, name, position))
-        self.cell(f"token.{position}.{name}", box, STATES[kind], one, tip)
-        if kind != "empty" and self.view.lines.chips != STRIPS[0]:
+        self.cell(item, box, STATES[kind], self.looks[name], tip)
+        has_words = kind in ("cached", "run") or (kind == "known" and known)
+        if has_words and self.view.lines.chips != STRIPS[0]:
             token = self.now.state.requests[name].token_ids[position]
-            words = cut_to(self.run.label(token), box[2] - 3, SMALL)
+            words = cut_to(self.run.label(token), box[2] - 3, letters)
             style = FAINT if kind == "known" else {}
-            self.inside(f"word.{position}.{name}", box, words, SMALL, **style)
+            self.inside(f"{item}.word", box, words, letters, **style)
 
-    def _entry(self, name: str, one: Look, index: int, block: int, place: Box) -> None:
-        """An entry of a table: the block's number, and how full it is where there is room."""
+    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+        """An entry of a table: the block's number and, with room, how full it is → its box."""
         x, y, room, _ = place
         size, first = self.run.block_size, index * self.run.block_size
         lines = self.view.lines
@@ -255,6 +292,7 @@ class _Step(StepSheet):
         if box[2] + 6 + text_width(words, SMALL) <= room:
             base = y + box[3] / 2 + 4
             self.note(f"fill.{index}.{name}", x + box[2] + 5, base, words, SMALL)
+        return box
 
     # -- right: a block of the pool
 
@@ -347,6 +385,12 @@ class _Step(StepSheet):
 
     def key(self) -> None:
         """What fills and outlines mean: all of it where steps follow, else what occurs in this."""
+        marks = self._marks()
+        seen = self._seen() if len(self.view.facts) == 1 else marks
+        marks = {words: mark for words, mark in marks.items() if words in seen}
+        self.legend(MARGIN, self.view.floor + 6, marks)
+
+    def _marks(self) -> dict[str, Mark]:
         looks = list(self.looks.values())
         marks: dict[str, Mark] = {
             "K and V are there": self.sample("cached", looks[0]),
@@ -359,9 +403,7 @@ class _Step(StepSheet):
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
-        seen = self._seen() if len(self.view.facts) == 1 else marks
-        marks = {words: mark for words, mark in marks.items() if words in seen}
-        self.legend(MARGIN, self.view.floor + 6, marks)
+        return marks
 
     def _seen(self) -> set[str]:
         """What of the key is in this picture."""
@@ -380,6 +422,114 @@ class _Step(StepSheet):
         found["written in this step"] = "run" in kinds
         found["reserved (grey word: known, not run)"] = bool(kinds & {"known", "empty"})
         return {words for words, is_there in found.items() if is_there}
+
+
+class SimpleBlockView(BlockView):
+    """Pages at first sight: tokens in the pool, a line from each entry to its block.
+
+    No hash, no reference count, no order of the free blocks.
+    """
+
+    title = "Pages: logical blocks, block tables, and the pool"
+    most = (16, SIMPLE_BLOCKS, 16)
+    layouts, handy, tallest, apart = SIMPLE, TALLEST, 840.0, True
+    logical, table = 252.0, 318.0
+    letters = 11.5
+
+    def _pool(self, top: float) -> tuple[Grid, int]:
+        """Blocks below each other, in one column or two."""
+        columns = 1 if self.run.num_blocks <= ONE_COLUMN else 2
+        self.left = 560.0 if columns == 1 else 470.0
+        wide, tall = (WIDTH - self.left) / columns, self.lines.height(1) + 5
+        return Grid(self.left, top, wide, tall, columns), 1
+
+    def _queued(self) -> float:
+        return 0.0
+
+    def place(self, block: int) -> Box:
+        """The place of a physical block. Numbers run down the first column, then the second."""
+        column, line = divmod(block, -(-self.run.num_blocks // self.pool.columns))
+        return self.pool.box(line * self.pool.columns + column)
+
+    def scene(self, step: int) -> Sheet:
+        """What the step left: tables on the left, the pool on the right, lines between them."""
+        return _SimpleStep(self, step).drawn()
+
+
+class _SimpleStep(_Step):
+    """The simple picture of one step."""
+
+    view: SimpleBlockView
+    aside = ""
+
+    def columns(self) -> Sequence[tuple[float, str]]:
+        """Where each column begins, and what it is."""
+        pool = f"the pool: {self.run.num_blocks} physical blocks of {self.run.block_size} slots"
+        logical = "logical blocks, in reading order"
+        return (LEFT, logical), (self.view.table, "block table"), (self.view.left + 26, pool)
+
+    def rest(self) -> None:
+        """Nothing."""
+
+    def parts_on_a_phone(self) -> list[list[Box]]:
+        """Tables, and below them the pool, column by column."""
+        view, top = self.view, self.view.top - 16
+        tall, pool = view.floor - top - 12, view.pool
+        lefts = [pool.x + i * pool.wide for i in range(pool.columns)]
+        wide = min(pool.wide, view.logical + 86)
+        return [[(0, top, view.table + 82, tall)], *([(x - 4, top, wide, tall)] for x in lefts)]
+
+    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+        """An entry of a table, and the line to the block that it names."""
+        box = super().entry(name, one, index, block, (*place[:2], ENTRY + 3, place[3]))
+        x, y = box[0] + box[2] + 2, box[1] + box[3] / 2
+        to = self.view.place(block)
+        at, end = self.view.left - 6, (to[0] - 2, to[1] + box[3] / 2)
+        middle = (x + at) / 2
+        if to[0] == self.view.left:
+            line = f"M{x} {y}C{middle} {y} {middle} {end[1]} {end[0]} {end[1]}"
+        else:  # through the gap above the blocks of its line
+            gap = to[1] - 5.5
+            line = f"M{x} {y}C{middle} {y} {middle} {gap} {at} {gap}L{to[0] - 14} {gap}"
+            line += f"Q{to[0] - 8} {gap} {end[0]} {end[1]}"
+        style: Style = {"fill": "none", "stroke": one.colour, "stroke_width": 1.7}
+        self.add(f"line.{index}.{name}", "path", d=line, **style, **DEAF)
+        self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=one.colour)
+        return box
+
+    def block(self, block: int) -> None:
+        """A physical block: its number, its slots with their tokens, and whose it is."""
+        own, (x, y, wide, tall) = self.owners.get(block, []), self.view.place(block)
+        base = self.view.lines.tall / 2 + 1.7
+        self.text(f"number.{block}", x + 4, y + base, str(block), 12, **BOLD, **DEAF)
+        room = min(self.view.logical, wide - 74)
+        slots = self.view.lines.tokens((x + 26, y, room, tall))
+        for offset in range(self.run.block_size):
+            self._slot(block, offset, own, slots.box(offset))
+        at = x + 30 + room
+        self._owners(block, own, (at, y + base, x + wide - at - 4))
+        if not own:
+            self.note(f"who.{block}", at, y + base, "free", self.view.letters)
+
+    def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
+        """One slot: free, reserved, or with its token; a band for each holder if it is shared."""
+        item = f"slot.{block * self.run.block_size + offset}"
+        if not own:
+            self.cell(item, box, "free", tip=f"block {block}, {item.replace('.', ' ')}: free")
+            return
+        there = [one for one in own if offset < one.filled] or own[:1]
+        first = there[0]
+        position = first.entry * self.run.block_size + offset
+        self.token(item, first.name, position, box, known=False)
+        if len(there) > 1:
+            word = self.items.pop(f"{item}.word")
+            self.shared_cell(f"{item}.shared", box, [self.looks[one.name].light for one in there])
+            self.items[f"{item}.word"] = word  # on top of the bands
+
+    def _marks(self) -> dict[str, Mark]:
+        """Of the key: nothing marks a block that is touched, and only forks share here."""
+        but = {"block touched in this step"} | ({"shared"} if not self.run.forks else set())
+        return {words: mark for words, mark in super()._marks().items() if words not in but}
 
 
 def free_lines(free: Sequence[int]) -> list[str]:

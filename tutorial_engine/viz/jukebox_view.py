@@ -3,17 +3,16 @@
 Knows stories, names of parts and differences of logits; knows no engine.
 """
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tutorial_engine.viz.parts import BOLD, CENTRE, RIGHT, Sheet, Style
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Sheet
 from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RULE
-from tutorial_engine.viz.tokens import written
+from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE
 
 LEFT, RIGHT_HALF, WIDE = 10.0, 480.0, 960.0
 TALL, ROW, TOP = 330.0, 40.0, 64.0
+ROOM = 418.0  # of a line of the page
 LETTERS = "ABCDEFGHIJ"
 BAR = (RIGHT_HALF + 262, 128.0)  # where the bars begin, and how wide the longest is
 
@@ -47,22 +46,15 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     head = "the right story" if now < 0 else f"story {LETTERS[now]}"
     sheet.rect("page", (LEFT, 80, 446, TALL - 94), "#f7f9fa", rx=8, stroke=RULE)
     sheet.text("head", LEFT + 14, 104, head, 13, **BOLD)
-    y = _lines(sheet, "prompt", prompt, 130, {"fill": QUIET})
-    _lines(sheet, "story", right if now < 0 else takes[now].story, y, BOLD)
+    y = sheet.lines("prompt", LEFT + 14, 130, prompt, ROOM, 15, 9, **FAINT)
+    story = right if now < 0 else takes[now].story
+    sheet.lines("story", LEFT + 14, y, story, ROOM, 15, 9, **BOLD)
     if now >= 0:
         sheet.note("right", LEFT + 14, 228, "with all parts right:", 13)
-        _lines(sheet, "right", right, 252, {"fill": QUIET})
+        sheet.lines("right", LEFT + 14, 252, right, ROOM, 15, 9, **FAINT)
     _table(sheet, takes, step, told)
     sheet.parts = [[(0, 0, 464, TALL)], [(RIGHT_HALF - 10, 0, WIDE - RIGHT_HALF + 10, TALL)]]
     return Frame(sheet, _caption(takes, step, now))
-
-
-def _lines(sheet: Sheet, name: str, words: str, y: float, look: Style) -> float:
-    """Words in lines from y on → where the next line stands."""
-    lines = textwrap.wrap(written(words), 46)
-    for i, line in enumerate(lines):
-        sheet.text(f"{name}.{i}", LEFT + 14, y + 22 * i, line, 15, **look)
-    return y + 22 * len(lines)
 
 
 def _table(sheet: Sheet, takes: Sequence[Take], step: int, told: int) -> None:

@@ -4,7 +4,6 @@ Knows `lab.kv_edit`, which edits; draws scenes.
 """
 
 import itertools
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -115,8 +114,7 @@ def _cell(
 def _story(sheet: Sheet, name: str, title: str, words: str, y: float) -> float:
     """A story below its title → where it ends."""
     sheet.note(f"{name}.title", MARGIN, y, title, 14)
-    for i, line in enumerate(textwrap.wrap(words, 50)[:2]):
-        sheet.text(f"{name}.{i}", MARGIN, y + 24 + 21 * i, line, 16, **BOLD)
+    sheet.lines(name, MARGIN, y + 24, words, WIDE - 2 * MARGIN, 16, 2, **BOLD)
     return y + 66
 
 

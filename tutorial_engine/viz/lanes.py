@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, Style, legend_width
+from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.request_look import (
     Box,
     Look,
@@ -248,19 +248,7 @@ def lane_legend(
         marks[f"end: {style.usual}"] = lambda name, box: scene.rect(
             name, (box[0] + 12, box[1] - 2, 3.0, 18.0), INK
         )
-    return legend_lines(scene, x, y, marks, 26)
-
-
-def legend_lines(scene: Sheet, x: float, y: float, marks: Mapping[str, Mark], wide: float) -> float:
-    """As Sheet.legend, in as many lines as it takes → where the last one is."""
-    line: dict[str, Mark] = {}
-    for words, mark in marks.items():
-        if line and x + legend_width([*line, words], wide) - 16 > scene.width - 8:
-            scene.legend(x, y, line, wide)
-            line, y = {}, y + 20
-        line[words] = mark
-    scene.legend(x, y, line, wide)
-    return y
+    return scene.legend(x, y, marks, 26)[1]
 
 
 def _sample(scene: Sheet, kind: str, number: str, name: str, box: Box) -> None:

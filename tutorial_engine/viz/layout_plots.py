@@ -75,7 +75,7 @@ def layouts_picture(
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     if n < shape[2]:
         marks["free"] = scene.sample("free", LAYERS[0], rx=0)
-    x = scene.legend(10, 46, marks, 14, 8)
+    x, _ = scene.legend(10, 46, marks, 14, 8)
     words = "K1 = key of token 1, V1 = its value (paler)"
     scene.note("key.kv", x + 8, 46, words, KEY)
     marks = {

@@ -17,7 +17,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Scheduled
 from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import chip, cut_to, look, text_width
+from tutorial_engine.viz.request_look import chip, cut_to, look
 from tutorial_engine.viz.style import RED, RULE
 from tutorial_engine.viz.tokens import token_label
 from tutorial_engine.viz.words import counted, listed, numbered
@@ -147,8 +147,7 @@ def _request(sheet: Sheet, leak: Leak, i: int) -> None:
     sheet.text(f"prompt.{i}", MARGIN + 20, y + 34, prompt, 13)
     ink = {"fill": RED, **BOLD} if is_last and leak.stale else {}
     words = f"gets: “{' '.join(leak.answers[i].split())}…”"
-    for row, line in enumerate(_wrapped(words, room, bool(ink))):
-        sheet.text(f"answer.{i}.{row}", MARGIN + 20, y + 55 + 18 * row, line, 13, **ink)
+    sheet.lines(f"answer.{i}", MARGIN + 20, y + 55, words, room, 13, 2, **ink)
     held = leak.held[-1] if is_last else leak.held[i]
     for number, (block, slots) in enumerate(zip(leak.blocks, held, strict=True)):
         x = RIGHT_PART + number * (4 * SLOT + BETWEEN)
@@ -197,18 +196,6 @@ def _whose(leak: Leak, slots: tuple[Held, ...]) -> str:
     others = len(slots) - len(positions)
     older = f" (and {others} older)" if others else ""
     return f"{numbered(positions, 'token')} of {leak.names[most]}{older}"
-
-
-def _wrapped(words: str, room: float, bold: bool) -> list[str]:
-    """Words in two lines of so many pixels; what does not fit is left out, with …"""
-    lines = [""]
-    for word in words.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, 13, bold) > room and len(lines) < 2:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return [cut_to(line, room, 13, bold, keep=True) for line in lines]
 
 
 def _caption(leak: Leak) -> str:

@@ -155,7 +155,7 @@ def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     words = f"{own:,} of {total:,} inner features"
     scene.note(f"mlp.{rank}", x + wide / 2, y + 86, words, KEY, **CENTRE)
     for i, ((x, wide, _), (end, *_)) in enumerate(pairwise(COLUMNS.values())):
-        _arrow(scene, f"arrow.{rank}.{i}", x + wide + 2, end - 2, y + 44)
+        scene.arrow(f"arrow.{rank}.{i}", [(x + wide + 2, y + 44), (end - 2, y + 44)], QUIET, 1.8)
 
 
 def _heads(scene: Sheet, report: ParallelReport, rank: int, one: Look, y: float) -> None:
@@ -208,13 +208,6 @@ def _sum(scene: Sheet, report: ParallelReport, name: str, low: float, after: str
     for i, words in enumerate(lines):
         style = CENTRE if i else CENTRE | BOLD
         scene.text(f"{name}.line.{i}", x + wide / 2, low + 24 + 16 * i, words, 11.5, **style)
-
-
-def _arrow(scene: Sheet, name: str, start: float, end: float, y: float) -> None:
-    line = f"M{start:.1f} {y:.1f}H{end - 5:.1f}"
-    scene.add(name, "path", d=line, stroke=QUIET, stroke_width=1.4, fill="none")
-    head = f"M{end:.1f} {y:.1f}L{end - 7:.1f} {y - 4:.1f}L{end - 7:.1f} {y + 4:.1f}Z"
-    scene.add(f"{name}.head", "path", d=head, fill=QUIET)
 
 
 def _caption(report: ParallelReport) -> str:

@@ -133,6 +133,30 @@ class Sheet(Scene):
         """Text that explains, and therefore stands back."""
         self.text(name, x, y, words, size, **(FAINT | style))
 
+    def lines(
+        self,
+        name: str,
+        x: float,
+        y: float,
+        words: str,
+        room: float,
+        size: float,
+        most: int,
+        **style: Any,
+    ) -> float:
+        """Words in up to `most` lines of so many pixels, then cut → where the next one stands."""
+        bold, found = style.get("font_weight") == "bold", [""]
+        for word in words.split():
+            longer = f"{found[-1]} {word}".strip()
+            if found[-1] and len(found) < most and text_width(longer, size, bold) > room:
+                found.append(word)
+            else:
+                found[-1] = longer
+        for i, line in enumerate(found):
+            shown = cut_to(line, room, size, bold, keep=True)
+            self.text(f"{name}.{i}", x, y + i * round(1.4 * size), shown, size, **style)
+        return y + len(found) * round(1.4 * size)
+
     def inside(self, name: str, box: Box, words: str, size: float, **style: Any) -> None:
         """Words in the middle of a box; hovering reaches the box."""
         x, y, w, h = box
@@ -192,17 +216,28 @@ class Sheet(Scene):
         marks: Mapping[str, Mark],
         wide: float = 18,
         gap: float = 16,
-    ) -> float:
-        """What marks mean, side by side from x on: words -> mark. Returns where it ends."""
+    ) -> tuple[float, float]:
+        """What marks mean: words -> mark, side by side from x on, in as many lines as it takes.
+
+        Returns where it ends, and where its last line stands.
+        """
+        left = x
         for words, mark in marks.items():
+            if x > left and x + legend_width([words], wide, 0) > self.width - 2:
+                x, base = left, base + 20
             mark(f"key.{words}", (x, base - KEY, wide, 14.0))
             self.note(f"key.{words}.words", x + wide + 6, base, words)
             self.keys.append((x - 2, base - 15, legend_width([words], wide, 10), 22))
             x += legend_width([words], wide, gap)
-        return x
+        return x, base
 
     def arrow(
-        self, name: str, points: Sequence[tuple[float, float]], ink: str, width: float = 1.4
+        self,
+        name: str,
+        points: Sequence[tuple[float, float]],
+        ink: str,
+        width: float = 1.4,
+        **line_style: Any,
     ) -> None:
         """A line through points that ends in a head; it stands out on anything."""
         (x0, y0), (x, y) = points[-2:]
@@ -213,6 +248,7 @@ class Sheet(Scene):
         line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in ends)
         for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
             style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
+            style |= line_style if part == "line" else {}
             self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
         corners = ((x - wide * dx + s * half * dy, y - wide * dy - s * half * dx) for s in (1, -1))
         head = f"M{x:.1f} {y:.1f}" + "".join(f"L{a:.1f} {b:.1f}" for a, b in corners) + "z"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Trace
 from tutorial_engine.trace.history import Step
-from tutorial_engine.viz.lanes import GREY, TEXT, legend_lines
+from tutorial_engine.viz.lanes import GREY, TEXT
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import (
@@ -140,7 +140,7 @@ def places(
     scene.heading(title, size=16)
     told = limits(next(iter(found.values())).run, policy=False)
     scene.note("settings", 10, 42, f"a line is a place, a box is a step · {told}", 11.5)
-    top = legend_lines(scene, 10, 66, _marks(scene, list(found.values())), 34) + 16
+    top = scene.legend(10, 66, _marks(scene, list(found.values())), 34)[1] + 16
     for i, (name, each) in enumerate(found.items()):
         _head(scene, i, name, each, top)
         _panel(scene, i, each, top + 22, pitch)

@@ -371,7 +371,7 @@ class _StepSheet(Sheet):
         y, first = self.view.tokens, next(iter(self.looks.values()))
         self.text("tokens", MARGIN, y, "tokens", 12, **BOLD)
         marks = {words: self.sample(state, first, rx=3) for state, words, _ in TOKENS.values()}
-        x = self.legend(72, y, marks, gap=20)
+        x, _ = self.legend(72, y, marks, gap=20)
         self.rect("key.end", (x + 4, y - 13, 2, 18), INK)
         self.note("key.end.words", x + 12, y, "end of the prompt")
         y += 14
