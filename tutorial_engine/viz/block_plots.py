@@ -85,7 +85,7 @@ class BlockView:
     logical, table, left = 304.0, 372.0, 500.0  # width of logical blocks; table and pool begin
     handy, tallest = HANDY, TALLEST  # pixels of all logical blocks
     apart = False  # is each block of a request in a line of its own?
-    letters = SMALL  # of tokens
+    letters, note = SMALL, 70  # of tokens; how many in a line beside a request
 
     def __init__(
         self, run: BlockRun, steps: Sequence[int] | None = None, num_drawn: int | None = None
@@ -253,7 +253,7 @@ class _Step(Sheet):
                 self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
             self.entry(name, one, index, block, entries.box(index))
         if not table:
-            said = textwrap.wrap(self.run.why_idle(self.step, name), 60)
+            said = textwrap.wrap(self.run.why_idle(self.step, name), self.view.note)
             for i, line in enumerate(said):
                 self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
         elif name in self.now.state.waiting:
@@ -434,7 +434,7 @@ class SimpleBlockView(BlockView):
     most = (16, SIMPLE_BLOCKS, 16)
     layouts, handy, tallest, apart = SIMPLE, TALLEST, 840.0, True
     logical, table = 252.0, 318.0
-    letters = 11.5
+    letters, note = 11.5, 60
 
     def _pool(self, top: float) -> tuple[Grid, int]:
         """Blocks below each other, in one column or two."""

@@ -94,14 +94,14 @@ def mlp_split(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, num_ranks: int 
     }
     size, row, top = count // num_ranks, 26.0, 92.0
     band = row * size + 40
-    scene = Sheet(940, top + band * num_ranks + 60, tip_at=(10, 44))
+    scene = Sheet(960, top + band * num_ranks + 60, tip_at=(10, 44))
     scene.heading(f"An MLP of {count} inner features on {counted(num_ranks, 'rank')}", size=16)
     scene.note("says", 10, 44, f"x = {_vector(x)} is on every rank", 12)
     for name, words in heads.items():
         scene.note(f"head.{name}", lefts[name], top - 12, words, KEY)
     for rank in range(num_ranks):
         y, one = top + band * rank, look(FIRST_LOOK + rank)
-        box = (lefts["feature"] - 10, y - 2, 940 - lefts["feature"], band - 8)
+        box = (lefts["feature"] - 10, y - 2, 960 - lefts["feature"], band - 8)
         scene.rect(f"band.{rank}", box, one.light, stroke=one.colour, rx=6)
         chip(scene, f"rank.{rank}", lefts["rank"], y + band / 2 - 6, f"rank {rank}", one)
         for i in range(rank * size, (rank + 1) * size):
