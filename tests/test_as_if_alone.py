@@ -88,15 +88,19 @@ CHUNKS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix(kind: str) -> None:
-    """Memory, backend and prefix cache × policy × chunks × samples, in a pool that is too small."""
+    """Memory, backend and prefix cache × policy × chunks, in a pool that is too small.
+
+    With samples every other time, at other places for the next kind: each pair is met with each.
+    """
     families = [i for i in range(POOL_SIZE) if most_samples(i) == 3]
     crowds = [
         tuple(Visitor(i, number // 3) for number, i in enumerate((*range(6), 0, 1))),
         tuple(Visitor(i, number // 2, n=3) for number, i in enumerate(families[:3])),
     ]
     seen: Counter[str] = Counter()
-    for policy, visitors, chunks in product(POLICIES, crowds, CHUNKS):
-        options = {"max_num_seqs": 5, "capacity": max(LIMITS) + 4, **chunks, **KINDS[kind]}
+    for number, (policy, chunks) in enumerate(product(POLICIES, CHUNKS)):
+        visitors = crowds[(number + [*KINDS].index(kind)) % 2]
+        options = {"max_num_seqs": 5, "capacity": max(LIMITS), **chunks, **KINDS[kind]}
         if policy == "PrefillFirst":
             options["budget"] = max(34, options["budget"])
         counts = check(Workload(visitors, policy, **options))

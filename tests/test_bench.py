@@ -534,7 +534,9 @@ def figures(
     return json.loads(file.read_text())
 
 
-def test_the_command_writes_what_it_measured(figures: dict[str, Any]) -> None:
+def test_the_command_the_page_and_the_picture_say_what_was_measured(
+    figures: dict[str, Any], tmp_path: Path
+) -> None:
     machine, config = figures["machine"], ModelConfig.from_pretrained(TINY)
     assert machine["threads"] == torch.get_num_threads() and machine["dtype"] == "float32"
     assert figures["settings"]["lengths"] == [8, 24]
@@ -563,8 +565,6 @@ def test_the_command_writes_what_it_measured(figures: dict[str, Any]) -> None:
     assert serving["agreement"] == dict.fromkeys(names, whole) and serving["failed"] == {}
     assert figures["memory"]["shared"] == 0.8 and len(figures["step_costs"]) == 2
 
-
-def test_page_and_picture_are_of_the_same_figures(figures: dict[str, Any], tmp_path: Path) -> None:
     page = record.page({"a.json": figures})
     assert figures["machine"]["processor"] in page and "--json docs/bench/a.json" in page
     for row in figures["rows"]:

@@ -36,6 +36,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.parallel import job as job_module
 from tutorial_engine.parallel import parallel_paths, run_ranks, tensor_parallel
+from tutorial_engine.parallel.__main__ import main
 from tutorial_engine.parallel.job import Job, run_rank
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.sent import send
@@ -321,30 +322,21 @@ def test_refused_before_any_process_starts(
 # -- real processes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("launcher", "options"),
-    [
-        ("-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2", ""),
-        ("", "--ranks 2 --temperature 1"),  # without a seed
-    ],
-)
 def test_the_command_line_and_torchrun_run_it(
-    launcher: str, options: str, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, *launcher.split(), "-m", "tutorial_engine.parallel"]
-    command += [*options.split(), "--max-tokens", "8", "--prompt", "One day a little dog"]
+    torchrun = "-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
+    asked = ["--max-tokens", "8", "--prompt", "One day a little dog"]
+    command = [sys.executable, *torchrun.split(), "-m", "tutorial_engine.parallel", *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("✔") == 3 and "2 ranks over gloo, float32" in done.stdout
-    if launcher:
-        params = SamplingParams(max_tokens=8)
-        (output,) = generate(model, ["One day a little dog"], params, tokenizer=tokenizer)
-        assert done.stdout.splitlines()[-1] == f"0: {output.outputs[0].text!r}"
-
-
-def test_a_function_of_the_notebook_runs_in_real_processes() -> None:
-    report = run_ranks(2, Job(params=SamplingParams(max_tokens=3)), LONG_S, mlp=rank_mlp)
-    assert report.ok and report.mlp_calls == 4 * report.num_forwards
+    (output,) = generate(
+        model, ["One day a little dog"], SamplingParams(max_tokens=8), tokenizer=tokenizer
+    )
+    assert done.stdout.splitlines()[-1] == f"0: {output.outputs[0].text!r}"
+    assert main(["--ranks", "2", "--temperature", "1", *asked]) == 0  # without a seed
+    for said in (done.stdout, capsys.readouterr().out):
+        assert said.count("✔") == 3 and "2 ranks over gloo, float32" in said
 
 
 def test_a_rank_that_fails_is_shown_with_its_traceback() -> None:
@@ -368,7 +360,8 @@ def processes_of(folder: Path) -> list[int]:
 @pytest.mark.parametrize("how", ["Ctrl-C", "a rank is killed"])
 def test_no_process_is_left_over(tmp_path: Path, how: str) -> None:
     script = "from tutorial_engine.parallel import *; from tutorial_engine.parallel.job import *\n"
-    script += "job = Job(params=SamplingParams(max_tokens=30000, ignore_eos=True))\n"
+    script += "params = SamplingParams(max_tokens=30000, ignore_eos=True)\n"
+    script += "job = Job(prompts=['One day'] * 500, params=params)\n"  # minutes
     script += "run_ranks(2, job, 999)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
