@@ -2,8 +2,12 @@
 
 Runs the cells of each source and saves what the cells tagged `figure-NAME` show, so that a file in
 figures/ is the notebook's own picture and cannot disagree with it.
+
+    python -m tools.publish.figures          all of them, and the readme's moving picture
+    python -m tools.publish.figures 05 A3    those of these lessons
 """
 
+import argparse
 import ast
 import contextlib
 import io
@@ -70,11 +74,20 @@ def moving_pictures(frames: Sequence[Frame]) -> dict[str, str]:
 
 def main() -> None:
     """Write figures/NN_NAME.svg and .png for every tagged cell, and the readme's moving picture."""
-    frames = show_of(MOVES).make(load_model(), load_tokenizer()).runs[0]
-    for file, svg in moving_pictures(frames).items():
-        (FIGURES / file).write_text(svg, encoding="utf-8")
-        print(f"figures/{file}: {show_of(MOVES).words}")
+    codes = [lesson.code for lesson in LESSONS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("lessons", nargs="*", metavar="NN", help=f"of {', '.join(codes)}; or all")
+    asked = parser.parse_args().lessons
+    if unknown := set(asked) - set(codes):
+        parser.error(f"no lesson {sorted(unknown)}: there are {', '.join(codes)}")
+    if not asked:
+        frames = show_of(MOVES).make(load_model(), load_tokenizer()).runs[0]
+        for file, svg in moving_pictures(frames).items():
+            (FIGURES / file).write_text(svg, encoding="utf-8")
+            print(f"figures/{file}: {show_of(MOVES).words}")
     for lesson in LESSONS:
+        if asked and lesson.code not in asked:
+            continue
         name, source = lesson.notebook, sources()[lesson.notebook]
         here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are
         with here, contextlib.redirect_stdout(io.StringIO()):  # the cells print; pictures count
