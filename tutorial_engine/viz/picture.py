@@ -28,8 +28,9 @@ class Picture:
     def __repr__(self) -> str:
         return f"Picture({self.caption!r})"
 
-    def save(self, folder: Path, name: str) -> None:
+    def save(self, folder: Path | str, name: str) -> None:
         """Write `name`.svg and `name`.png into the folder, byte for byte the same every time."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.svg").write_text(self.svg, encoding="utf-8")
         (folder / f"{name}.png").write_bytes(self.png)
