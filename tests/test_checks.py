@@ -40,6 +40,7 @@ from tutorial_engine.learn import checks_03 as c3
 from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
 from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
+from tutorial_engine.learn.cache_test_check import check_cache_test
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
     END_TO_END_SLIPS,
@@ -58,7 +59,6 @@ from tutorial_engine.learn.checks_a3 import (
     check_log,
     right_hits,
 )
-from tutorial_engine.learn.cache_test_check import check_cache_test
 from tutorial_engine.learn.find_check import FIND_SLIPS
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
 from tutorial_engine.learn.judge import CODE, slips_of, wrong_answers

@@ -342,7 +342,7 @@ def test_verdict_by_hand(largest: float, best: float, other: float, ok: bool) ->
     assert table([first, row]).splitlines()[2].endswith("✔" if ok else "✘")
     if other > 0.5:
         assert row.difference <= row.tolerance and row.equal == 5
-        assert table([first, row]).endswith("above 4e-05, BELOW twice the tolerance")
+        assert table([first, row]).endswith("above 3e-05, BELOW twice the tolerance")
     if not math.isfinite(best):
         assert not verdict(got, want)[1].ok and not verdict(got, got)[0].ok, "the reference itself"
 
