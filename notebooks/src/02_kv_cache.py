@@ -158,7 +158,7 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
 # %% tags=["figure-readers"]
 from tutorial_engine.viz import readers_picture
 
-readers_picture([*token_labels(tokenizer, prompts[2]), "new"], layers=3)
+readers_picture(token_labels(tokenizer, [*prompts[2], 65]), layers=3)  # 65: any token
 
 # %% [markdown]
 # The next cell takes the mask away, so that every token looks at every other one, as in
@@ -355,9 +355,9 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
-# names: they look for the token that followed the same letter earlier (notebook 01). Both keys are found equally well.
-# The next cell runs the story up to the second letter K. It shows the *weights* (shares of attention) that the token K gives to slot 1:
-# with its own key, with Kumo's, and with a key of zeros.
+# names: they look for the token that followed the same letter earlier (notebook 01). Both keys are found equally
+# well. The next cell runs the story up to the second letter K. It shows the *weights* (shares of attention) that
+# this token gives to slot 1: with its own key, with Kumo's, and with a key of zeros.
 
 # %%
 named = f"{KAMO} Tima was a friend of K"
@@ -952,9 +952,9 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases, and small differences come from
-# other programs. It shortens TPOT: without it, every later token costs one more forward over the whole text. These
-# times are longer than those of the picture, because the engine's loop and the sampler are in them.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. With the cache it may even be longer,
+# because K and V are also written and read. The cache shortens TPOT: without it, every later token costs one more
+# forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -1071,8 +1071,7 @@ for num_seqs in (1, 8, 64, 512):
 # With short contexts a larger batch moves to the right, towards the ridge. With long contexts K and V are most of
 # the bytes. In every layer, attention does 4·H·D FLOPs for a cached token, and reads 4·H_kv·D bytes in bf16. That
 # is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
-# In the last line of the table, attention is 2 of the 4.5. The products with the weights are the other 2.5: they
-# add FLOPs, and their bytes are shared by 512 sequences. So fewer K/V heads help, and decode stays memory-bound.
+# So fewer K/V heads help, and decode stays memory-bound.
 #
 # Often the memory is full before the ridge is near: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
 
@@ -1082,8 +1081,7 @@ print(predictions.score())
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You have built the cache, changed what it remembers, and priced it in bytes
-# and in time. The second sitting takes about 1¼ hours.
+# **The first sitting ends here.**
 #
 # ---
 
@@ -1094,8 +1092,7 @@ print(predictions.score())
 # counts only what you have chosen since the restart.
 #
 # The forward ends with logits. To make text of them, an engine chooses a token (section 12) and decides when to
-# stop (13). The rest asks: when are two engines equal? Two right engines compute slightly different logits (14),
-# all right paths agree up to rounding (15), and so do your parts (16 and 17).
+# stop (13). The rest asks when two engines are equal.
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1121,8 +1118,7 @@ sampling.set(step=3)  # the stage of top-p
 sampling
 
 # %% [markdown]
-# After "One day" a name comes that nobody can predict, so many tokens have a few percent each. The order of the
-# filters matters: top-p takes its share of what top-k has left.
+# After "One day" a name comes that nobody can predict, so many tokens have a few percent each.
 
 # %%
 predictions.ask(

@@ -228,7 +228,7 @@ def readers_picture(labels: Sequence[str], layers: int) -> Picture:
             sheet.inside(f"{name}.words", box, f"K, V of {label}", 12)
     new = labels[-1]
     return sheet.picture(
-        f"Of {len(ways)} arrows in {layers} layers none leads to the left. {new}, the new token, "
+        f"Of {len(ways)} arrows in {layers} layers none leads to the left. The new token, {new}, "
         f"reads {count - 1} older ones, and sends nothing to them: their K and V stay as they are."
     )
 
