@@ -40,6 +40,7 @@ from tutorial_engine.learn import checks_03 as c3
 from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
 from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
+from tutorial_engine.learn.cache_test_check import check_cache_test
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
     END_TO_END_SLIPS,
@@ -788,6 +789,24 @@ EXERCISES |= {
             (lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)), "runs 2 tokens"),
             (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "a list of sequences"),
             (but("run_new", lambda logits: logits + 1), "other logits"),
+        ],
+    ),
+    "cache_test": Exercise(
+        check_cache_test,
+        [
+            lambda run: run([9, 8, 7, 6], [], chunk_size=2),
+            lambda run: run(range(3, 15), [5, 6], 4)[-1],
+            lambda run: torch.cat((run([9, 8, 7], [5]), run(range(40), (), 8))),
+        ],
+        wrong=[
+            (lambda run: run(range(3, 15), [5, 6]), "3 of 4 bugs are caught. Not caught: a chunk"),
+            (lambda run: run([9, 8, 7, 6, 5], [4, 3], 4), "3 of 4"),  # the last chunk: one token
+            (lambda run: run([9, 8, 7, 6], [5, 6], 1), "3 of 4"),
+            (lambda run: run([9, 8, 7, 6], []), "0 of 4"),
+            (lambda run: run([9, 8, 7, 6], [], 2).argmax(-1) * 0, "0 of 4"),
+            (lambda run: run([9], []) + torch.rand(1), "without a bug give different"),
+            (lambda run: run([9, 8, 7, 6], [], 2).tolist(), "a tensor; got list"),
+            (lambda run: run([9] * 300, []), "at most 256 tokens"),
         ],
     ),
     "slots_to_write": Exercise(

@@ -21,7 +21,6 @@ from tutorial_engine.engine.runner import ModelRunner, Run, run_with_cache
 from tutorial_engine.lab.hf import OurCache, run_transformers
 from tutorial_engine.lab.ledger import (
     REFERENCE,
-    SAFE_MARGIN,
     ForcedSampler,
     LedgerPath,
     LedgerRow,
@@ -123,7 +122,7 @@ def prompts_of(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> None:
-    """Logits to 1e-4 of the largest; tokens wherever the best is more than 1e-3 ahead."""
+    """Logits to 1e-4 of the largest; tokens wherever the best is more than twice that ahead."""
     save_random(tmp_path, seed=seed, max_position_embeddings=64, **SHAPES[shape])
     model = load_model(tmp_path, fast=seed % 2 == 0)
     paths = every_path(model, load_reference(tmp_path))
@@ -131,11 +130,12 @@ def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> Non
     prompts = prompts_of(seed=seed)
     want = paths[REFERENCE](prompts, STEPS)  # [S, steps, V]
     tokens, best = want.argmax(-1), want.topk(2).values
-    safe = best[..., 0] - best[..., 1] > SAFE_MARGIN
+    tolerance = 1e-4 * max(1.0, want.abs().max().item())
+    safe = best[..., 0] - best[..., 1] > 2 * tolerance
     if not model.config.tie_word_embeddings:  # those repeat themselves: look at their logits only
         assert tokens.unique().numel() >= 6, "a model that repeats itself proves nothing"
     assert safe.sum() >= 21, "of 24"
-    tolerance, wrong = 1e-4 * max(1.0, want.abs().max().item()), {}
+    wrong = {}
     for name, path in paths.items():
         got = path(prompts, STEPS, tokens)
         difference = largest_difference(got, want)
@@ -150,7 +150,7 @@ def test_shipped_model_has_a_whole_ledger(model: Qwen3ForCausalLM, tokenizer: To
     prompts = [tokenizer.encode(text).ids for text in texts]
     paths = every_path(model, load_reference(TINY), 128)
     rows = ledger(paths, prompts, 8)
-    assert [row.path for row in rows] == list(paths) and rows[0].margin > SAFE_MARGIN
+    assert [row.path for row in rows] == list(paths) and rows[0].margin > 1e-3
     assert [row.path for row in rows if not row.ok] == []
     assert {row.steps for row in rows} == {24} and "✘" not in table(rows)
 
@@ -342,7 +342,7 @@ def test_verdict_by_hand(largest: float, best: float, other: float, ok: bool) ->
     assert table([first, row]).splitlines()[2].endswith("✔" if ok else "✘")
     if other > 0.5:
         assert row.difference <= row.tolerance and row.equal == 5
-        assert "BELOW 0.001" in table([first, row])
+        assert table([first, row]).endswith("above 3e-05, BELOW twice the tolerance")
     if not math.isfinite(best):
         assert not verdict(got, want)[1].ok and not verdict(got, got)[0].ok, "the reference itself"
 

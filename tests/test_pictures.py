@@ -371,6 +371,7 @@ VIEWS: dict[str, Callable[[], View]] = {
         torch.tensor([[0.0, 0.02, -0.01], [0.3, 0.965, 0.0]]), ["<s>", "$am$", "·o"], "$am$"
     ),
     "matters one": lambda: viz.matters_picture(torch.tensor([[0.0, 0.5]]), WORDS[:2], "a"),
+    "readers": lambda: viz.readers_picture(["<s>", "$a$", "new"], 3),
     "strips": lambda: viz.strips_picture(
         {"torch.cat": [(0, 3), (3, 1), (4, 1)], "static": [(0, 3), (0, 1), (0, 1)]}, room=8
     ),

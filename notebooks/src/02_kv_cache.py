@@ -9,7 +9,7 @@
 # | first, sections 1 to 11 | the cache, and what it costs (a pause fits after section 6) | 2½ hours |
 # | second, sections 12 to 17 | from logits to text, and why two right engines differ | 1¼ hours |
 #
-# You should have done notebook 01, or know what queries, keys, values and the causal mask are.
+# You should have done notebook 01, or know what queries, keys, values, heads, the causal mask, RoPE and logits are.
 
 # %%
 import torch
@@ -32,8 +32,8 @@ print([len(ids) for ids in prompts], "tokens")
 # # First sitting: the cache and what it costs
 #
 # A cache is the model's memory of a text. The picture shows the memories of two texts that differ in one token.
-# In one layer, the key and the value of this token were copied from the lower memory to the upper one. The story
-# changes its name. You will do this yourself in section 4.
+# In one layer, the key and the value of this token were copied from the lower memory to the upper one. Then
+# the story uses the other name. You will do this yourself in section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -154,7 +154,13 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
 # **Why the deeper layers agree.** A key (or value) in layer 0 is made from its token alone. In layer 1 it is made
 # from what layer 0 computed for this token, and by the causal mask layer 0 looked only at this token
 # and earlier ones. The same argument holds for layer 2, and so on. Nothing that comes later can get in.
-#
+
+# %% tags=["figure-readers"]
+from tutorial_engine.viz import readers_picture
+
+readers_picture(token_labels(tokenizer, [*prompts[2], 65]), layers=3)  # 65: any token
+
+# %% [markdown]
 # The next cell takes the mask away, so that every token looks at every other one, as in
 # [BERT](https://arxiv.org/abs/1810.04805), a model that reads whole texts and writes none.
 
@@ -175,7 +181,8 @@ print("with the mask, but the new token in FRONT:", layers_that_change(before, f
 
 # %% [markdown]
 # Without the mask a cache would be wrong in every layer but layer 0. With the mask it is right for text that is
-# appended. A token in front changes everything, because all positions move.
+# appended. A token in front changes all keys, because their positions move. From layer 1 on it changes the values,
+# too, because every later token now sees it.
 #
 # **Where did the old queries go?** The query of a token is used once, for the attention output of this token. A
 # later token has its own query. The next cell asks with all 11 queries, and then with the last one only.
@@ -192,7 +199,7 @@ print("the last token's is the same:", torch.allclose(last_query, all_queries[-1
 
 # %% [markdown]
 # **What becomes of the mask?** A prefill needs the whole triangle of notebook 01. A decode has one query,
-# and a *chunk* is a part of a prompt: some queries, behind keys that are cached already.
+# and a *chunk* is a part of a prompt. It has several queries, and earlier keys are cached already.
 
 # %%
 predictions.ask(
@@ -230,8 +237,8 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 # old ones of this layer, store the result in `self.kv[layer]`, and return it as `[(k, v)]`: a list with one pair for
 # each sequence, and here there is one. You do not need `batch`.
 #
-# <details><summary>Hint</summary><code>torch.cat((old_k, k))</code> joins along the first axis, the
-# tokens. The first time that a layer asks, there is nothing old.</details>
+# <details><summary>Hint</summary><code>torch.cat</code> joins along the first axis, the tokens. The first time
+# that a layer asks, there is nothing old.</details>
 
 
 # %% tags=["exercise"]
@@ -288,9 +295,8 @@ bring(mine, "01_attention_rope.ipynb")
 # Copy K, V or both of some slots of one layer from the memory `donor` to `memory`, and return `memory`.
 # `slots` is a list; `which` is "K", "V" or "KV". The donor stays as it is.
 #
-# <details><summary>Hint</summary><code>k, v = memory[layer]</code> are tensors, and slots are their first axis:
-# <code>k[slots] = ...</code> writes into k, and so into the memory. <code>"K" in which</code> is true for "K" and
-# for "KV".</details>
+# <details><summary>Hint</summary>Slots are the first axis. A list is an index, too, and an assignment to
+# <code>k[...]</code> writes into the memory. Which test is true for both "K" and "KV"?</details>
 
 
 # %% tags=["exercise"]
@@ -349,9 +355,9 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
-# names: they look for the token after an earlier K (notebook 01). Both keys are found equally well. The next cell
-# runs the story up to the second "K". It shows the *weights* (the shares of attention) that this K gives to slot 1:
-# with its own key, with Kumo's, and with a key of zeros.
+# names: they look for the token that followed the same letter earlier (notebook 01). Both keys are found equally
+# well. The next cell runs the story up to the second letter K. It shows the *weights* (shares of attention) that
+# this token gives to slot 1: with its own key, with Kumo's, and with a key of zeros.
 
 # %%
 named = f"{KAMO} Tima was a friend of K"
@@ -473,7 +479,7 @@ for hero in (" Ben", " Anna"):
 # ### What this cache costs
 #
 # `torch.cat` makes a new tensor, so every step copies all old keys and values. `bytes_copied` gives your cache a
-# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step. (1 KiB is 1,024
+# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whatever the cache. (1 KiB is 1,024
 # bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
 
 # %%
@@ -485,7 +491,7 @@ for n, copied in zip(lengths, by_cat, strict=True):
     print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
 
 # %% [markdown]
-# Both grow with the *square* of the length. Every cache is read. The copy comes on top: it reads and writes all
+# Both grow with the *square* of the length. The copy comes on top: it reads and writes all
 # old K and V once more. For a moment it holds the old and the new tensor. And the tensor has another size
 # and address in every step, which *CUDA graphs* (recorded GPU steps) do not allow. The default cache of
 # `transformers`, `DynamicCache`, does exactly this. A *static* cache writes into memory that was allocated once.
@@ -519,9 +525,8 @@ print("decode ids: ", next_one.input_ids.tolist(), "positions:", next_one.positi
 # that the last layer made of it.
 # `model.compute_logits(hidden)` turns rows of it into logits. Only the last token's are needed.
 #
-# <details><summary>Hint</summary>New are <code>token_ids[num_computed:]</code>. Give
-# <code>Batch.from_sequences</code> a list with this one list, and a list with its one first position.
-# <code>hidden[-1:]</code> keeps the axis, and <code>[0]</code> on the logits removes it.</details>
+# <details><summary>Hint</summary><code>Batch.from_sequences</code> takes a list of sequences, and a list of their
+# first positions. <code>compute_logits</code> wants rows: a slice of one row keeps the axis.</details>
 
 
 # %% tags=["exercise"]
@@ -562,10 +567,8 @@ mine.tell(PROMPTS[0])
 #   shows the same memory, and copies nothing.
 #
 # <details><summary>Hint</summary>The sizes are <code>config.num_hidden_layers</code>,
-# <code>config.num_key_value_heads</code> and <code>config.head_dim</code>; <code>torch.zeros</code> makes a
-# tensor. <code>self.k[layer, batch.positions] = k</code> writes. The last new token
-# stands at <code>batch.positions[-1]</code>, and a slice ends one behind its last entry:
-# <code>end = int(batch.positions[-1]) + 1</code>.</details>
+# <code>config.num_key_value_heads</code> and <code>config.head_dim</code>. A tensor of positions is an index, too.
+# How many tokens are there, when the last one stands at position p?</details>
 
 
 # %% tags=["exercise"]
@@ -626,8 +629,7 @@ explorer
 # Row r already holds `cached[r]` tokens. Give the slots of its `new[r]` new tokens, for row 0, then row 1, and
 # so on, in one flat list. Example: with cached [2, 0], new [1, 2] and max_len 8 the answer is [2, 8, 9].
 #
-# <details><summary>Hint</summary>Row r begins at <code>r * max_len</code>, and its first free slot is
-# <code>cached[r]</code> further on.</details>
+# <details><summary>Hint</summary>In which slot does row r begin? How far behind it is its first free slot?</details>
 
 
 # %% tags=["exercise"]
@@ -771,11 +773,33 @@ caught = zoo(BUGS_02, lambda: logits_of(story, new))
 print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
-# The fourth bug is not caught: this test never runs a chunk. A test finds only what it runs.
+# The fourth bug is not caught. A test finds only what it runs.
+#
+# ### Exercise 6: a test that catches all four (10 minutes)
+#
+# Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice
+# (any ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
+# Then make the test smaller: how few tokens are enough?
+#
+# <details><summary>Hint</summary>Read the changed line of the fourth bug. For which <code>q_len</code> and
+# <code>kv_len</code> do both lines say the same? Look at the last chunk, too.</details>
+#
+# <details><summary>How few?</summary>Four: two chunks of two tokens, and no new token. The second chunk has earlier keys
+# in the cache, so it shows the first three bugs, too. A chunk of one query hides the fourth.</details>
+
+
+# %% tags=["exercise"]
+def cache_test(logits_of):
+    """logits_of(sequence, new, chunk_size) -> logits, which every bug of the zoo changes."""
+    ### BEGIN SOLUTION
+    return logits_of([65, 66, 67, 68], [], chunk_size=2)
+    ### END SOLUTION
+
 
 # %%
-chunked = "a chunk masked from the upper left"
-caught = zoo({chunked: BUGS_02[chunked]}, lambda: logits_of(story, new, chunk_size=4))
+from tutorial_engine.learn import check_cache_test
+
+check_cache_test(cache_test)
 
 # %% [markdown]
 # ## 8 · Chunks and batches
@@ -836,7 +860,8 @@ MemoryCalculator(QWEN3_06B)
 # %% [markdown]
 # To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query
 # head has its own K/V head. In [grouped-query attention](https://arxiv.org/abs/2305.13245) (GQA) a group of query
-# heads shares one.
+# heads shares one. Other ways are MLA (DeepSeek), which keeps one short vector for all heads, sliding windows, which
+# keep only the last tokens, and caches in fp8, with 1 byte a number.
 
 # %% tags=["figure-bytes"]
 from tutorial_engine.viz import bytes_picture
@@ -899,7 +924,8 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine. The model is so
+# The left clock counts one unit for each token that runs. The right clock is this machine: other programs that run
+# bend its curves, and a library may choose another kernel at some length, which makes a jump. The model is so
 # small that for a few tokens most of the time goes into *starting* operations. The cache wins clearly as soon as
 # the arithmetic outweighs this overhead.
 
@@ -926,8 +952,9 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases. It shortens TPOT: without it, every
-# later token costs one more forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. With the cache it may even be longer,
+# because K and V are also written and read. The cache shortens TPOT: without it, every later token costs one more
+# forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -936,15 +963,15 @@ for n in (10, 100, 900):
 #
 # A forward has to do its arithmetic (FLOPs), and to read its weights and its cache from memory (bytes).
 #
-# ### Exercise 6: the least time (5 minutes)
+# ### Exercise 7: the least time (5 minutes)
 #
 # A forward runs `num_tokens` tokens through `num_weights` weights in fp32, and moves `kv_bytes` bytes to and from
 # the cache. Each weight is read *once*, and costs two FLOPs for each token. (Leave out the FLOPs of the
 # attention: here they are few.) Compute the time of the arithmetic and the time of the reading, and from them the
 # least time of the forward.
 #
-# <details><summary>Hint</summary>A weight in fp32 has 4 bytes. The arithmetic takes FLOPs / peak seconds,
-# and the memory takes bytes / bandwidth seconds. In the best case both go on at the same time.</details>
+# <details><summary>Hint</summary>How many bytes has a number in fp32? In the best case the arithmetic and the reading
+# go on at the same time.</details>
 
 
 # %% tags=["exercise"]
@@ -1044,8 +1071,9 @@ for num_seqs in (1, 8, 64, 512):
 # With short contexts a larger batch moves to the right, towards the ridge. With long contexts K and V are most of
 # the bytes. In every layer, attention does 4·H·D FLOPs for a cached token, and reads 4·H_kv·D bytes in bf16. That
 # is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
-# In the last line of the table, attention is 2 of the 4.5. The products with the weights are the other 2.5: they
-# add FLOPs, and their bytes are shared by 512 sequences. So fewer K/V heads help, and decode stays memory-bound.
+# So fewer K/V heads help, and decode stays memory-bound.
+#
+# Often the memory is full before the ridge is near: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
 
 # %%
 print(predictions.score())
@@ -1053,8 +1081,7 @@ print(predictions.score())
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You have built the cache, changed what it remembers, and priced it in bytes
-# and in time. The second sitting takes about 1¼ hours.
+# **The first sitting ends here.**
 #
 # ---
 
@@ -1065,8 +1092,7 @@ print(predictions.score())
 # counts only what you have chosen since the restart.
 #
 # The forward ends with logits. To make text of them, an engine chooses a token (section 12) and decides when to
-# stop (13). The rest asks: when are two engines equal? Two right engines compute slightly different logits (14),
-# all right paths agree up to rounding (15), and so do your parts (16 and 17).
+# stop (13). The rest asks when two engines are equal.
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1081,8 +1107,8 @@ print(predictions.score())
 # Three *filters* then drop unlikely tokens, one after the other. `top_k` keeps the k likeliest. `top_p`
 # ([Holtzman et al., 2019](https://arxiv.org/abs/1904.09751)) keeps the smallest group of the likeliest tokens
 # whose probabilities add up to p or more. `min_p` ([Nguyen et al., 2024](https://arxiv.org/abs/2407.01082)) drops
-# every token that is less likely than min_p times the best one. Each filter sees only what the one before it
-# left. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell:
+# every token that is less likely than min_p times the best one. The second filter gets only the tokens that the first
+# one kept, and so on. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell:
 
 # %% tags=["figure-sampling-explorer"]
 from tutorial_engine.viz import SamplingExplorer
@@ -1092,8 +1118,7 @@ sampling.set(step=3)  # the stage of top-p
 sampling
 
 # %% [markdown]
-# After "One day" a name comes that nobody can predict, so many tokens have a few percent each. The order of the
-# filters matters: top-p takes its share of what top-k has left.
+# After "One day" a name comes that nobody can predict, so many tokens have a few percent each.
 
 # %%
 predictions.ask(
@@ -1112,16 +1137,15 @@ if predictions.reveal("top_p", int(top_p(example, 0.75).isfinite().sum())):
     print("min_p 0.15:", min_p(example, 0.15).isfinite().tolist())
 
 # %% [markdown]
-# ### Exercise 7: top-p (10 minutes)
+# ### Exercise 8: top-p (10 minutes)
 #
 # Sort the probabilities, the largest first. Keep a token if the sum before it is below p. So the token
 # that crosses p stays, and the best token always stays. Tokens of equal probability at the border may be
 # treated either way.
 #
-# <details><summary>Hint</summary><code>values, order = probs.sort(descending=True)</code>; the sum of the
-# probabilities before each token is <code>values.cumsum(-1) - values</code>. Make <code>keep =
-# torch.zeros_like(probs, dtype=torch.bool)</code>; then <code>keep[order] = ...</code> writes the answer
-# back in the order of the vocabulary.</details>
+# <details><summary>Hint</summary><code>sort</code> gives values and their order, and <code>cumsum</code> sums that
+# include the token itself. The order is an index: with it you can write an answer back to where its token
+# stands.</details>
 
 
 # %% tags=["exercise"]
@@ -1195,16 +1219,15 @@ for table in generate(model, prompts[:1], asked)[0].outputs[0].logprobs:
 # **Objective:** end a request for the right reason, and show no character of a stop string. After *every* token,
 # the first and the last one too, the loop asks whether the request is over.
 #
-# ### Exercise 8: why is it over? (10 minutes)
+# ### Exercise 9: why is it over? (10 minutes)
 #
 # A request ends with the reason "stop" when its newest token is an end-of-text token (`eos_ids`), or
 # when its text contains one of the stop strings. It ends with "length" when it has `max_tokens` new
 # tokens. If both are true at once, "stop" wins. Otherwise it goes on. `stop` is a tuple of strings, and
 # `eos_ids` has one or more ids.
 #
-# <details><summary>Hint</summary>The newest token is <code>new_ids[-1]</code>. Search the stop strings
-# in <code>text</code>, because one may begin in one token and end in another. Return None to go
-# on.</details>
+# <details><summary>Hint</summary>A stop string may begin in one token and end in another, so search
+# <code>text</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -1413,13 +1436,11 @@ paths |= {
 paths[mine.label] = loop_path(lambda n: mine.runner())
 rows = ledger(paths, prompts, num_tokens=12)
 print(table(rows))
-safe = all(row.margin > 2 * row.tolerance for row in rows)
-print("the smallest top1 − top2 is more than twice the tolerance:", safe)
 
 # %% [markdown]
-# The third column counts the steps at which the likeliest token is that of the reference. A logit may differ by the
-# tolerance, and so may the one next to it. So equal tokens can be promised where the margin is more than twice the
-# tolerance. Here all margins are.
+# The third column counts the steps at which the likeliest token is that of the reference. The best logit may become
+# smaller by the tolerance, and the second best larger by it. So equal tokens can be promised where the margin is
+# more than twice the tolerance. Here all margins are.
 #
 # **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
 # the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.

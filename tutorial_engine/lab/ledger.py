@@ -41,7 +41,6 @@ from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.trace.events import Admitted, Event, Forked, Preempted, Recorder
 
 REFERENCE = "no cache"
-SAFE_MARGIN = 1e-3  # top1 − top2 above this: rounding cannot swap two tokens
 BLOCK_SIZES = (1, 4, 16, 256)
 
 MakeMemory = Callable[[int, Recorder], KVMemory]  # (tokens that it should hold, trace)
@@ -85,6 +84,11 @@ class LedgerRow(NamedTuple):
         """Logits within the tolerance, and all tokens equal."""
         return self.within and self.equal == self.steps
 
+    @property
+    def is_safe(self) -> bool:
+        """Two logits that are off by the tolerance each cannot change places."""
+        return self.margin > 2 * self.tolerance
+
 
 def ledger(
     paths: Mapping[str, LedgerPath],
@@ -123,10 +127,17 @@ def table(rows: Sequence[LedgerRow]) -> str:
         verdict = "reference" if row.within and row.is_reference else bound
         mark = "✔" if row.ok else "✘"
         lines.append(f"{row.path:<40}{verdict:<16}{row.equal} of {row.steps} {mark}")
-    safe = "above" if rows[0].margin > SAFE_MARGIN else "BELOW"
-    largest = f"{rows[0].tolerance:.2g} (1e-4 · the largest logit)"
-    lines.append(f"tolerance: {largest}; smallest top1 − top2 is {safe} {SAFE_MARGIN:g}")
+    tolerance, margin = rows[0].tolerance, rows[0].margin
+    twice = "more than" if rows[0].is_safe else "BELOW"
+    lines.append(f"tolerance: {tolerance:.2g} (1e-4 · the largest logit)")
+    lines.append(f"smallest top1 − top2: above {_floor(margin):g}, {twice} twice the tolerance")
     return "\n".join(lines)
+
+
+def _floor(margin: float) -> float:
+    """Its first digit, rounded down: the others differ between machines."""
+    digit = 10.0 ** math.floor(math.log10(margin)) if margin > 0 else 1.0
+    return math.floor(margin / digit) * digit
 
 
 def _bound(difference: float) -> float:

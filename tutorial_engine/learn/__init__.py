@@ -15,6 +15,7 @@ __getattr__, __all__ = hands_out(
         "bugs_02": "BUGS_02",
         "bugs_03": "BUGS_03",
         "bugs_04": "BUGS_04, StaleBlocks, stress, stress_table",
+        "cache_test_check": "check_cache_test",
         "capstone": "Adapted, check_engine",
         "cause_check": "check_causes",
         "checks_01": (

@@ -26,7 +26,7 @@ __getattr__, __all__ = hands_out(
         "dial_explorer": "DialExplorer",
         "gpu_plots": "gpu_timeline, serving_picture",
         "induction_view": "two_steps_picture",
-        "kv_edit_view": "matters_picture, strips_picture, transplant_picture",
+        "kv_edit_view": "matters_picture, readers_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",
         "leak_view": "leak_picture",
         "memory_plots": "dial, shift_picture, users_at_once, waste_over_time",

@@ -355,7 +355,8 @@ def _name_points(
     places = [ax.transData.transform((x, y)) for _, x, y in points]
     taken = [(px - 7 * unit, py - 7 * unit, px + 7 * unit, py + 7 * unit) for px, py in places]
     taken += [(px - unit, py - unit, px + unit, py + unit) for px, py in line]
-    for (name, x, y), (px, py) in zip(points, places, strict=True):
+    named = zip(points, places, strict=True)  # the highest first, so that no two lines cross
+    for (name, x, y), (px, py) in sorted(named, key=lambda one: -one[1][1]):
         wide = 5.6 * unit * max(len(name), 4)
         away = sorted(
             ((dx, -dy) for dx in (14, -14, 40, -40) for dy in range(0, 130, 8)),

@@ -194,6 +194,45 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     )
 
 
+# -- why old keys stay ----------------------------------------------------------------------------
+
+
+def readers_picture(labels: Sequence[str], layers: int) -> Picture:
+    """From which tokens each K and V is made, layer above layer; the last of the labels is new."""
+    wide, tall, high, count = 150.0, 74.0, 28.0, len(labels)
+    sheet = Sheet(SIDE + wide * count, 10.0 + tall * layers)
+    note = "arrow: from the token that is read to the one that reads"
+    sheet.heading("What K and V are made of", note, 14)
+    looks = [look(0)] * (count - 1) + [look(1)]
+    low = 46 + tall * (layers - 1)  # of layer 0
+
+    def place(layer: int, token: int) -> tuple[float, float, float, float]:
+        return (SIDE + wide * token, low - tall * layer, wide - 40, high)
+
+    ways = [
+        (layer, old, token)
+        for layer in range(layers - 1)
+        for token in range(count)
+        for old in range(token + 1)  # the causal mask
+    ]
+    for layer, old, token in ways:
+        (x0, y0, w, _), (x, y, _, h) = place(layer, old), place(layer + 1, token)
+        slide = 14.0 * (old - token)  # arrows that come from far end further to the left
+        ends = [(x0 + w / 2, y0), (x + w / 2 + slide, y + h)]
+        sheet.arrow(f"{layer}.{old}.{token}", ends, looks[token].colour, 1.4)
+    for layer in range(layers):
+        sheet.note(f"layer.{layer}", MARGIN, low - tall * layer + 19, f"layer {layer}", 13)
+        for token, label in enumerate(labels):
+            box, name = place(layer, token), f"box.{layer}.{token}"
+            sheet.cell(name, box, "cached" if token < count - 1 else "written", looks[token])
+            sheet.inside(f"{name}.words", box, f"K, V of {label}", 12)
+    new = labels[-1]
+    return sheet.picture(
+        f"Of {len(ways)} arrows in {layers} layers none leads to the left. The new token, {new}, "
+        f"reads {count - 1} older ones, and sends nothing to them: their K and V stay as they are."
+    )
+
+
 # -- two ways to grow -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,69 @@
+"""The check of the exercise on tests: does the learner's test notice every bug of the cache?"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.runner import decode, prefill
+from tutorial_engine.learn.bugs import planted
+from tutorial_engine.learn.bugs_02 import BUGS_02
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, close, guarded, not_done
+from tutorial_engine.model.checkpoint import load_model
+
+CacheTest = Callable[[Callable[..., Tensor]], object]
+ROOM = 256  # slots of the cache
+
+
+def check_cache_test(test: CacheTest) -> Verdict:
+    """Check a learner's function(logits_of) → logits: each bug of BUGS_02 must change them."""
+    model, ran = load_model(), list[int]()  # `ran`: the tokens of each call
+
+    def logits_of(
+        sequence: Sequence[int], new: Sequence[int] = (), chunk_size: int | None = None
+    ) -> Tensor:
+        """As the notebook has it; counts the tokens that run."""
+        request = Request("A", list(sequence))
+        if len(sequence) + len(new) > ROOM:
+            raise CannotBe(f"use at most {ROOM} tokens; far fewer are enough")
+        cache = StaticKVCache.from_config(model.config, max_len=ROOM)
+        cache.storage.k.zero_()  # what memory that was never written may well hold
+        cache.storage.v.zero_()
+        rows = [prefill(model, cache, [request], chunk_size=chunk_size)]
+        for token in new:
+            request.token_ids.append(token)
+            rows.append(decode(model, cache, [request]))
+        ran.append(len(sequence) + len(new))
+        return torch.cat(rows)
+
+    def answer() -> Tensor:
+        got = test(logits_of)
+        if (bad := not_done("cache_test", got, test)) is not None:
+            raise Told(bad)
+        if not isinstance(got, Tensor):
+            raise CannotBe(f"return what logits_of gave, a tensor; got {type(got).__name__}")
+        return got
+
+    def run() -> Verdict:
+        right, tokens = answer(), sum(ran)
+
+        def notices_nothing() -> bool:
+            got = answer()
+            return got.shape == right.shape and close(got, right, 1e-4)
+
+        if not notices_nothing():
+            raise CannotBe("two runs without a bug give different logits")
+        missed = []
+        for name in BUGS_02:
+            with planted(name, BUGS_02):
+                missed += [name] if notices_nothing() else []
+        said = f"cache_test: {len(BUGS_02) - len(missed)} of {len(BUGS_02)} bugs are caught"
+        if missed:
+            asks = "in which forward do the changed lines of a bug matter?"
+            return Verdict(False, f"{said}. Not caught: {'; '.join(missed)}. Ask: {asks}")
+        return Verdict(True, f"{said}, by a test that runs {tokens} tokens")
+
+    with torch.no_grad():
+        return guarded("cache_test", run, test)
