@@ -5,7 +5,7 @@ The slips are those of the checks themselves; beside them stand wrong answers th
 
 import math
 import random
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from tutorial_engine import learn
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
@@ -52,8 +53,10 @@ from tutorial_engine.learn.checks_a2 import (
     right_end_to_end,
 )
 from tutorial_engine.learn.checks_a3 import (
+    FREE_ORDER_SLIPS,
     HITS_SLIPS,
     LOG_SLIPS,
+    check_free_order,
     check_hits,
     check_log,
     right_hits,
@@ -1309,6 +1312,45 @@ def step_that_keeps_a_view(gpu: GpuMemory) -> Any:
     return step
 
 
+def free_order_of_the_pool(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> list[int]:
+    """As the package has it."""
+    pool = BlockManager(1 + max([*queue, *(block for table in tables for block in table)]), 1)
+    for number, block in enumerate(pool.blocks):
+        block.hash = bytes([number]) if number in named else None
+    pool.free_queue = OrderedDict.fromkeys(queue)
+    for table in tables:
+        for block in table:
+            pool.blocks[block].ref_cnt = 1
+        pool._give_back(table)
+    return list(pool.free_queue)
+
+
+def free_order_block_by_block(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> deque[int]:
+    order = deque(queue)
+    for table in tables:
+        for block in table:
+            if block not in named:
+                order.appendleft(block)
+        order.extend(block for block in table[::-1] if block in named)
+    return order
+
+
+def hits_by_blocks(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
+    """Wrong: each block is looked up in one list for its place in the prompt."""
+    known, found = set[tuple[int, ...]](), []
+    for prompt in prompts:
+        ends = range(block_size, len(prompt) + 1, block_size)
+        blocks = [(end, *prompt[end - block_size : end]) for end in ends]
+        many = next((i for i, b in enumerate(blocks) if b not in known), len(blocks))
+        found.append(min(many, (len(prompt) - 1) // block_size))
+        known |= {*blocks}
+    return [number * block_size for number in found]
+
+
 def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
     """As the package finds them: by the beginnings of earlier prompts, block by block."""
     known: set[tuple[int, ...]] = set()
@@ -1483,6 +1525,16 @@ EXERCISES |= {
             ),
         ],
     ),
+    "free_order": Exercise(
+        check_free_order,
+        [free_order_of_the_pool, free_order_block_by_block],
+        FREE_ORDER_SLIPS,
+        [
+            (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
+            (lambda queue, tables, named: [*queue, *sum(tables, [])], "queue [2], tables [[0, 4]"),
+            (lambda queue, tables, named: sorted([*queue, *sum(tables, [])]), "expected [3, 4"),
+        ],
+    ),
     "hits": Exercise(
         check_hits,
         [
@@ -1498,6 +1550,7 @@ EXERCISES |= {
             (lambda prompts, size: [0, 68, 44, 68], "each number is a multiple of 32"),
             (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
             (lambda prompts, size: [0, 96, 64, 96], "expected [0, 64, 32, 64]"),
+            (hits_by_blocks, "blocks of 4, got [0, 0, 8]"),
         ],
     ),
     "log": Exercise(
