@@ -5,7 +5,7 @@ The slips are those of the checks themselves; beside them stand wrong answers th
 
 import math
 import random
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from tutorial_engine import learn
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import num_blocks_in
@@ -53,8 +54,10 @@ from tutorial_engine.learn.checks_a2 import (
     right_end_to_end,
 )
 from tutorial_engine.learn.checks_a3 import (
+    FREE_ORDER_SLIPS,
     HITS_SLIPS,
     LOG_SLIPS,
+    check_free_order,
     check_hits,
     check_log,
     right_hits,
@@ -1328,6 +1331,75 @@ def step_that_keeps_a_view(gpu: GpuMemory) -> Any:
     return step
 
 
+def free_order_of_the_pool(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> list[int]:
+    """As the package has it."""
+    pool = BlockManager(1 + max([*queue, *(block for table in tables for block in table)]), 1)
+    for number, block in enumerate(pool.blocks):
+        block.hash = bytes([number]) if number in named else None
+    pool.free_queue = OrderedDict.fromkeys(queue)
+    for table in tables:
+        for block in table:
+            pool.blocks[block].ref_cnt = 1
+        pool._give_back(table)
+    return list(pool.free_queue)
+
+
+def free_order_block_by_block(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> deque[int]:
+    order = deque(queue)
+    for table in tables:
+        for block in table:
+            if block not in named:
+                order.appendleft(block)
+        order.extend(block for block in table[::-1] if block in named)
+    return order
+
+
+def hits_by_blocks(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
+    """Wrong: each block is looked up in one list for its place in the prompt."""
+    known, found = set[tuple[int, ...]](), []
+    for prompt in prompts:
+        ends = range(block_size, len(prompt) + 1, block_size)
+        blocks = [(end, *prompt[end - block_size : end]) for end in ends]
+        many = next((i for i, b in enumerate(blocks) if b not in known), len(blocks))
+        found.append(min(many, (len(prompt) - 1) // block_size))
+        known |= {*blocks}
+    return [number * block_size for number in found]
+
+
+def step_that_warms_up(gpu: GpuMemory) -> Any:
+    step = step_that_keeps(gpu)
+    step([1, 1])
+    return step
+
+
+def step_that_keeps_another(keep: Callable[[GpuMemory, Tensor], object]) -> Any:
+    """Wrong: what is kept is not the tensor that the recording reads."""
+
+    def make_step(gpu: GpuMemory) -> Any:
+        def recorded(lens: Tensor, positions: Tensor) -> Any:
+            replay = gpu.record(lambda lens, at: at < lens[:, None], lens, positions)
+
+            def step(new_lens: list[int]) -> Tensor:
+                lens.copy_(torch.tensor(new_lens))
+                return replay()
+
+            return step, keep(gpu, positions) if keep is clone_of else None
+
+        step, kept = recorded(gpu.tensor([1, 1]), gpu.tensor(range(8)))
+        step.keeps = kept if keep is clone_of else keep(gpu, torch.empty(0))
+        return step
+
+    return make_step
+
+
+def clone_of(gpu: GpuMemory, positions: Tensor) -> Tensor:
+    return positions.clone()
+
+
 def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
     """As the package finds them: by the beginnings of earlier prompts, block by block."""
     known: set[tuple[int, ...]] = set()
@@ -1490,16 +1562,31 @@ EXERCISES |= {
     ),
     "make_step": Exercise(
         check_step,
-        [step_that_keeps, step_that_keeps_a_view],
+        [step_that_keeps, step_that_keeps_a_view, step_that_warms_up],
         STEP_SLIPS,
         [
             (lambda gpu: lambda lens: lens, "step([3, 5]) must give [[1, 1, 1, 0"),
             (lambda gpu: lambda lens: step_that_keeps(gpu)(lens), "record once, in make_step"),
             (lambda gpu: (step_that_keeps(gpu), 0), "return the function step(new_lens)"),
+            (step_that_keeps_another(clone_of), "the place of `positions` was given away"),
+            (step_that_keeps_another(lambda gpu, _: gpu), "the place of `positions` was given"),
+            (
+                step_that_keeps_another(lambda gpu, _: gpu.tensor(range(8))),
+                "the place of `positions` was given away",
+            ),
             (
                 lambda gpu: lambda lens: torch.arange(8) < torch.tensor(lens)[:, None],
                 "recorded once",
             ),
+        ],
+    ),
+    "free_order": Exercise(
+        check_free_order,
+        [free_order_of_the_pool, free_order_block_by_block],
+        FREE_ORDER_SLIPS,
+        [
+            (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
+            (lambda queue, tables, named: [*queue, *tables], "queue [2], tables [[0, 4]"),
         ],
     ),
     "hits": Exercise(
@@ -1517,6 +1604,7 @@ EXERCISES |= {
             (lambda prompts, size: [0, 68, 44, 68], "each number is a multiple of 32"),
             (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
             (lambda prompts, size: [0, 96, 64, 96], "expected [0, 64, 32, 64]"),
+            (hits_by_blocks, "blocks of 4, got [0, 0, 8]"),
         ],
     ),
     "log": Exercise(

@@ -6,12 +6,14 @@ The files are those of the versions that the lessons read. Knows text; knows no 
 
 import re
 
+from tutorial_engine.learn.vllm_places import SOURCE
+
 GITHUB = "https://github.com"
 VLLM, LLAMA = f"{GITHUB}/vllm-project/vllm", f"{GITHUB}/ggml-org/llama.cpp/blob/b10970"
 TRANSFORMERS = f"{GITHUB}/huggingface/transformers/blob/v5.23.0"
 # How a file's path begins → what its address begins with.
 TREES = {
-    "vllm/": f"{VLLM}/blob/v0.32.0/",
+    "vllm/": SOURCE,
     "python/sglang/": f"{GITHUB}/sgl-project/sglang/blob/v0.5.19/",
     "src/llama-": f"{LLAMA}/",
     "tools/server/": f"{LLAMA}/",

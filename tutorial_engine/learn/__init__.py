@@ -32,7 +32,7 @@ __getattr__, __all__ = hands_out(
         "checks_04": "check_context_shift, check_num_blocks, check_slots, check_visible",
         "checks_a1": "check_rank_mlp",
         "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
-        "checks_a3": "check_hits, check_log",
+        "checks_a3": "check_free_order, check_hits, check_log",
         "dry_runs": "Job, dry_run, steps",
         "eager_pages": "EagerPages, cost, drama, tokens",
         "earlier": "bring",

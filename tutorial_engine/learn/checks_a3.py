@@ -1,5 +1,6 @@
-"""The checks of the exercises beside vLLM: what a burst finds, and two lines of vLLM's log."""
+"""The checks of the exercises beside vLLM: free blocks, what a burst finds, a line of its log."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tutorial_engine.lab.vllm import recorded_run
@@ -7,8 +8,79 @@ from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.trace.events import Added, Admitted
+from tutorial_engine.trace.history import history
 
+FreeOrder = Callable[[Sequence[int], Sequence[Sequence[int]], set[int]], list[int]]
 Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
+
+
+def right_free_order(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> list[int]:
+    """The free blocks as they are taken, when these tables are given back one after the other."""
+    front: list[int] = []
+    end: list[int] = []
+    for table in tables:
+        nameless = [block for block in reversed(table) if block not in named]
+        front = nameless + front
+        end = end + [block for block in reversed(table) if block in named]
+    return [*front, *queue, *end]
+
+
+FREE_ORDER_SLIPS: Slips = slips_of(
+    right_free_order,
+    """
+    [*front, *queue, *end] → [*queue, *front, *end]
+        a block without a hash goes to the front, before the blocks that are free already
+    [*front, *queue, *end] → [*front, *end, *queue]
+        a block with a hash goes to the end, behind the blocks that are free already
+    [*front, *queue, *end] → [*end, *queue, *front]
+        blocks without a hash are taken first, and blocks with a hash last: they may still be found
+    [*front, *queue, *end] → [*front, *end]
+        the blocks that were free before stay in the queue
+    in reversed(table) if block in named → in table if block in named
+    in reversed(table) if block not in named → in table if block not in named
+        in both parts the tail of a table goes before its head
+    in reversed(table) if block in named → in table if block in named
+        the tail of a table goes before its head among the blocks with a hash, too
+    in reversed(table) if block not in named → in table if block not in named
+        the tail of a table goes before its head among the blocks without a hash, too
+    front = nameless + front → front = front + nameless
+        each table's blocks without a hash go before all others, those of earlier tables as well
+    for table in tables → for table in tables[::-1]
+        the tables are given back in this order: the first one's blocks are in the queue already
+    for table in tables → for table in tables[:1]
+        all tables are given back, not only the first one
+    [*front, *queue, *end] → [*queue, *front[::-1], *end]
+        blocks without a hash go before the queue so far, and the tail of a table before its head
+    """,
+)
+FREE_ORDER_CASES = (
+    ([2], [[0, 4], [1, 3]], {0, 1, 2}),  # vLLM's own run, at the end of step 23
+    ([6, 1], [[2, 7, 4, 5], [3, 9, 0, 8]], {1, 2, 7, 3, 9}),
+    ([], [[2, 4, 1]], {2}),
+    ([5, 3], [[4, 1, 0], [2, 6]], {0, 1, 2, 3, 4, 6}),
+)
+
+
+def _taken_there() -> str:
+    """ "" if r2 takes the block that the rule puts first, in vLLM's recorded run."""
+    found = list(history(recorded_run("small_pool")))[24].planned.requests["r2"].table
+    first = right_free_order(*FREE_ORDER_CASES[0])[0]
+    return "" if found[-1] == first else f"vLLM took block {found[-1]}, this rule gives {first}"
+
+
+def check_free_order(function: FreeOrder) -> Verdict:
+    """Check a learner's free_order(queue, tables, named) → the free blocks as they are taken."""
+    return judge(
+        *("free_order", function, right_free_order, FREE_ORDER_CASES, FREE_ORDER_SLIPS),
+        "free_order: block 3 is taken in step 24, as in vLLM",
+        read=lambda answer: list(answer) if isinstance(answer, deque | tuple) else answer,
+        where=lambda got, queue, tables, named: (
+            f"queue {queue}, tables {tables}, with a hash {sorted(named)}, got {got}"
+        ),
+        then=_taken_there,
+    )
 
 
 def right_hits(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
@@ -22,6 +94,12 @@ def right_hits(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
                     best = max(best, end)
         found.append(best)
     return found
+
+
+def _blocks_of(size: int, *prompts: Sequence[int]) -> set[tuple[int, ...]]:
+    """The full blocks of all these prompts, whatever is before them."""
+    ends = ((prompt, end) for prompt in prompts for end in range(size, len(prompt) + 1, size))
+    return {tuple(prompt[end - size : end]) for prompt, end in ends}
 
 
 HITS_SLIPS: Slips = slips_of(
@@ -46,6 +124,10 @@ HITS_SLIPS: Slips = slips_of(
     prompt[:end] → prompt[end - block_size : end]
     earlier[:end] → earlier[end - block_size : end]
         a hash stands for the block and for all that is before it: that must be equal, too
+    list(prompt[:end]) == → _blocks_of(block_size, prompt[:end]) <=
+    list(earlier[:end]) → _blocks_of(block_size, *prompts[:i])
+        each block is known, but behind another one: of the same block after other blocks the keys
+        and values differ, so look it up together with all blocks before it
     best = max(best, end) → best = end
         the longest beginning counts, whichever of the earlier prompts has it, not the last one
     prompts[:i] → [p for p in prompts[:i] if p[:block_size] == prompt[:block_size]][:1]
@@ -68,6 +150,7 @@ def burst_cases() -> list[tuple[list[list[int]], int]]:
         ([[*one, 9], [*other[:4], *one[4:], 9]], 4),
         ([half, [*one, 30], [*one, 31]], 4),
         ([[*one, 30], half, [*one, 31]], 4),
+        ([[*one, 30], [*other[:8], 30], [*one[:4], *other[4:8], 30]], 4),
     ]
 
 

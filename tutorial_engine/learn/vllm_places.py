@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tutorial_engine.learn.elsewhere import find
 
 OPENED = "vLLM 0.32.0"
+SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/"  # of this version
 TO_BEGIN_WITH = ("plan a step", "take memory away", "let in, give blocks", "order of the free")
 
 
@@ -50,7 +51,7 @@ PLACES = (
         "Scheduler.schedule",
         "There it is not a method of its own: look for token_budget. Tokens that a small model has "
         "guessed (speculative decoding) need room, too. For a request that is alone "
-        "long_prefill_token_threshold does not hold.",
+        "long_prefill_token_threshold does not hold (look for num_eligible_reqs > 1).",
     ),
     Place(
         "take memory away",
@@ -193,7 +194,8 @@ class Places:
             cells = (
                 f"<b>{escape(what)}</b>",
                 f"<code>{escape(ours)}</code>" if ours else "nothing",
-                f"<code>{escape(theirs)}</code><br/>vllm/{escape(file)}",
+                f"<code>{escape(theirs)}</code><br/>"
+                f'<a href="{SOURCE}vllm/{file}">vllm/{escape(file)}</a>',
                 escape(more),
             )
             row = "".join(f'<td style="text-align:left;vertical-align:top">{c}</td>' for c in cells)

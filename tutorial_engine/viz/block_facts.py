@@ -333,10 +333,24 @@ class BlockRun:
             return f"with {now.held[name]} shared tokens"
         if request.status == "preempted":
             step, blocks, many = now.lost[name]
-            return f"since step {step} took {blocks_said(blocks)} ({many} computed tokens are lost)"
+            took = f"since step {step} took {blocks_said(blocks)}"
+            kept = min(self._findable(now, request.token_ids), many)
+            if kept:
+                return f"{took} (of {many} computed tokens {kept} can still be found)"
+            return f"{took} ({many} computed tokens are lost)"
         many = len(request.token_ids)
         need = counted(-(-many // self.block_size), "block")
         return f"with {counted(many, 'token')} to run ({need})"
+
+    def _findable(self, now: BlockStep, ids: tuple[int, ...]) -> int:
+        """How many tokens of this beginning are in blocks that can be found; one is left to run."""
+        there = {self.hashed.get(key): key for key in now.hashes.values()}
+        size, parent = self.block_size, None
+        for end in range(size, len(ids), size):
+            parent = there.get(Hashed(ids[end - size : end], parent))
+            if parent is None:
+                return end - size
+        return max(len(ids) - 1, 0) // size * size
 
     def _in_use(self, step: int) -> str:
         """Blocks in use, the tokens in them, and the slots that are not filled."""

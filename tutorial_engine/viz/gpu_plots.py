@@ -38,14 +38,14 @@ def gpu_timeline(*steps: GpuStep, floor: float | None = None) -> Picture:
     )
     scale = (RIGHT_END - LEFT) / max(step.seconds for step in steps)
     for number, step in enumerate(steps):
-        _step(scene, step, 44 + PANEL * number, scale)
+        _step(scene, step, 44 + PANEL * number, scale, first.busy)
     _axis(scene, low, max(step.seconds for step in steps), scale, floor)
     if near:
         _near(scene, first.launches, first.seconds, first.busy, low + 52)
     return scene.picture(_caption(steps, floor), zoom=1.0)
 
 
-def _step(scene: Sheet, step: GpuStep, top: float, scale: float) -> None:
+def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) -> None:
     name, wide, y = step.what, step.seconds * scale, top + 24
     scene.text(f"{name}.title", LEFT, top + 14, f"{name}: {_ms(step.seconds)}", 12.5, **BOLD)
     low = y + LANE + BETWEEN
@@ -55,7 +55,10 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float) -> None:
         scene.rect(f"{name}.launch", (LEFT, y, 6, LANE), BLUE, "one launch", stroke=INK)
         scene.note(f"{name}.free", LEFT + 14, y + 20, "one launch; then the CPU is free", 12)
         scene.rect(f"{name}.work", (LEFT, low, wide, LANE), GREEN, "the recorded step", stroke=INK)
-        words = f"the same kernels, one behind the other: {_ms(step.seconds)}"
+        words = f"the same kernels, one behind the other: {_ms(step.seconds)}; above: {_ms(busy)}"
+        mark = LEFT + busy * scale
+        style: Style = {"stroke": INK, "stroke_width": 1.6, "stroke_dasharray": "3 2"}
+        scene.add(f"{name}.busy", "path", d=f"M{mark:.1f} {low}v{LANE}", **style, **DEAF)
         if LEFT + wide + 8 + text_width(words, 12) < RIGHT_END:
             scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
         else:

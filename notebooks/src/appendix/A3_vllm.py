@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebook 05, and takes about 40 minutes. vLLM is an engine that serves many users on many GPUs.
+# This appendix comes after notebook 05, and takes about 50 minutes. vLLM is an engine that serves many users on many GPUs.
 # Here you see what it decided for some requests, and what the engine of these notebooks decides for the same ones. You do
 # not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with the small model of these notebooks. The records are
 # part of the package.
@@ -80,8 +80,9 @@ if importlib.util.find_spec("vllm"):
 # **Objective:** read a run of vLLM in pictures that you know.
 #
 # In the next run three users sent their requests to vLLM at the same time. The memory was small: 5 blocks of 32
-# tokens. A request takes its second block in the step that runs its token 33. (vLLM counts its blocks from 1. The trace counts them from 0,
-# as this engine does.)
+# tokens. At most three requests run in a step, and at most 64 tokens: in step 0 `r2` runs only the first 20 tokens of its
+# 24. A request takes its second block in the step that runs its token 33. (vLLM counts its blocks from 1. The trace counts
+# them from 0, as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
@@ -121,7 +122,8 @@ places(two, title) if predictions.reveal(
 ) else None
 
 # %% [markdown]
-# In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free.
+# In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free. From
+# then on one place stays empty, because there is no memory for `r2`. ("Wasted" is the word of notebook 03 for this.)
 
 # %%
 predictions.ask(
@@ -151,7 +153,7 @@ if predictions.reveal("which", 2 if same == len(pairs) else 0):
 # (The upper one is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
 # blocks, and they take memory away from the same request. The scheduler of these notebooks follows vLLM's rules. The tests
 # of the package compare it with 40 recorded runs of vLLM, step by step. (They ran without asynchronous scheduling, as vLLM
-# on a CPU always does. Section 7 says what this is.)
+# on a CPU always does. With it, the next step is planned before the tokens of the last one are known: section 7.)
 
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
@@ -187,6 +189,9 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
     print("preempted:", *step.by_request(Preempted))
     print("step 13 runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
+# %%
+block_view(theirs, 13)
+
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
 # front of the queue. Its tokens are kept.
@@ -208,8 +213,38 @@ if predictions.reveal("again", num_found):
     print(f"step {back.number}: r2 finds {num_found} tokens")
 
 # %% [markdown]
-# Only full blocks can be found, so `r2` finds the 32 tokens of block 2, and runs its other 4 again. For these it needs a second
-# block. None is free until `r0` and `r1` end, so `r2` waits until step 24.
+# Only full blocks can be found, so `r2` finds the 32 tokens of block 2, and runs its other 4. For these it needs a second
+# block. Only block 2 itself is free; it needs one more. So `r2` waits until step 24.
+
+# %% [markdown]
+# ### Exercise 1: the order of the free blocks (10 minutes)
+#
+# `r0` and `r1` end in step 23. Then `r2` finds block 2. Which block does it take as its second one? `queue` has the blocks
+# that are free already; the first one is taken next. `tables` has the tables that are given back, one after the other. No
+# other request has these blocks. `named` has all blocks with a hash. Return the new queue. Blocks without a hash go to its
+# front, and blocks with a hash go to its end. In both parts the tail of a table goes before its head, because more requests can
+# use the head.
+#
+# <details><summary>Hint</summary>For each table make two lists from <code>reversed(table)</code>: the blocks without a
+# hash, and those with one. The first list stands before the queue so far, and the second one behind it.</details>
+
+
+# %% tags=["exercise"]
+def free_order(queue, tables, named):
+    """The list of all free blocks, in the order in which they are taken."""
+    ### BEGIN SOLUTION
+    queue = list(queue)
+    for table in tables:
+        nameless = [block for block in reversed(table) if block not in named]
+        queue = nameless + queue + [block for block in reversed(table) if block in named]
+    return queue
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_free_order
+
+check_free_order(free_order)
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -235,7 +270,7 @@ predictions.ask(
 )
 
 # %% [markdown]
-# ### Exercise 1: how many tokens does each request find? (10 minutes)
+# ### Exercise 2: how many tokens does each request find? (10 minutes)
 #
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
 # that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
@@ -300,16 +335,16 @@ print("CPU KV cache size: 491,520 tokens, Maximum concurrency for 300 tokens per
 print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "bytes per token")
 
 # %% [markdown]
-# ### Exercise 2: where do these numbers come from? (5 minutes)
+# ### Exercise 3: where do these numbers come from? (10 minutes)
 #
-# `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. Begin with the second number of the
-# log. It is the number of all blocks, divided by the blocks of a request of `max_model_len` tokens. It has a fraction. For
-# the first number, multiply the second one by `max_model_len`, and then cut off the fraction. (So it can be less than all slots of
-# the pool: a request of 300 tokens takes 10 blocks, and cannot use the last 20 slots.)
+# Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The
+# log counts all of them, with the null block, which vLLM never gives out (section 7). A request of 300 tokens takes 10
+# blocks, 320 slots. The last 20 stay empty, and the log does not count them. Do not round the second number.
 #
-# <details><summary>Hint</summary>A block is <code>bytes_per_token * block_size</code> bytes, and only whole
-# blocks count: <code>//</code>. A request of <code>max_model_len</code> tokens needs
-# <code>-(-max_model_len // block_size)</code> blocks: this division rounds up.</details>
+# <details><summary>Hint</summary>Begin with the second number. It is the number of all blocks, divided by the blocks of a
+# request of <code>max_model_len</code> tokens: <code>-(-max_model_len // block_size)</code>, rounded up. A block is
+# <code>bytes_per_token * block_size</code> bytes, and only whole blocks count: <code>//</code>. The first number is the second
+# one times <code>max_model_len</code>, without its fraction: <code>int()</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -334,7 +369,13 @@ check_log(log)
 #
 # vLLM's scheduler has 3,436 lines, and ours has about 370. For requests like ours the decisions are the same. The other lines
 # serve what our engine does not have, for example pictures and more than one machine. Each row names our function, and vLLM's
-# function in its file. Begin with the four rows that are open. The others open with a click.
+# function in its file, with a link to it. Begin with the four rows that are open. The others open with a click.
+#
+# **A question for vLLM's code.** Open `BlockPool.free_blocks`. It takes the blocks without a hash in the order "last in,
+# first out". A comment says why. What is the reason?
+#
+# <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality": the block that was given
+# back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
 
 # %%
 from tutorial_engine.learn import Places
