@@ -622,11 +622,8 @@ timeline(scarce.trace.trace()) if chosen else None
 # admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
 # *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
 #
-# C waited for five steps. In the meantime A and B took its blocks. B comes back after one step. This is the pool at that
-# moment: the full blocks of B, which are 3, 4, 6, 9 and 10, are free, and can still be found.
-
-# %% tags=["figure-victim-blocks"]
-block_view(scarce.trace.trace(), step=lost[1].step, labels=labels) if chosen else None
+# C waited for five steps. In the meantime A and B took its blocks. B comes back after one step.
+# Nobody has taken its full blocks, so they are hits.
 
 # %% [markdown]
 # ### Exercise 6: who gives way? (10 minutes)
