@@ -81,7 +81,6 @@ def free_by_emptying(
         block = table.pop()
         ref_cnt[block] -= 1
         if not ref_cnt[block]:
-            del ref_cnt[block]
             free_queue.insert(len(free_queue) if names[block] else place, block)
             place += names[block] is None
 

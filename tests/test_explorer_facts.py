@@ -23,6 +23,7 @@ from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
+from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import (
@@ -633,3 +634,31 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
         gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
         assert set(gone) == {*run.over(step), *run.to_come(step)}
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def test_the_explorer_of_notebook_05_evicts_at_7_blocks_and_preempts_at_5(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    prompts = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
+    explorer = BlockExplorer(model, tokenizer, prompts)
+
+    def told(word: str) -> dict[int, str]:
+        steps = enumerate(explorer.run.steps)
+        return {i: fact for i, step in steps for fact in step.facts if word in fact}
+
+    explorer.set(num_blocks=8)
+    assert not told("evicted") and not told("preempted")
+    explorer.set(num_blocks=7)
+    assert told("evicted").keys() == {8} and told("evicted")[8].startswith("C takes block 2")
+    for num_blocks in (7, 6):
+        explorer.set(num_blocks=num_blocks)
+        assert not told("preempted")
+    explorer.set(num_blocks=5)
+    assert told("preempted").keys() == {9} and told("preempted")[9].startswith("C is preempted")
+    explorer.set(num_blocks=24)
+    assert told("finds")[3].startswith("B finds 4 tokens")
+    explorer.set(block_size=1)
+    assert told("finds")[3].startswith("B finds 7 tokens")

@@ -16,6 +16,7 @@ from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
+from tutorial_engine.lab import hit_rate
 from tutorial_engine.lab.block_size import block_size_trade, table
 from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
@@ -270,6 +271,10 @@ def test_every_wrong_cause_is_ruled_out_by_a_fact() -> None:
     half = check_causes(dict(list(answers().items())[:2]), runs())
     assert half.ok is None and "run 3, run 4, run 5" in half.message
     assert check_causes({"run 1": "bad luck"}, runs()).ok is False
+    names = {v: k for k, v in vars(hit_rate).items() if isinstance(v, str) and v in CAUSES}
+    for style in (str.upper, str.lower):
+        named = {run: style(names[cause]) for run, cause in answers().items()}
+        assert check_causes(named, runs()).ok is True
     verdict = check_causes({name: f" {cause.upper()}" for name, cause in answers().items()}, runs())
     assert verdict.ok is True
     for run, line in zip(runs(), verdict.message.splitlines()[2:], strict=True):

@@ -2,12 +2,12 @@
 # # 05 · Shared beginnings and full memory
 #
 # In notebook 04 each request had blocks of its own. Here requests *share* blocks, and the memory gets full. You write
-# the search in the prefix cache, the eviction and the preemption of the engine. You also find a bug by which one
-# user reads what another user wrote.
+# the search in the prefix cache, the eviction and the preemption of the engine. You also find a bug in somebody else's
+# block manager.
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 4 | sharing, eviction, a leak | 1¾ hours |
+# | sections 1 to 4 | sharing, eviction, a bug | 1¾ hours |
 # | sections 5 to 8 | misses, full memory, your whole engine | 1¼ hours |
 #
 # You should have done notebook 04 up to section 4, or know what a block table is. You may skip
@@ -186,7 +186,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # %% [markdown]
 # If two different texts had the same hash, one user would read another user's K and V. SHA-256 makes this
 # practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
-# requests with the same salt share blocks, for example those of one user. (A hit is faster. So without salts a user can
+# requests with the same salt share blocks, for example those of one user. Here the salt belongs to the memory
+# (`use_salt`), in vLLM to each request. (A hit is faster. So without salts a user can
 # measure whether somebody has sent the same text.)
 #
 # SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
@@ -218,8 +219,8 @@ print("found by each of them:", found_by(at_once))
 # %% [markdown]
 # Two more questions:
 #
-# <details><summary>What if the forward fails?</summary>Then no K and V were written in this step. The engine takes the
-# hashes of the step back. A request that has found one of these blocks is computed again.</details>
+# <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
+# not. So the hashes of this step are taken back. A request that has found one of these blocks is computed again.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>The first block keeps the hash and is found. The
 # second block stays in the table of its request, and has no hash.</details>
@@ -251,8 +252,8 @@ block_view(forked.trace.trace(), step=1, labels=labels)
 # %% [markdown]
 # The prompt has 10 tokens. Blocks 0 and 1 are full, so they are only read, and both requests may hold them. Block 2 is
 # open: both requests would write to the same slots. So the one that writes first gets a copy. The other one is then the
-# only holder of block 2, and goes on in it. This is *copy on write*. (A.1 runs the last prompt token once more, because it
-# needs logits for its own choice.)
+# only holder of block 2, and goes on in it. This is *copy on write*. A.1 runs the last prompt
+# token once more: A has used the logits of the prompt for its own choice, and the engine does not keep them.
 
 # %%
 box("fork")
@@ -270,17 +271,6 @@ box("fork")
 # end of the queue. In which order?
 
 
-# %% jupyter={"source_hidden": true}
-def after_a():
-    """A block manager with 7 blocks of 4, in which A held three blocks and is over."""
-    blocks = BlockManager(num_blocks=7, block_size=4)
-    blocks.admit("A", ids_a[:12])
-    blocks.cache_full_blocks("A", ids_a[:12], 12)  # they can be found from now on
-    blocks.commit("A", 12)  # and are computed
-    blocks.free("A")
-    return blocks
-
-
 # %%
 predictions.ask(
     "queue",
@@ -288,22 +278,32 @@ predictions.ask(
     ["3 4 5 6 0 1 2", "3 4 5 6 2 1 0", "0 1 2 3 4 5 6"],
 )
 
-# %%
-blocks = after_a()
-if predictions.reveal("queue", " ".join(map(str, blocks.free_queue))):
-    blocks.admit("B", [1] * 20)
-    print("B needs five blocks and gets", blocks.tables["B"])
-    blocks.free("B")
-    later = ids_a[:13]  # A's prompt and one token more
-    print("of A's three blocks C finds", len(blocks.find(later)))
+# %% tags=["figure-queue"]
+pool_of_7, once = make_engine(make_pages(num_blocks=7)), SamplingParams(max_tokens=1)
+pool_of_7.add_request("A", ids_a[:12], once)
+pool_of_7.run()
+order = " ".join(map(str, pool_of_7.memory.blocks.free_queue))
+chosen = predictions.reveal("queue", order)
+block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
 
 # %% [markdown]
-# The *tail* of A, block 2, goes first, so C still finds the blocks 0 and 1. If the head had gone first, C would have
-# found nothing, because a chain of hashes is searched from its start.
+# Now B comes with 19 tokens that nobody had before, and needs five blocks. Then C comes, whose first 12 tokens are A's:
+
+# %% tags=["figure-evicted"]
+pool_of_7.add_request("B", prompts[1] + prompts[0] + prompts[2][:2], SamplingParams(max_tokens=2))
+pool_of_7.run()
+pool_of_7.add_request("C", ids_a[:13], once)
+pool_of_7.run()
+print("tokens found by each of them:", found_by(pool_of_7))
+block_view(pool_of_7.trace.trace(), step=1, labels=labels) if chosen else None
+
+# %% [markdown]
+# The *tail* of A, block 2, goes to B and is evicted. So C still finds the blocks 0 and 1. If the head had gone first, C
+# would have found nothing, because a chain of hashes is searched from its start.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
-# of the queue.
+# of the queue. In vLLM `BlockPool.free_blocks` (vllm/v1/core/block_pool.py) does the same.
 
 # %% [markdown]
 # ### Exercise 2: a request ends and gives its blocks back (10 minutes)
@@ -338,42 +338,14 @@ def free(table, ref_cnt, free_queue, hashes):
 
 
 # %%
-from tutorial_engine.learn import check_free, check_take
+from tutorial_engine.learn import check_free
 
 server.use(free, check_free)
 
 # %% [markdown]
-# ### Exercise 3: hand out a free block, and forget what it held (5 minutes)
-#
-# `take` hands out the next block. This is where a block is evicted: it gets new content, so it must not be found
-# under its old hash.
-#
-# <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
-# <code>cached</code>, and set <code>hashes[block]</code> to None.</details>
-
-
-# %% tags=["exercise"]
-def take(free_queue, hashes, cached):
-    """The next block. hashes: {block: its hash or None}; cached: {hash: block that is found}."""
-    ### BEGIN SOLUTION
-    block = free_queue.pop(0)
-    if hashes[block] is not None:
-        del cached[hashes[block]]
-        hashes[block] = None
-    return block
-    ### END SOLUTION
-
-
-# %%
-server.use(take, check_take)
-
-# %%
-run = server.serve([*PROMPTS, STORY, STORY + " Anna"], SamplingParams(max_tokens=8))
-
-# %% [markdown]
 # ## 4 · How can she know of the coat?
 #
-# **Objective:** find out how one user can read what another one wrote.
+# **Objective:** explain an answer that cannot be right.
 #
 # Somebody else's block manager serves three requests, one after the other, in a pool of 9 blocks of 4. Here is what they
 # asked, and what they got:
@@ -405,13 +377,48 @@ chosen = predictions.reveal("coat", 2 if story.stale else 0)
 leak_picture(story) if chosen else None
 
 # %% [markdown]
-# The hashes of user 1's beginning led to blocks 0 and 1. They were right when these blocks were full for the first time. But
+# The hashes of user 1's beginning led to blocks 0 and 1. At first, these blocks did hold user 1's text. But
 # user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. These keys are still rotated for the positions 32 to 34 (RoPE,
 # notebook 01), and not for 0 to 2. The text is fluent all the same, and no error was raised. This is a *stale* read.
 
 # %% [markdown]
-# Here is a log of four other requests, A to D, with the same block manager. Each is over before the next one comes. A
+# ### Exercise 3: hand out a free block (5 minutes)
+#
+# `take` hands out the next block. This is where a block is evicted: it gets new content, so it must not be found
+# under its old hash.
+#
+# <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
+# <code>cached</code>, and set <code>hashes[block]</code> to None.</details>
+
+
+# %% tags=["exercise"]
+def take(free_queue, hashes, cached):
+    """The next block. hashes: {block: its hash or None}; cached: {hash: block that is found}."""
+    ### BEGIN SOLUTION
+    block = free_queue.pop(0)
+    if hashes[block] is not None:
+        del cached[hashes[block]]
+        hashes[block] = None
+    return block
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_take
+
+server.use(take, check_take)
+
+# %% [markdown]
+# Here are the same three requests in `server`, with your `take`. It calls them A, B and C, in the order in which they
+# come. Now A and C get the same answer:
+
+# %%
+one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
+run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
+
+# %% [markdown]
+# Here is a log of four other requests, A to D, with the faulty block manager. Each is over before the next one comes. A
 # block is *cached* when it is full (the log has four characters of its hash), and *found* by this hash.
 
 # %%
@@ -423,7 +430,7 @@ print(log_text(log))
 # %% [markdown]
 # ### Exercise 4: find the stale read (15 minutes)
 #
-# Which request reads K and V that are not its own? Do not search by eye: write `stale`. It goes through a log, and
+# Which request reads K and V of a text that is not its own beginning? Do not search by eye: write `stale`. It goes through a log, and
 # returns the list of all lines in which a block is found that no longer holds what the hash says. Each line has
 # `line.step`, `line.who`, `line.what` ("takes", "caches" or "finds"), `line.block` and `line.hash`.
 #
@@ -463,24 +470,17 @@ print()
 show_source(StaleBlocks.forget)
 
 # %% [markdown]
-# Here are the same three requests in `server`, with your `take`. It calls them A, B and C, in the order in which they
-# come. Now A and C get the same answer:
-
-# %%
-one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
-run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
-
-# %% [markdown]
 # How would a test have found this bug? Five bugs are planted one after the other:
 #
 # - a taken block keeps its hash: the bug above;
 # - hashes without the parent's: a hash stands for the tokens of one block only;
-# - found too early: a block can be found before a *later* step writes it;
+# - found too early: a block is found now, but its K and V are written only in a later step;
 # - a shared block is written: there is no copy on write;
 # - blocks are freed head first.
 #
 # There are four tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt;
-# and requests one after the other in a pool so small that blocks are used again.
+# and requests one after the other in a pool so small that blocks are used again. After each step `check_integrity` compares
+# the tables, the counts, the free queue and the hashes with each other. It never looks at a token or at K and V.
 
 # %%
 predictions.ask(
@@ -500,11 +500,14 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # %% [markdown]
 # The first four columns count the answers with the right tokens. `found` counts the prompt tokens that were hits in
 # the last test. Fewer than in the row “no bug” means wasted work. More means that stale blocks were found. `integrity` is
-# the first error of `check_integrity`, which runs after each step.
+# the first error of `check_integrity`.
 #
 # No bug shows when a request is alone. Two bugs show only when several requests run together, one only with samples, and
 # one only when blocks are used again. If blocks are freed head first, all tokens are right, and only `found` shows the
 # bug. So a cache needs all of these tests.
+#
+# Two bugs give a wrong token, and `check_integrity` says “fine”: the tables, counts and hashes agree with each other, and
+# still a hash stands for the wrong text, or the K and V are not there yet. Only the tokens show this.
 
 # %% [markdown]
 # ---
@@ -602,20 +605,25 @@ predictions.ask(
     ["none", "1", "21"],
 )
 
-# %%
+# %% tags=["figure-victims"]
 from tutorial_engine.lab import when_memory_full as when_full
+from tutorial_engine.viz import timeline
 
 lost = when_full(scarce.trace.trace())
 again = [one.num_tokens - one.num_found for one in lost]
-if predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1]))):
-    for one, number in zip(lost, again, strict=True):
-        print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, runs {number} again")
-    print("same tokens as with plenty of memory:", got_16 == right_16)
+chosen = predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1])))
+for one, number in zip(lost, again, strict=True) if chosen else ():
+    print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, runs {number} again")
+print("same tokens as with plenty of memory:", got_16 == right_16)
+timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
 # A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the queue. When it is
-# admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. B was lucky: nobody had
-# taken its old blocks yet, so its full blocks were hits. C's blocks had been taken.
+# admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
+# *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
+#
+# C waited for five steps. In the meantime A and B took its blocks. B comes back after one step.
+# Nobody has taken its full blocks, so they are hits.
 
 # %% [markdown]
 # ### Exercise 6: who gives way? (10 minutes)
@@ -671,18 +679,18 @@ print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
 
 # %% [markdown]
 # **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
-# A and B begin alike. Make the pool smaller until somebody is preempted. Then set 24 blocks of 1: how many tokens do A
-# and B share now, and why not 4 as before?
+# A and B begin alike. With 7 blocks, C evicts a block in step 8. Make the pool smaller until somebody is preempted. Then
+# set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
 #
-# <details><summary>Answer</summary>With blocks of 4 it begins at 7 blocks. With blocks of 1 they share 7 tokens: every
-# common token is found, because each of them fills a block.</details>
+# <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 1, B
+# finds 7 tokens: every common token is found, because each of them fills a block.</details>
 
 # %% tags=["figure-full-explorer"]
 from tutorial_engine.viz import BlockExplorer
 
 shared_start = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
-explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=12)
-explorer.set(step=3)
+explorer = BlockExplorer(model, tokenizer, shared_start, num_blocks=7)
+explorer.set(step=8)
 explorer
 
 # %% [markdown]
@@ -709,12 +717,19 @@ show_source(PagedKVCache.tokens_to_admit)
 print()
 show_source(EagerPages.tokens_to_admit)
 
+# %% [markdown]
+# | | |
+# |---|---|
+# | pool | 100 blocks of 4, no prefix cache |
+# | a chunk | at most 256 tokens |
+# | users A to D | 32 new tokens each |
+# | E, the last to come | a prompt of 387 tokens, which fits only when the others are done |
+# | victim | the last one that was admitted |
+
 # %%
 predictions.ask(
     "thrash",
-    "The pool has 100 blocks of 4, a chunk has at most 256 tokens, and there is no prefix cache. The users A to D get "
-    "32 tokens each. E brings 387 tokens, which fit only when the others are done. The last one that was admitted is "
-    "preempted. What happens to E if room for its first chunk is enough?",
+    "What happens to E if room for its first chunk is enough?",
     [
         "it is never preempted",
         "it is preempted once, and then waits for the users",
@@ -766,12 +781,10 @@ print(bring(server, "03_scheduler.ipynb"))
 # %% [markdown]
 # Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
-# picture, *recompute* is what a request runs when it comes back: the tokens that it has lost, and its newest one. Who
-# comes back with few of them has found the rest in the prefix cache.
+# picture, look at *recompute*. If this number is small, the prefix cache had the rest.
 
 # %% tags=["figure-preempted"]
 from tutorial_engine.trace import Preempted
-from tutorial_engine.viz import timeline
 
 NAMES = "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo".split()
 THINGS = ["a red kite", "a blue ball", "a green hat"]
@@ -783,8 +796,8 @@ timeline(run.trace)
 # %% [markdown]
 # Does your engine decide the same as vLLM? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server`
 # serves the same requests with your parts. The next cell compares each step: how many tokens each request runs, what it
-# finds, who is preempted, and which blocks are taken. (The blocks may have other numbers than in vLLM, as long as the same
-# block of vLLM is always the same block here.)
+# finds, who is preempted, and which blocks are taken. (Numbers may differ, but each vLLM block must always match
+# one block here.)
 
 # %%
 server.beside_vllm()
@@ -820,7 +833,7 @@ last = ("no cache", "transformers", "vLLM 0.32, recorded here", "yours")
 print(ledger_table([rows[path] for path in last]))
 
 # %% [markdown]
-# The tolerance of 0.0027 is what a path may differ by at most. The paths above differ by at most 0.0001. In every step the
+# The tolerance of 0.0027 is the largest difference we allow. The paths above differ by at most 0.0001. In every step the
 # best token is more than 0.001 ahead of the second, so differences this small cannot change a token.
 #
 # <details><summary>All of this with a real model</summary>

@@ -58,6 +58,8 @@ FREE_SLIPS: Slips = slips_of(
     ref_cnt[block] -= 1 → pass
     == 0] → == 1]
         nobody holds a block that is free: count down in ref_cnt to 0
+    free_queue[:] = without → [ref_cnt.pop(block) for block in gone]; free_queue[:] = without
+        ref_cnt has lost the blocks that are free; nobody holds them, so their count is 0
     ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
         who gives a block back that another holds counts down, too
     """,
@@ -73,7 +75,7 @@ def _freed(
     """The queue, the counts and the hashes, after the table was given back."""
     held = list(table)
     free(table, ref_cnt, queue, hashes)
-    return [queue, [ref_cnt.get(block, 0) for block in held], hashes]
+    return [queue, [ref_cnt.get(block) for block in held], hashes]
 
 
 def check_free(free: Part) -> Verdict:
@@ -121,6 +123,9 @@ TAKE_SLIPS: Slips = slips_of(
         only block 3 is taken, or nothing is ever found
     hashes[block] = None →
         hashes[3] still has the old hash; block 3 is empty: None
+    del cached[hashes[block]] → pass
+    hashes[block] = None →
+        you did not forget the hash of block 3: take it out of `cached`, and set hashes[3] to None
     hashes[block] = None → del hashes[block]
         hashes has lost block 3; the block is still there, and it is empty: hashes[3] = None
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))

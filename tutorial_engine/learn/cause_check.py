@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from tutorial_engine.lab import hit_rate
 from tutorial_engine.lab.hit_rate import CAUSES, Case, cases, cure_table
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -38,7 +39,9 @@ def check_causes(answers: Mapping[str, object], runs: Sequence[Case] | None = No
 
 
 def _cause(answer: object) -> object:
-    """A cause by its text, however it is written, or as it is."""
+    """A cause by its text or by its name, however it is written, or as it is."""
     if not isinstance(answer, str):
         return answer
-    return next((c for c in CAUSES if c.casefold() == answer.strip().casefold()), answer)
+    said = answer.strip()
+    said = getattr(hit_rate, said.upper(), said)
+    return next((c for c in CAUSES if c.casefold() == str(said).casefold()), answer)
