@@ -36,7 +36,8 @@ class SlowBlocks:
 
     def found(self, tokens: Tokens) -> list[int]:
         hits: list[int] = []
-        by_tokens = {known: block for block, known in self.known.items()}
+        first_wins = reversed(self.known.items())
+        by_tokens = {known: block for block, known in first_wins}
         while self.caching and (len(hits) + 1) * self.size <= len(tokens) - 1:
             block = by_tokens.get(tokens[: (len(hits) + 1) * self.size])
             if block is None:
@@ -83,9 +84,7 @@ class SlowBlocks:
     def promise(self, name: str, tokens: Tokens, start: int, end: int) -> None:
         full = range(start // self.size, end // self.size)  # after this step
         for index in full if self.caching else ():
-            beginning = tokens[: (index + 1) * self.size]
-            if beginning not in self.known.values():
-                self.known[self.tables[name][index]] = beginning
+            self.known[self.tables[name][index]] = tokens[: (index + 1) * self.size]
 
     def take_back(self, name: str, start: int) -> None:
         """The forward failed: whatever the table has from here on was never written."""

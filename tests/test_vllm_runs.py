@@ -1,7 +1,12 @@
-"""What vLLM 0.32 decided on 40 runs, recorded from it, and what this engine decides on them."""
+"""What vLLM 0.32 decided on 41 runs, recorded from it, and what this engine decides on them.
+
+In the last one prompts of whole blocks are asked again: their last block is computed twice, and
+both copies can be found.
+"""
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -9,7 +14,7 @@ import pytest
 import torch
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.lab.beside_vllm import compare, recorded_decisions, vllm_path
+from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.learn.own_memory import find, free, take
 from tutorial_engine.learn.own_scheduler import plan_step
@@ -17,7 +22,7 @@ from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-RUNS = recorded_decisions()
+RUNS = recorded_decisions() + read_runs(Path(__file__).parent / "vllm_asked_again.json.gz")
 
 
 @pytest.mark.parametrize("number", range(len(RUNS)))
@@ -35,8 +40,19 @@ def frees_heads_first(self: BlockManager, table: Sequence[int]) -> None:
     GIVE_BACK(self, table[::-1])
 
 
-FIND, GIVE_BACK = BlockManager.find, BlockManager._give_back
+def hashes_only_the_first(
+    self: BlockManager, seq_id: str, token_ids: Sequence[int], num_tokens: int
+) -> None:
+    """Of two equal blocks the second one has no name, and is taken again first."""
+    CACHE(self, seq_id, token_ids, num_tokens)
+    for block in [block for twins in self._twins.values() for block in twins]:
+        self.forget(block)
+
+
+CACHE, FIND = BlockManager.cache_full_blocks, BlockManager.find
+GIVE_BACK = BlockManager._give_back
 MISTAKES = {
+    "an equal block without a hash": ("cache_full_blocks", hashes_only_the_first),
     "hits without the last token": ("find", leaves_two_tokens),
     "the free order reversed": ("_give_back", frees_heads_first),
 }

@@ -25,13 +25,19 @@ Step = dict[str, Any]
 
 
 def workload(draw: random.Random) -> list[tuple[list[int], int]]:
-    """Prompts, some of which begin alike, and how many tokens each wants."""
+    """Prompts, some of which begin alike or come twice, and how many tokens each wants."""
     shared = draw.choices(VOCABULARY, k=100)
     requests = []
     for _ in range(draw.choice([3, 6, 10])):
         beginning = shared[: draw.choice([0, 0, 20, 33, 64, 70, 96])]
-        own = draw.choices(VOCABULARY, k=draw.randrange(1, 120))
-        requests.append((beginning + own, draw.randrange(1, 70)))
+        prompt = beginning + draw.choices(VOCABULARY, k=draw.randrange(1, 120))
+        if requests and draw.random() < 0.2:  # the same again
+            prompt = draw.choice(requests)[0]
+        if (
+            len(prompt) > BLOCK_SIZE and draw.random() < 0.3
+        ):  # whole blocks: the last one is not found
+            prompt = prompt[: len(prompt) // BLOCK_SIZE * BLOCK_SIZE]
+        requests.append((prompt, draw.randrange(1, 70)))
     return requests
 
 

@@ -59,7 +59,8 @@ class BlockManager:
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free_queue = OrderedDict.fromkeys(range(num_blocks))  # the first one is taken next
         self.tables: dict[str, list[int]] = {}  # seq_id -> block ids, by position
-        self.cached: dict[bytes, int] = {}  # hash -> block id
+        self.cached: dict[bytes, int] = {}  # hash -> the block that is found
+        self._twins: dict[bytes, list[int]] = {}  # hash -> others that hold the same; found later
         self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its full blocks
         self._num_written: dict[str, int] = {}  # seq_id -> blocks of the chain that are computed
         self.use_salt(salt)
@@ -159,7 +160,7 @@ class BlockManager:
         """The step that is being planned computes the first num_tokens: who comes may find them.
 
         A request of the same step reads them as well: each layer writes before anyone reads. Where
-        an equal block is cached already, that one stays the one to be found.
+        an equal block is cached already, that one stays the one to be found, until it is taken.
         """
         size, chain = self.block_size, self._chains[seq_id]
         if not self.prefix_caching or num_tokens // size == len(chain):
@@ -168,10 +169,10 @@ class BlockManager:
             in_block = token_ids[index * size : (index + 1) * size]
             chain.append(self.hash_of(chain[-1] if chain else None, in_block))
             block = self.tables[seq_id][index]
-            if chain[-1] not in self.cached:
-                self.cached[chain[-1]] = block
-                self.blocks[block].hash = chain[-1]
-                self._record(BlockCached, seq_id, block, chain[-1].hex()[:12])
+            if self.cached.setdefault(chain[-1], block) != block:
+                self._twins.setdefault(chain[-1], []).append(block)
+            self.blocks[block].hash = chain[-1]
+            self._record(BlockCached, seq_id, block, chain[-1].hex()[:12])
 
     def commit(self, seq_id: str, num_tokens: int) -> None:
         """The first num_tokens are computed. If more was promised, nobody finds it any more."""
@@ -184,7 +185,7 @@ class BlockManager:
         chain, table = self._chains[seq_id], self.tables[seq_id]
         while len(chain) > self._num_written[seq_id]:
             key = chain.pop()
-            if self.cached.get(key) == table[len(chain)]:
+            if self.blocks[table[len(chain)]].hash == key:
                 self.forget(table[len(chain)])
                 self._record(BlockForgotten, seq_id, table[len(chain)])
 
@@ -229,6 +230,7 @@ class BlockManager:
                 f"{sorted(self.tables)}: the cache is reset when all requests are over"
             )
         self.cached.clear()
+        self._twins.clear()
         self.free_queue = OrderedDict.fromkeys(range(self.num_blocks))
         for block in self.blocks:
             block.hash = None
@@ -238,9 +240,18 @@ class BlockManager:
     def forget(self, block: int) -> bool:
         """Nobody finds this block from now on → whether it could be found until now."""
         key, self.blocks[block].hash = self.blocks[block].hash, None
-        if key is not None:
+        if key is None:
+            return False
+        twins = self._twins.pop(key, [])
+        if self.cached[key] != block:
+            twins.remove(block)
+        elif twins:
+            self.cached[key] = twins.pop(0)
+        else:
             del self.cached[key]
-        return key is not None
+        if twins:
+            self._twins[key] = twins
+        return True
 
     def _is_own(self, block: int) -> bool:
         """May its one holder write to it? Not if others read it, or might find it."""
@@ -301,11 +312,14 @@ class BlockManager:
             free = number in self.free_queue
             assert free == (block.ref_cnt == 0), f"block {number}: free {free}, {block.ref_cnt}"
             if block.hash is not None:
-                assert self.cached.get(block.hash) == number, f"block {number} cannot be found"
+                same = [self.cached.get(block.hash), *self._twins.get(block.hash, [])]
+                assert same.count(number) == 1, f"block {number} cannot be found"
         both = self.free_queue.keys() | held.keys()
         assert both == set(range(self.num_blocks)), f"free and held blocks are {sorted(both)}"
         for key, number in self.cached.items():
-            assert self.blocks[number].hash == key, f"block {number} is found under another hash"
+            for block in (number, *self._twins.get(key, [])):
+                assert self.blocks[block].hash == key, f"block {block} is found under another hash"
+        assert self._twins.keys() <= self.cached.keys(), "a block has twins, and cannot be found"
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"
             assert len(self._chains[name]) <= len(table), f"sequence {name}: chain beyond table"

@@ -188,12 +188,15 @@ class OwnBlocks(BlockManager):
                 raise CannotBe(f"gave {answer!r}, and left the free queue {queue}; it was {left}")
             assert taken is not None, "it was in the queue"
         del self.free_queue[taken]
-        evicted = self.blocks[taken].hash is not None
-        self.cached = cached
-        for number, block in enumerate(self.blocks):
-            block.hash = hashes.get(number)
+        key = self.blocks[taken].hash
+        if key in self._twins:  # the part knows one block of a hash; the others are the package's
+            self.forget(taken)
+        else:
+            self.cached = cached
+            for number, block in enumerate(self.blocks):
+                block.hash = hashes.get(number)
         self.blocks[taken].ref_cnt = 1
-        return taken, evicted
+        return taken, key is not None
 
 
 class OwnPages(PagedKVCache):
