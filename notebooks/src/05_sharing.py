@@ -222,8 +222,8 @@ print("found by each of them:", found_by(at_once))
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
 # not. So the hashes of this step are taken back. A request that has found one of these blocks is computed again.</details>
 #
-# <details><summary>What if two requests compute the same block?</summary>The first block keeps the hash and is found. The
-# second block stays in the table of its request, and has no hash.</details>
+# <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
+# it is evicted, the second one is found.</details>
 
 # %% [markdown]
 # ## 2 · Two answers to one prompt

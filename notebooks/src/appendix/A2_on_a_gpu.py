@@ -92,8 +92,8 @@ if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] 
         print(f"{engine.what}: {engine.launches} launches, {1000 * engine.seconds:.0f} ms")
 
 # %% [markdown]
-# The step is not longer, because the GPU has time left. But the extra work is small: 1,920 more tokens are 0.22 GB, which
-# take 0.07 ms. More launches do make it longer: transformers, another library, runs the same model with about twice as many
+# The step is not longer, because the GPU has time left. But the extra work is small: the keys and values of
+# 1,920 more tokens are less than a fifth of the weights. More launches do make it longer: transformers, another library, runs the same model with about twice as many
 # launches, and its step takes almost twice as long. So the step takes as long as the CPU needs for its launches. The
 # strongest test is in section 2: the same kernels, without the launches.
 
@@ -145,8 +145,7 @@ gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
 # This is the strongest test: without the launches the same kernels take 2.5 ms and not 14.0. The GPU worked 2.3 ms before
-# (the dashed line). It no longer has to wait for Python. (A few launches remain outside the recording. Before it the tensors are filled. After it
-# the logits are computed, and the best token of each sequence.)
+# (the dashed line). It no longer has to wait for Python.
 #
 # The next cell shows how our engine records. First it runs the step once (`compute()`), because libraries prepare
 # themselves at their first call. Then it calls `compute()` again, inside `torch.cuda.graph`. This time the GPU computes nothing:
@@ -426,11 +425,13 @@ predictions.ask(
 one, many = (Work(num_seqs=n, new=1, old=199).num_bytes(shape, itemsize=2) for n in (1, 64))
 if predictions.reveal("batch", "the same kernels serve all of them, and the weights are read once"):
     print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
+    kv = (many - one) / 63  # keys and values of one request
+    print(f"of both {(one - kv) / 1e9:.2f} GB are the weights")
 
 # %% [markdown]
-# The weights (1.19 GB) are read once. The keys and values of 64 requests add 1.47 GB. Together this is about twice what one
-# request reads (1.22 GB). Each of the 700 kernels runs once for all 64. Bytes alone do not explain the time: 64 single steps
-# take 160 ms, of which 26 ms are reading weights.
+# The weights are read once, and the keys and values of 64 requests come on top. Together this is about twice what one
+# request reads. But bytes alone do not explain the time: of a single step only about a sixth is reading weights. Each of
+# the 700 kernels runs once for all 64.
 
 # %% [markdown]
 # Our engine first copies the keys and values of all contexts to one place. A copy reads and writes, and then attention

@@ -189,7 +189,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
     print("preempted:", *step.by_request(Preempted))
     print("step 13 runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
-# %%
+# %% tags=["figure-preempted"]
 block_view(theirs, 13)
 
 # %% [markdown]
