@@ -960,6 +960,7 @@ EXERCISES |= {
         [
             RIGHT["num_tokens_to_run"],
             but("num_tokens_to_run", torch.tensor),
+            but("num_tokens_to_run", float),
             lambda known, computed, budget: sorted((known - computed, budget))[0],
         ],
         c3.SHARE_SLIPS,
@@ -1013,12 +1014,13 @@ EXERCISES |= {
         ],
     ),
     "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price
-        lambda answer: c3.check_budget(answer, lambda budget: 10.0 + min(budget, 107)),
+        lambda answer: c3.check_budget(answer, lambda budget: 10.0 + 1e-12 + min(budget, 107)),
         [lambda gap: int(gap - 10), lambda gap: (gap - 10) // 1, lambda gap: np.int64(gap - 10)],
         {},
         [
             (lambda gap: int(gap), "with it the longest gap is 36 ms"),
             (lambda gap: int(gap - 11), "with 16 the longest gap is 26 ms: that is short enough"),
+            (lambda gap: int(gap - 11), "round: 26.000000000001"),
             (lambda gap: gap - 10, "for 60.7 ms got 50.7; a budget is a whole number of tokens"),
             (lambda gap: int(gap - 26), "at least 1"),
         ],
@@ -1046,6 +1048,7 @@ EXERCISES |= {
         [
             (policy(typed_patience), "instead of self.patience?"),
             (policy(lambda self: late(self)[0]), "IndexError"),
+            (policy(lambda self: min(late(self), key=lambda one: one.arrival)), "list is empty"),
         ],
     ),
 }

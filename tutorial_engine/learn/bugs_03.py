@@ -24,8 +24,7 @@ BUGS_03: Zoo = {
         "from_allocations",
         (
             "[one.context_slots for one in allocations]",
-            "[a.context_slots for a in "
-            "(allocations[::-1] if len(ids) == len(firsts) else allocations)]",
+            "[one.context_slots for one in allocations[:: -1 if len(ids) == len(firsts) else 1]]",
         ),
     ),
     "one generator for all requests": edited(

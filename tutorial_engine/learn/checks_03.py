@@ -11,12 +11,12 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
-from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
+from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work, waiting_first
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan_step as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
-from tutorial_engine.learn.parts import listed, number, whole
-from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, guarded, not_done
+from tutorial_engine.learn.parts import listed, number, whole_tokens
+from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, guarded, not_done, open_verdict
 from tutorial_engine.trace.events import Admitted, Trace
 
 # -- 1. how many tokens
@@ -36,6 +36,9 @@ SHARE_SLIPS: Slips = {
     "some of its tokens are computed already": lambda n, done, left: min(n, left),
     "subtract first, and then compare with what the budget has left": lambda n, done, left: (
         min(n, left) - done
+    ),
+    "what is computed is subtracted from the known tokens, not from the budget": (
+        lambda n, done, left: min(n, left - done)
     ),
     "a budget that is used up has no token left, not even one": lambda n, done, left: max(
         1, min(n - done, left)
@@ -57,7 +60,7 @@ def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
     """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
 
     def read(answer: object) -> int:
-        if (got := whole(answer)) is None:
+        if (got := whole_tokens(answer)) is None:
             raise CannotBe(f"got {answer!r}, which is no whole number; a step runs whole tokens")
         return got
 
@@ -89,9 +92,7 @@ def _one_each(work: Work) -> Work:
 
 
 PLAN_SLIPS: Slips = {
-    "those who run already come first": lambda running, waiting, budget, most: right_plan(
-        [], [*waiting[: max(0, most - len(running))], *running], budget, most + len(running)
-    ),
+    "those who run already come first": waiting_first,
     "a request that runs already may have more than 1 token left: run them": (
         lambda running, *case: right_plan(_one_each(running), *case)
     ),
@@ -104,7 +105,7 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
     def read(answer: object) -> dict[str, int | None]:
         if not isinstance(answer, Mapping):
             raise CannotBe(f"it must return a dict, name -> tokens; got {answer!r}")
-        return {name: whole(share) for name, share in answer.items()}
+        return {name: whole_tokens(share) for name, share in answer.items()}
 
     return judge(
         *("plan_step", function, right_plan, PLANS, PLAN_SLIPS),
@@ -229,16 +230,17 @@ def check_budget(
         answer = function(most)
         if (bad := not_done("largest_budget", answer, function)) is not None:
             raise Told(bad)
-        got, budget = f"for {most:g} ms got {answer!r}", whole(answer)
-        if isinstance(answer, float) and answer.is_integer():  # 26.0 // 1
-            budget = int(answer)
+        got, budget = f"for {most:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
         if budget is None or budget < 1:
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
         if (gap := longest_gap(budget)) > most + 1e-6:
             raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
         if (gap := longest_gap(budget + 1)) <= most + 1e-6:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
-            raise CannotBe(f"{got}; {more}: that is short enough too")
+            told = "that is short enough too"
+            if gap > most:  # a search by measuring meets the noise of floats
+                told += f". If you measured it, round: {gap!r} counts as {most:g}"
+            raise CannotBe(f"{got}; {more}: {told}")
         return f"{budget} for {most:g} ms"
 
     def run() -> Verdict:
@@ -250,7 +252,14 @@ def check_budget(
 
 # -- 5. and 6. policies
 
-JOBS = (Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5), Job("D", 40, 4, 2), Job("E", 5, 8, 3))
+JOBS = (
+    Job("A", 10, 6),
+    Job("B", 7, 3),
+    Job("C", 3, 5),
+    Job("D", 40, 4, 2),
+    Job("E", 5, 8, 3),
+    Job("F", 5, 2, 4),
+)
 ONE_PLACE = EngineConfig(max_num_seqs=1, max_num_batched_tokens=64)
 SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
 PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
@@ -300,11 +309,16 @@ def _check_policy(
     if not (isinstance(policy, type) and issubclass(policy, Scheduler)):
         return Verdict(False, f"{name}: hand over the class, a Scheduler; got {policy!r}")
 
+    if (bad := open_verdict("next_waiting", policy.next_waiting)) is not None:
+        return bad
+
     def alone() -> str:
         mine, ours = (dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler))
         return "" if steps(mine) == steps(ours) else "one request alone runs unlike ours"
 
     def explain(error: Exception) -> str:
+        if isinstance(error, ValueError) and "empty" in str(error):
+            return "nobody has waited for so long, and the list is empty: the shortest is next then"
         is_sort = isinstance(error, AttributeError) and "sort" in str(error)
         return "min(self.waiting, key=...) finds the smallest without sorting" if is_sort else ""
 
@@ -331,9 +345,25 @@ class _LongestFirst(Scheduler):
         return max(self.waiting, key=lambda request: request.num_prompt_tokens)
 
 
+class _LatestFirst(Scheduler):
+    def next_waiting(self) -> Request:
+        return max(self.waiting, key=lambda request: request.arrival)
+
+
+LAST_OF_EQUALS = "of equally short ones, the first to arrive is next, not the last"
 SHORTEST_SLIPS: Mapping[str, Any] = {
     "that is first come, first served": Scheduler,
     "that begins with the longest": _LongestFirst,
+    "that begins with the one that came last; num_prompt_tokens says how long a prompt is": (
+        _LatestFirst
+    ),
+    **slips_of(
+        ShortestFirst,
+        f"""
+    request.num_prompt_tokens) → (request.num_prompt_tokens, -request.arrival))
+        {LAST_OF_EQUALS}
+    """,
+    ),
 }
 
 
@@ -359,12 +389,18 @@ FAIR_SLIPS: Mapping[str, Any] = {
         length
     min(late, key=lambda request: request.arrival) → late[-1]
         of those who have waited for so long, the one that came first is next, not the last one
+    min(late, → max(late,
+        of those who have waited for so long, the one that came first is next, not the newest
+    super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
+        of equally short ones, the first to arrive is next, not the last
     self.now() - request.arrival >= → self.now() >=
         how long a request has waited is self.now() - request.arrival, not self.now()
     self.now() - request.arrival >= → request.arrival >=
         how long a request has waited is self.now() - request.arrival, not request.arrival
     >= self.patience → >= Fair.patience
         did you write the number instead of self.patience?
+    >= self.patience → <= self.patience
+        that puts those first who have waited for at most self.patience seconds: at least is >=
     >= self.patience → < self.patience
         that puts those first who have waited for less than self.patience
     >= self.patience → > self.patience

@@ -11,7 +11,7 @@ from typing import Any
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.learn.parts import CannotBe, Parts, listed, number, whole
+from tutorial_engine.learn.parts import CannotBe, Parts, listed, number, whole_tokens
 from tutorial_engine.model.batch import Allocation
 
 Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
@@ -32,6 +32,12 @@ def plan_step(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> d
             shares[name] = num_tokens_to_run(left, 0, budget)
             budget -= shares[name]
     return shares
+
+
+def waiting_first(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> dict[str, int]:
+    """As plan_step, but those who wait go before those who run: a usual mistake."""
+    newcomers = waiting[: max(0, max_num_seqs - len(running))]
+    return plan_step([], [*newcomers, *running], budget, len(newcomers) + len(running))
 
 
 def ttft_and_tpot(arrival: float, token_times: Sequence[float]) -> tuple[float, float]:
@@ -184,7 +190,7 @@ class OwnScheduler(Scheduler):
         with self.parts.blamed("num_tokens_to_run"):
             left = max(0, plan.budget)  # overdrawn by an unchecked rule
             answer = self.parts("num_tokens_to_run", known, computed, left)
-            share, most = whole(answer), known - computed
+            share, most = whole_tokens(answer), known - computed
             if self.is_checked:
                 most = min(most, left)
             if share is None or not 0 <= share <= most:
@@ -256,7 +262,7 @@ def _possible(
     """The plan as whole numbers. CannotBe for one that no step can run, or that may not."""
     left = dict([*running, *waiting])
     given = answer if isinstance(answer, Mapping) else {}
-    shares = {name: share for name, n in given.items() if (share := whole(n)) != 0}
+    shares = {name: share for name, n in given.items() if (share := whole_tokens(n)) != 0}
     if (
         not shares
         or any(n is None or not 0 < n <= left.get(name, 0) for name, n in shares.items())

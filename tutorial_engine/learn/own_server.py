@@ -25,6 +25,7 @@ from tutorial_engine.engine.inputs import (
     params_for_each,
     token_ids_of,
 )
+from tutorial_engine.engine.policies import StaticBatching
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
@@ -44,6 +45,7 @@ from tutorial_engine.learn.own_scheduler import (
     PARTS_03,
     POLICIES,
     checked_metrics,
+    waiting_first,
     with_parts,
 )
 from tutorial_engine.learn.parts import CannotBe, Parts, PartsHolder, Plugged, whole
@@ -368,9 +370,16 @@ class OwnServer(PartsHolder):
 
     def _beside(self, runs: Sequence[Run]) -> "BesideVLLM":
         names = [name for name in self._deciding if name in DECIDING]
+        return BesideVLLM(names, self._beside_each(runs))
+
+    def _beside_each(
+        self, runs: Sequence[Run], policy: type[Scheduler] | None = None
+    ) -> list[Beside]:
+        """Each run, planned again by the parts, or by a policy of the package."""
         found = []
         for run in runs:
             engine = self.engine(
+                policy=policy,
                 memory_bytes=self._bytes_of(run),
                 block_size=run["block_size"],
                 prefix_caching=run["enable_prefix_caching"],
@@ -379,7 +388,7 @@ class OwnServer(PartsHolder):
             # who computes attention decides nothing here
             engine.runner = ModelRunner(self.model, engine.memory.storage)
             found.append(beside(run, decide_again(run, engine).steps, "yours"))
-        return BesideVLLM(names, found)
+        return found
 
     def _bytes_of(self, run: Run) -> int | None:
         """The memory of vLLM's blocks in a run, for the part `num_blocks`; with rows None."""
@@ -409,6 +418,20 @@ class OwnServer(PartsHolder):
     def path(self, **limits: Any) -> LedgerPath:
         """A row of the ledger: the parts as they are, each step followed by an integrity check."""
         return engine_path(lambda: self.engine(**limits))
+
+
+def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
+    """How two other rules do in the steps of `beside_vllm` with rows: not all are easy to meet."""
+    server, recorded = OwnServer(model, tokenizer), recorded_decisions()
+    runs = [recorded[number] for number in VLLM_RUNS["rows"]]
+    others = {"static batching": server._beside_each(runs, StaticBatching)}
+    server.parts.own["plan_step"] = waiting_first
+    others = {"those who wait go first": server._beside_each(runs)} | others
+    return "\n".join(
+        f"{name}: {sum(run.num_same for run in found)} of {sum(run.num_steps for run in found)}"
+        " steps are the same"
+        for name, found in others.items()
+    )
 
 
 def _names(count: int) -> list[str]:

@@ -105,6 +105,11 @@ def whole(value: object) -> int | None:
         return None
 
 
+def whole_tokens(value: object) -> int | None:
+    """As `whole`, and a float that is a whole number, as `//` and `min` of floats give."""
+    return int(value) if isinstance(value, float) and value.is_integer() else whole(value)
+
+
 def number(value: object) -> float | None:
     """The number that a value is, numpy's and torch's scalars too. None for all others."""
     if isinstance(value, bool | str | bytes):

@@ -189,7 +189,10 @@ def _head(scene: Sheet, i: int, name: str, each: Places, top: float) -> None:
     shown = cut_to(name, 300, 13, True, keep=True)
     scene.text(f"{i}.title", 10, top + 14, shown, 13, **BOLD)
     told = f"{counted(len(each.run.steps), 'step')}, {ms(each.run.end - each.run.start)} · "
-    told += f"wasted: {_wasted(each)}"
+    lives = each.run.lives
+    tokens = counted(sum(len(one.token_times) for one in lives), "new token")
+    told += f"{sum(one.finished is not None for one in lives)} of {len(lives)} requests finished, "
+    told += f"{tokens} · wasted: {_wasted(each)}"
     scene.text(f"{i}.told", 24 + text_width(shown, 13, True), top + 14, told, 12)
 
 

@@ -131,11 +131,13 @@ def throughput_latency(
     curves: Mapping[str, Sequence[tuple[object, float, float]]],
     latency: str = "latency",
     label: str = "",
+    capacity: float | None = None,
 ) -> Picture:
     """Throughput against latency: a line per policy through its points, in the order given.
 
     A point is (its label, tokens per second, latency in ms); `latency` says which latency it is,
-    `label` what the labels count. ValueError for no curve, and for one without a point.
+    `label` what the labels count. `capacity`, in tokens per second, is a line. ValueError for no
+    curve, and for one without a point.
     """
     empty = [name for name, points in curves.items() if not points]
     if empty or not curves:
@@ -164,6 +166,13 @@ def throughput_latency(
     ax.set_ylabel(f"{latency}, ms{', logarithmic' if wide else ''}")
     ax.set_xlabel("tokens per second, all requests together")
     ax.set_title(f"Throughput against {latency}")
+    if capacity is not None:
+        ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
+        at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        ax.annotate(
+            f"full: {_digits(capacity)} tok/s", (capacity, 0.02), (5, 0), fontsize=9.5, **at
+        )
+        told.append(f"counted by hand, it is full at {_digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
     lines_across(ax)
