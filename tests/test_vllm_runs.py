@@ -16,8 +16,8 @@ import torch
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
-from tutorial_engine.learn.own_memory import find, free, take
-from tutorial_engine.learn.own_scheduler import plan_step
+from tutorial_engine.learn.own_memory import find, free, num_blocks, take
+from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -97,12 +97,14 @@ def server_with(memory: str, *parts: Callable[..., Any]) -> OwnServer:
 def test_the_learners_own_parts_decide_as_vllm_does() -> None:
     rows, pages = server_with("rows", plan_step), server_with("pages", free, take, find)
     assert repr(rows.beside_vllm()) == (
-        "✔ Your plan_step decided the same as vLLM in 255 of 255 steps."
+        "✔ With your plan_step, 255 of 255 steps are vLLM's, and 16 of 16 requests have vLLM's "
+        "tokens."
     )
     assert repr(pages.beside_vllm()) == (
-        "✔ Your find, free, take decided the same as vLLM in 203 of 203 steps."
+        "✔ With your find, free, take, 203 of 203 steps are vLLM's, and 16 of 16 requests have "
+        "vLLM's tokens."
     )
-    assert "✔ The package decided the same" in repr(server_with("pages").beside_vllm())
+    assert "✔ With the package's parts, 203" in repr(server_with("pages").beside_vllm())
     with pytest.raises(ValueError, match="vLLM has blocks"):
         server_with("cells").beside_vllm()
 
@@ -111,8 +113,8 @@ def test_a_slip_shows_both_plans() -> None:
     server = server_with("rows")
     server.parts.own["plan_step"] = asks_who_waits_first
     told = repr(server.beside_vllm()).splitlines()
-    assert re.fullmatch("✘ Your plan_step .* in [12][0-9]{2} of 255 steps.", told[0])
-    assert told[1] == "The first other step is step 1: another plan"
+    assert re.fullmatch("✘ With your plan_step, [12][0-9]{2} of 255 steps .* 16 of 16 .*", told[0])
+    assert told[1] == "The first difference: step 1: another plan"
     assert [line.split() for line in told[2:]] == [
         ["vLLM", "yours"],
         ["→", "r0", "runs", "48", "-"],
@@ -126,15 +128,81 @@ def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:
     server = server_with("pages", take, find)
     server.parts.own["free"] = frees_at_the_end
     told = repr(server.beside_vllm())
-    assert re.search(r"✘ Your find, free, take .* of 203", told)
+    assert re.search(r"✘ With your find, free, take, \d+ of 203", told)
     assert re.search(r"vLLM's block \d+ was \d+ here, and is \d+ now\n", told)
     assert re.search(r"\n  free blocks +(\d+) +\1\n  r\d's blocks", told)
+
+
+def first_block_only(table: list[int], block_size: int, num_tokens: int) -> list[int]:
+    return [table[0] * block_size + p % block_size for p in range(num_tokens)]
+
+
+def leaves_the_old_name(
+    free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]
+) -> int:
+    """As `take`, but a block is still found by what it had."""
+    block = take(free_queue, names, old := dict(cached))
+    cached |= {name: number for name, number in cached.items() if name not in old}
+    return block
+
+
+def first_gives_way(
+    request: Any, running: list[Any], allocate: Callable[..., Any], preempt: Callable[..., Any]
+) -> Any:
+    """As `slots_for`, but who came first gives way."""
+    while (slots := allocate(request)) is None:
+        preempt(gone := running[0])
+        if gone is request:
+            return None
+    return slots
+
+
+def seven_blocks(*_: int) -> int:
+    return 7
+
+
+WRONG = {  # of each part that may be named with pages: none that is wrong passes
+    "num_tokens_to_run": lambda known, computed, budget, *_: min(known - computed, budget, 5),
+    "plan_step": asks_who_waits_first,
+    "num_blocks": seven_blocks,
+    "slots": first_block_only,
+    "find": lambda *_: [],
+    "free": frees_at_the_end,
+    "take": leaves_the_old_name,
+    "slots_for": first_gives_way,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_part_is_named_that_decides_nothing(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong one is seen: in the plans, the blocks or the tokens, or it is taken out."""
+    server = server_with("pages")
+    server.parts.own[name] = WRONG[name]
+    told, said = repr(server.beside_vllm()), capsys.readouterr().out
+    assert name in said if "package's parts" in told else told.startswith(f"✘ With your {name}, ")
+
+
+def test_wrong_slots_are_seen_in_the_tokens() -> None:
+    server = server_with("pages", num_blocks)
+    server.parts.own["slots"] = first_block_only
+    told = repr(server.beside_vllm()).splitlines()
+    assert told[0].startswith(
+        "✘ With your num_blocks, slots, 203 of 203 steps are vLLM's, and 0 of"
+    )
+    assert told[1] == "The first difference: new token 0 of r0, and those behind it"
+
+
+def test_a_part_that_is_not_asked_is_not_named() -> None:
+    server = server_with("rows", plan_step, num_tokens_to_run)
+    assert "With your plan_step, 255" in repr(server.beside_vllm())
 
 
 def test_a_part_that_fails_is_told_and_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
     server = server_with("rows")
     server.parts.own["plan_step"] = plans_nothing
-    assert "✔ The package decided" in repr(server.beside_vllm())
+    assert "✔ With the package's parts" in repr(server.beside_vllm())
     assert "your plan_step gave {}" in capsys.readouterr().out
 
 

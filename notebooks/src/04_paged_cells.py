@@ -206,8 +206,8 @@ run = server.serve(PROMPTS, params)
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
-# <code>PagedKVCache._slots_of</code>. Blocks that are neighbours make one piece there, which attention can read without
-# a copy.</details>
+# <code>PagedKVCache._slots_of</code>. If the blocks of a table are neighbours in the pool, their slots are one piece,
+# and attention reads them without a copy.</details>
 
 # %% [markdown]
 # ## 4 · The same engine, on pages
@@ -274,7 +274,8 @@ pages_explorer
 # **Objective:** see what the new map is worth.
 #
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks have
-# internal fragmentation, and any free block fits any request: there is no external one.
+# internal fragmentation, and any free block fits any request: there is no external one. Here a step is counted before
+# finished requests leave. So step 2 has 26 tokens. The picture of blocks above showed 17, because B had left with 9.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -321,8 +322,8 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. On the virtual clock a step pays for each of its tokens, so in milliseconds
-# the gain is smaller. A decode step of a large model on a GPU mostly reads weights (notebook 02), so there the gain is
+# answer comes after a third of the steps. It is three times because a row has 64 slots for at most 20 tokens. On the
+# virtual clock a step pays for each of its tokens, so there the gain is 582 / 342 = 1.7 times. A decode step of a large model on a GPU mostly reads weights (notebook 02), so there the gain is
 # nearer to that in steps.
 
 # %% [markdown]
@@ -470,8 +471,8 @@ for name, backend in ways.items():  # measured here
 # %% [markdown]
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table itself,
 # loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the output.
-# *FlashAttention* is this loop as a kernel, for a tile of queries at once: each block of keys that is loaded serves all
-# of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages. Cutting one
+# *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
+# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages. Cutting one
 # long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
@@ -590,13 +591,14 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# Each request has two answers (`n=2`), so two sequences own the cells of its prompt. There are only 28 cells, which is
-# too few for all. C gave its cells back in step 3 and came again in step 6. So its TPOT is 25.2 ms. Cells that are given
-# back get tokens of others, and the order in memory is no longer that of the text.
+# Each request has two answers (`n=2`). At first two sequences share all prompt cells but the last. With 28 cells this
+# does not last: in steps 2 and 3 C and all second answers give their cells back. Later each runs again in cells of its
+# own. So C's first answer has a TPOT of 25.2 ms. Cells that are given back get tokens of others, and the order in memory
+# is no longer that of the text.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
-# up to the last used one, in the order in which they lie, and your answer becomes a mask. The order does not matter,
-# because RoPE is in each key.
+# up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does
+# not matter, because RoPE is in each key.
 
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
@@ -742,7 +744,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the las
 #
 # Cells, pages and rows are three maps over *one* storage. The block size is the dial between them: at one end
 # a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests,
-# eight of which have the same 8 tokens at their beginning, come one after the other and share 256 slots.
+# eight of which have the same 8 tokens at their beginning, come one after the other and share 256 slots. Pages keep full
+# blocks of earlier requests and use them again (notebook 05). Cells and rows do not.
 
 # %%
 predictions.ask(
@@ -788,8 +791,8 @@ for p in points:
 #
 # **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
 # here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
-# hundreds of tokens. It measures two times for each token: *bookkeeping* is the work of the block manager, and *reading*
-# is the copy of its K in one layer through the block table.
+# hundreds of tokens. It measures two times for each token: *bookkeeping* is the work of the block manager. *Reading* is
+# the time to copy one token's K, in one layer, out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -810,7 +813,7 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does. Each block is one turn of the loop, so with blocks of 1 the loop is about ten times slower than with blocks of
+# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks of
 # 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less, and find more
 # of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there. SGLang's default
 # is 1 for ordinary models: every common token is found, and nothing is wasted.
@@ -842,8 +845,9 @@ dials
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
-# bytes into blocks, and your `slots` says where each token lies. The blocks may have other numbers than in vLLM, as long
-# as the same block of vLLM is always the same block here.
+# bytes into blocks. The package's block manager chooses the blocks. They may have other numbers than in vLLM, as long
+# as the same block of vLLM is always the same block here. Your `slots` says where each token lies. If it is wrong,
+# the steps are the same, but the answers are not. So the tokens of each request are compared as well.
 
 # %%
 server.beside_vllm()
@@ -855,7 +859,7 @@ server.beside_vllm()
 #   blocks of different contents, and a block may have hundreds of tokens.
 # - K and V in 8 bits: twice as many tokens in the same memory.
 # - Multi-head latent attention: one short vector a token instead of K and V for each head.
-# - llama.cpp can use a piece of an old text again that is no prefix, by moving its positions (`--cache-reuse`).
+# - llama.cpp can use a piece from the middle of an old text again, by moving its positions (`--cache-reuse`).
 # - Does a sliding window save memory? Only if the engine gives back the blocks that no later query can see. In vLLM
 #   this is the work of `SlidingWindowManager`.
 #

@@ -187,8 +187,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # If two different texts had the same hash, one user would read another user's K and V. SHA-256 makes this
 # practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
 # requests with the same salt share blocks, for example those of one user. Here the salt belongs to the memory
-# (`use_salt`), in vLLM to each request. (A hit is faster. So without salts a user can
-# measure whether somebody has sent the same text.)
+# (`use_salt`), in vLLM to each request.
 #
 # SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
 # new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
@@ -295,7 +294,7 @@ pool_of_7.run()
 pool_of_7.add_request("C", ids_a[:13], once)
 pool_of_7.run()
 print("tokens found by each of them:", found_by(pool_of_7))
-block_view(pool_of_7.trace.trace(), step=1, labels=labels) if chosen else None
+block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. So C still finds the blocks 0 and 1. If the head had gone first, C
@@ -721,15 +720,14 @@ show_source(EagerPages.tokens_to_admit)
 # | | |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
-# | a chunk | at most 256 tokens |
-# | users A to D | 32 new tokens each |
-# | E, the last to come | a prompt of 387 tokens, which fits only when the others are done |
+# | new tokens of each of the users A to D | 32 |
+# | prompt of E, the last to come | 387: it fits only when the others are done |
 # | victim | the last one that was admitted |
 
 # %%
 predictions.ask(
     "thrash",
-    "What happens to E if room for its first chunk is enough?",
+    "The first chunk of E has 256 tokens. What happens to E if room for this chunk is enough?",
     [
         "it is never preempted",
         "it is preempted once, and then waits for the users",

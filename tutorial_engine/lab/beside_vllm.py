@@ -78,20 +78,24 @@ def decide_again(run: Run, engine: LLMEngine) -> Decided:
 
 
 class Beside(NamedTuple):
-    """In how many of vLLM's steps another engine decided the same; of the others, the first."""
+    """In how many of vLLM's steps another engine decided the same, and how many requests had the
+    same tokens; of what differs, the first.
+    """
 
     num_same: int
     num_steps: int
+    same_tokens: int
+    num_requests: int
     first_difference: str  # both sides of it; "" if there is none
 
 
-def beside(run: Run, steps: Sequence[Step], name: str = "ours") -> Beside:
-    """vLLM's steps of a run, and those of another engine, which is called `name`.
+def beside(run: Run, decided: Decided, name: str = "ours") -> Beside:
+    """vLLM's side of a run, and that of another engine, which is called `name`.
 
     The numbers of blocks may be others, if one renaming, one to one, explains them over the whole
     run: two pools begin with free queues in two orders.
     """
-    renamed, num_same, told = dict[int, int](), 0, ""
+    renamed, num_same, told, steps = dict[int, int](), 0, "", decided.steps
     for number, theirs in enumerate(run["steps"]):
         ours = steps[number] if number < len(steps) else NOTHING
         blocks = _renamed(theirs, ours, renamed)
@@ -102,7 +106,22 @@ def beside(run: Run, steps: Sequence[Step], name: str = "ours") -> Beside:
         num_same += not blocks
     if len(steps) > len(run["steps"]) and not told:
         told = f"vLLM needs {len(run['steps'])} steps, {name} {len(steps)}"
-    return Beside(num_same, len(run["steps"]), told)
+    pairs = zip(run["token_ids"], decided.tokens, strict=True)
+    others = [number for number, (theirs, ours) in enumerate(pairs) if theirs != ours]
+    if others and not told:
+        told = _other_tokens(run, decided, others[0], name)
+    num_requests = len(run["token_ids"])
+    return Beside(num_same, len(run["steps"]), num_requests - len(others), num_requests, told)
+
+
+def _other_tokens(run: Run, decided: Decided, number: int, name: str) -> str:
+    """Some tokens of a request, from the first one that differs."""
+    theirs, ours = run["token_ids"][number], decided.tokens[number]
+    same = [a == b for a, b in zip(theirs, ours, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    some = slice(first, first + 8)
+    lines = f"  {'vLLM':<6}{theirs[some]}\n  {name:<6}{ours[some]}"
+    return f"new token {first} of r{number}, and those behind it\n{lines}"
 
 
 def _fact(name: str, step: Step, theirs: Step) -> Any:
@@ -135,12 +154,8 @@ def compare(run: Run, model: Qwen3ForCausalLM) -> str:
         trace=Recorder(),
     )
     config = EngineConfig(**{name: run[name] for name in LIMITS})
-    steps, tokens = decide_again(run, LLMEngine(model, config=config, memory=memory))
-    told = beside(run, steps).first_difference
-    for number, (theirs, ours) in enumerate(zip(run["token_ids"], tokens, strict=True)):
-        if theirs != ours:
-            told += f"\nrequest r{number} said\n  vLLM: {theirs}\n  ours: {ours}"
-    return told
+    engine = LLMEngine(model, config=config, memory=memory)
+    return beside(run, decide_again(run, engine)).first_difference
 
 
 def side_by_side(theirs: Step, ours: Step, name: str = "ours") -> str:

@@ -86,20 +86,24 @@ class OwnRun:
 
 
 class BesideVLLM(NamedTuple):
-    """How many of vLLM's steps the learner's parts decide, too, and the first that they do not."""
+    """How many of vLLM's steps and tokens the learner's parts give, too, and the first other one.
+
+    `names` are those of the parts that were asked.
+    """
 
     names: Sequence[str]
     runs: Sequence[Beside]
 
     def __repr__(self) -> str:
-        who = f"Your {', '.join(self.names)}" if self.names else "The package"
-        same = sum(run.num_same for run in self.runs)
-        steps = sum(run.num_steps for run in self.runs)
-        mark = "✔" if same == steps else "✘"
-        told = [f"{mark} {who} decided the same as vLLM in {same} of {steps} steps."]
+        who = f"your {', '.join(self.names)}" if self.names else "the package's parts"
+        same, steps, tokens, requests = (sum(run[i] for run in self.runs) for i in range(4))
         others = [run.first_difference for run in self.runs if run.first_difference]
+        told = [
+            f"{'✘' if others else '✔'} With {who}, {same} of {steps} steps are vLLM's, "
+            f"and {tokens} of {requests} requests have vLLM's tokens."
+        ]
         if others:
-            told.append(f"The first other step is {others[0]}")
+            told.append(f"The first difference: {others[0]}")
         return "\n".join(told)
 
 
@@ -360,7 +364,8 @@ class OwnServer(PartsHolder):
     def beside_vllm(self) -> "BesideVLLM":
         """Situations that were recorded from vLLM, planned again by the parts: the same steps?
 
-        With rows the plans are compared, with pages hits, preemptions and blocks, too.
+        The plans and the tokens are compared, with pages hits, preemptions and blocks, too.
+        A part that was never called is not named.
         """
         if self.memory not in VLLM_RUNS:
             raise ValueError("vLLM has blocks: its runs fit memory='rows' and memory='pages'")
@@ -369,8 +374,10 @@ class OwnServer(PartsHolder):
         return self.settle(lambda: self._beside(runs), lambda _: "")
 
     def _beside(self, runs: Sequence[Run]) -> "BesideVLLM":
-        names = [name for name in self._deciding if name in DECIDING]
-        return BesideVLLM(names, self._beside_each(runs))
+        found = self._beside_each(runs)
+        calls = self.parts.calls
+        names = [name for name in self._deciding if name in DECIDING and calls[name]]
+        return BesideVLLM(names, found)
 
     def _beside_each(
         self, runs: Sequence[Run], policy: type[Scheduler] | None = None
@@ -387,7 +394,7 @@ class OwnServer(PartsHolder):
             )
             # who computes attention decides nothing here
             engine.runner = ModelRunner(self.model, engine.memory.storage)
-            found.append(beside(run, decide_again(run, engine).steps, "yours"))
+            found.append(beside(run, decide_again(run, engine), "yours"))
         return found
 
     def _bytes_of(self, run: Run) -> int | None:
