@@ -27,7 +27,7 @@ Step = dict[str, Any]
 def workload(draw: random.Random) -> list[tuple[list[int], int]]:
     """Prompts, some of which begin alike or come twice, and how many tokens each wants."""
     shared = draw.choices(VOCABULARY, k=100)
-    requests = []
+    requests: list[tuple[list[int], int]] = []
     for _ in range(draw.choice([3, 6, 10])):
         beginning = shared[: draw.choice([0, 0, 20, 33, 64, 70, 96])]
         prompt = beginning + draw.choices(VOCABULARY, k=draw.randrange(1, 120))

@@ -312,13 +312,13 @@ class BlockManager:
             free = number in self.free_queue
             assert free == (block.ref_cnt == 0), f"block {number}: free {free}, {block.ref_cnt}"
             if block.hash is not None:
-                same = [self.cached.get(block.hash), *self._twins.get(block.hash, [])]
-                assert same.count(number) == 1, f"block {number} cannot be found"
+                equal = [self.cached.get(block.hash), *self._twins.get(block.hash, [])]
+                assert equal.count(number) == 1, f"block {number} cannot be found"
         both = self.free_queue.keys() | held.keys()
         assert both == set(range(self.num_blocks)), f"free and held blocks are {sorted(both)}"
         for key, number in self.cached.items():
-            for block in (number, *self._twins.get(key, [])):
-                assert self.blocks[block].hash == key, f"block {block} is found under another hash"
+            for same in (number, *self._twins.get(key, [])):
+                assert self.blocks[same].hash == key, f"block {same} is found under another hash"
         assert self._twins.keys() <= self.cached.keys(), "a block has twins, and cannot be found"
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"

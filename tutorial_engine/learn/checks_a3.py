@@ -55,7 +55,7 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         blocks without a hash go before the queue so far, and the tail of a table before its head
     """,
 )
-FREE_ORDER_CASES = (
+FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
     ([2], [[0, 4], [1, 3]], {0, 1, 2}),  # vLLM's own run, at the end of step 23
     ([6, 1], [[2, 7, 4, 5], [3, 9, 0, 8]], {1, 2, 7, 3, 9}),
     ([], [[2, 4, 1]], {2}),

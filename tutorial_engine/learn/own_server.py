@@ -96,7 +96,11 @@ class BesideVLLM(NamedTuple):
 
     def __repr__(self) -> str:
         who = f"your {', '.join(self.names)}" if self.names else "the package's parts"
-        same, steps, tokens, requests = (sum(run[i] for run in self.runs) for i in range(4))
+        same, steps = (
+            sum(numbers) for numbers in zip(*(run[:2] for run in self.runs), strict=True)
+        )
+        tokens = sum(run.same_tokens for run in self.runs)
+        requests = sum(run.num_requests for run in self.runs)
         others = [run.first_difference for run in self.runs if run.first_difference]
         told = [
             f"{'✘' if others else '✔'} With {who}, {same} of {steps} steps are vLLM's, "
