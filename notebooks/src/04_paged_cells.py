@@ -323,8 +323,8 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
 # answer comes after a third of the steps. It is three times because a row has 64 slots for at most 20 tokens. On the
-# virtual clock a step pays for each of its tokens, so there the gain is 582 / 342 = 1.7 times. A decode step of a large model on a GPU mostly reads weights (notebook 02), so there the gain is
-# nearer to that in steps.
+# virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. A decode step of
+# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -593,8 +593,7 @@ for out in run.outputs:
 # %% [markdown]
 # Each request has two answers (`n=2`). At first two sequences share all prompt cells but the last. With 28 cells this
 # does not last: in steps 2 and 3 C and all second answers give their cells back. Later each runs again in cells of its
-# own. So C's first answer has a TPOT of 25.2 ms. Cells that are given back get tokens of others, and the order in memory
-# is no longer that of the text.
+# own. So C's first answer has a TPOT of 25.2 ms. Cells that are given back get tokens of others.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
 # up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does

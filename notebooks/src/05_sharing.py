@@ -794,7 +794,7 @@ timeline(run.trace)
 # %% [markdown]
 # Does your engine decide the same as vLLM? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server`
 # serves the same requests with your parts. The next cell compares each step: how many tokens each request runs, what it
-# finds, who is preempted, and which blocks are taken. (Numbers may differ, but each vLLM block must always match
+# finds, who is preempted, which blocks are taken, and at the end the tokens. (Numbers may differ, but each vLLM block must always match
 # one block here.)
 
 # %%

@@ -96,9 +96,8 @@ class BesideVLLM(NamedTuple):
 
     def __repr__(self) -> str:
         who = f"your {', '.join(self.names)}" if self.names else "the package's parts"
-        same, steps = (
-            sum(numbers) for numbers in zip(*(run[:2] for run in self.runs), strict=True)
-        )
+        same = sum(run.num_same for run in self.runs)
+        steps = sum(run.num_steps for run in self.runs)
         tokens = sum(run.same_tokens for run in self.runs)
         requests = sum(run.num_requests for run in self.runs)
         others = [run.first_difference for run in self.runs if run.first_difference]
