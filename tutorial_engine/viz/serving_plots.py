@@ -170,7 +170,12 @@ def throughput_latency(
         ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
         ax.annotate(
-            f"full: {_digits(capacity)} tok/s", (capacity, 0.02), (5, 0), fontsize=9.5, **at
+            f"full: {_digits(capacity)} tok/s",
+            (capacity, 0.02),
+            (-5, 0),
+            fontsize=9.5,
+            ha="right",
+            **at,
         )
         told.append(f"counted by hand, it is full at {_digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
