@@ -112,11 +112,11 @@ places(two, "24 requests, four places: who has each place in each step")
 # Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*: their K and V
 # are in the cache. To run = known − computed. For a new prompt this is a large number, and for a decoding request it
 # is 1. A step runs some of it: the **token budget** limits how many tokens one step runs for all requests together.
-# This is the whole rule, without a prefill or decode mode.
+# There is no prefill or decode mode.
 #
 # ### Exercise 1: how many tokens? (5 minutes)
 #
-# Write the rule for one request. `budget_left` is what the requests before it have left of the budget.
+# `budget_left` is what the requests before it have left of the budget.
 #
 # <details><summary>Hint</summary>There are two limits: what the request has left to run, and what the
 # budget has left.</details>
@@ -497,8 +497,8 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # step 0 the prompts of A and B fill the budget.
 #
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
-# as long as F. Nobody waits for its idle places, so they do not count here. In a server somebody waits nearly always. There static
-# batching wastes about half of the places, and the one rule almost none (section 1).
+# as long as F. Nobody waits for its idle places, so they do not count here. In a server
+# somebody waits nearly always.
 #
 # Now the times. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
 # of 20 do not exceed. (Of eight requests, p95 is the worst.)
@@ -579,7 +579,7 @@ throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if answered
 
 # %% [markdown]
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? A step with one request lasts 10 + 1 ms, and
-# one with 16 lasts 10 + 16 ms: 2.4 times. The measured 2.6 is a little more, because the rest of the prompts is read
+# one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is read
 # between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
 # tokens. The last two lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on such
 # a curve.
@@ -771,10 +771,18 @@ for b in (4, 16, 64, 128):
 
 # %% [markdown]
 # With a budget of 16 the gap is 5 ms shorter than with 128, and the first token of L comes five times as late: each
-# step reads all weights for almost no work. A prompt of 8,000 tokens makes the choice real. In one piece it lasts 10 +
-# 8,000 · 0.05 = 410 ms, and stops the others so long. With a budget of 2,048 the longest gap is 112 ms, and its first
-# token comes after 441 ms. With 512 these are 36 ms and 562 ms. Real budgets are hundreds to thousands of tokens
-# (`max_num_batched_tokens` in vLLM).
+# step reads all weights for almost no work. A prompt of 8,000 tokens makes the choice real:
+
+# %%
+for b in (8001, 2048, 512):  # one token of each step is A's
+    num_steps = -(-8000 // (b - 1))
+    ttft = 10 * num_steps + 0.05 * (8000 + num_steps)
+    print(
+        f"budget {b:5,}: longest gap of A {10 + 0.05 * b:4.0f} ms, TTFT of the prompt {ttft:4.0f} ms"
+    )
+
+# %% [markdown]
+# Real budgets are hundreds to thousands of tokens (`max_num_batched_tokens` in vLLM).
 
 # %%
 print(box("step_order"))
@@ -980,13 +988,11 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s the promise about the longest wait is kept, and the one about the mean is broken.
-# Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
+# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
 # 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
-# one before L changes both numbers by an equal step. How large is one step of the mean, and how large is one of the
-# TTFT of L? (Divide the differences in the table by 12.) Start at 351 and 126. How many steps until the mean is at
+# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table by 12.) Start at 351 and 126. How many steps until the mean is at
 # most 300, and how many before the TTFT of L is over 600?
 
 # %%

@@ -844,8 +844,8 @@ dials
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
-# bytes into blocks. The package's block manager chooses the blocks. They may have other numbers than in vLLM, as long
-# as the same block of vLLM is always the same block here. Your `slots` says where each token lies. If it is wrong,
+# bytes into blocks. The package's block manager chooses the blocks. Each vLLM block must
+# always match one block here; numbers may differ. Your `slots` says where each token lies. If it is wrong,
 # the steps are the same, but the answers are not. So the tokens of each request are compared as well.
 
 # %%

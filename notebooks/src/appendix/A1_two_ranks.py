@@ -142,10 +142,17 @@ ranks_picture(report) if answered else None
 
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
-# What grows with the tokens is the size of the sum: the hidden state of every token. Qwen3-8B (36 layers, hidden size
-# 4,096, 2 bytes a number) on two GPUs has 2 · 36 · 4,096 · 2 bytes = 590 KB a token. That is 4.7 GB for a prompt of
-# 8,000 tokens: at best 10 ms over NVLink (450 GB/s), and 150 ms over PCIe 4 (32 GB/s).
-#
+# What grows with the tokens is the size of the sum: the hidden state of every token. For Qwen3-8B on two GPUs:
+
+# %%
+per_token = 2 * 36 * 4096 * 2  # two sums a layer, 36 layers, hidden size 4,096, 2 bytes a number
+print(
+    f"{per_token / 1e3:.0f} KB a token, {8000 * per_token / 1e9:.1f} GB for a prompt of 8,000 tokens"
+)
+for link, speed in {"NVLink, 450 GB/s": 450e9, "PCIe 4, 32 GB/s": 32e9}.items():
+    print(f"{link}: at best {8000 * per_token / speed * 1000:.0f} ms")
+
+# %% [markdown]
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because they
 # get the same requests in the same order, the same logits and the same seeds. No block table has to be sent around. SGLang does the same. vLLM does not:
 

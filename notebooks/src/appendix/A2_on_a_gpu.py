@@ -161,9 +161,9 @@ show_source(CudaGraphs.__call__)
 # A recording knows *places* in the GPU's memory. It does not know Python's tensors. This gives four rules:
 #
 # 1. **The same places.** Ids, positions and slots lie in fixed tensors, which are filled before each replay. What a recording
-#    reads must live as long as the recording.
+#    reads must live as long.
 # 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added (padding).
-# 3. **No decisions.** Python must not read a number from the GPU in the recorded part, for instance with `.item()` or `if`.
+# 3. **No decisions.** In the recorded part no `.item()` and no `if` may read a number from the GPU.
 #    No Python runs in a replay, so it cannot decide.
 # 4. **The result is overwritten.** `play` returns the same tensor `out` each time. The next replay writes into it. Copy
 #    what you need longer.
@@ -388,11 +388,11 @@ serving_picture(
 # %% [markdown]
 # "Wanted" tokens are those that the requests asked for: what padding computes does not count. The first run is slower than
 # the second one, because libraries prepare a kernel when they first see a shape. With a call for each request each length is a new
-# shape. Replay makes one request 5.6 times as fast, but 64 requests only 1.24 times (2,027 to 2,508): their kernels are
+# shape. Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508): their kernels are
 # longer. (We do not know why continuous batching is slower than padding in transformers here.)
 #
 # The answers stay the same. Here both new parts run on your CPU. Attention goes sequence by sequence in place of the
-# kernel, and the step is called in place of a replay. All other code is the same.
+# kernel, and the step is called in place of a replay.
 
 # %%
 from tutorial_engine.lab import batched_paths, equality_ledger as ledger, ledger_table, our_paths
