@@ -498,12 +498,11 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 
 # %% [markdown]
 # The first four columns count the answers with the right tokens. `found` counts the prompt tokens that were hits in
-# the last test. Fewer than in the row “no bug” means wasted work. More means that stale blocks were found. `integrity` is
+# the last test. Fewer than in “no bug” means wasted work, more means stale blocks. `integrity` is
 # the first error of `check_integrity`.
 #
-# No bug shows when a request is alone. Two bugs show only when several requests run together, one only with samples, and
-# one only when blocks are used again. If blocks are freed head first, only `found` shows it. So a cache needs all of
-# these tests.
+# No bug shows when a request is alone. Two show only when several requests run together, one only with samples, and one
+# only when blocks are used again. If blocks are freed head first, only `found` shows it. So a cache needs all these tests.
 #
 # Two bugs give a wrong token, and `check_integrity` says “fine”: tables, counts and hashes agree, but a hash stands for the
 # wrong text, or K and V are not there yet.
