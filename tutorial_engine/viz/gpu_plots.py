@@ -55,7 +55,7 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) ->
         scene.rect(f"{name}.launch", (LEFT, y, 6, LANE), BLUE, "one launch", stroke=INK)
         scene.note(f"{name}.free", LEFT + 14, y + 20, "one launch; then the CPU is free", 12)
         scene.rect(f"{name}.work", (LEFT, low, wide, LANE), GREEN, "the recorded step", stroke=INK)
-        words = f"the same kernels, one behind the other: {_ms(step.seconds)}; above: {_ms(busy)}"
+        words = f"kernels one behind the other: {_ms(step.seconds)}; above: {_ms(busy)}"
         mark = LEFT + busy * scale
         style: Style = {"stroke": INK, "stroke_width": 1.6, "stroke_dasharray": "3 2"}
         scene.add(f"{name}.busy", "path", d=f"M{mark:.1f} {low}v{LANE}", **style, **DEAF)

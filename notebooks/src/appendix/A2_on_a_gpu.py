@@ -2,8 +2,8 @@
 # # A2 · On a GPU
 #
 # This appendix comes after notebook 04, and takes about half an hour. **You do not need a GPU.** The times in it were
-# measured on one H100, a large GPU for servers. All other cells run on your machine. The one cell that looks at a GPU does
-# nothing where there is none. Three names mean three programs, in the pictures as well:
+# measured on one H100, a large GPU for servers. The one cell that looks at a GPU does
+# nothing where there is none; our engine's recordings have not run on a GPU yet. Three names, in the pictures as well:
 #
 # | name | what it is |
 # |---|---|
@@ -95,7 +95,7 @@ if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] 
 # The step is not longer, because the GPU has time left. But the extra work is small: the keys and values of
 # 1,920 more tokens are less than a fifth of the weights. More launches do make it longer: transformers, another library, runs the same model with about twice as many
 # launches, and its step takes almost twice as long. So the step takes as long as the CPU needs for its launches. The
-# strongest test is in section 2: the same kernels, without the launches.
+# strongest test is in section 2: nearly the same kernels, without the launches.
 
 # %% [markdown]
 # **Where do so many launches come from?** You can count them without a GPU. PyTorch has a device with the name `meta`: its
@@ -144,8 +144,8 @@ from tutorial_engine.lab import REPLAYED
 gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
-# This is the strongest test: without the launches the same kernels take 2.5 ms and not 14.0. The GPU worked 2.3 ms before
-# (the dashed line). It no longer has to wait for Python.
+# This is the strongest test. 14.0 ms is the earlier engine, and 2.5 ms the prototype, which records nearly the same work. The
+# GPU's own work took 2.3 ms before (the dashed line): it no longer waits for Python.
 #
 # The next cell shows how our engine records. First it runs the step once (`compute()`), because libraries prepare
 # themselves at their first call. Then it calls `compute()` again, inside `torch.cuda.graph`. This time the GPU computes nothing:
@@ -388,7 +388,7 @@ serving_picture(
 # %% [markdown]
 # "Wanted" tokens are those that the requests asked for: what padding computes does not count. The first run is slower than
 # the second one, because libraries prepare a kernel when they first see a shape. With a call for each request each length is a new
-# shape. Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508): their kernels are
+# shape. Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508 at best): their kernels are
 # longer. (We do not know why continuous batching is slower than padding in transformers here.)
 #
 # The answers stay the same. Here both new parts run on your CPU. Attention goes sequence by sequence in place of the

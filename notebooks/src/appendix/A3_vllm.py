@@ -189,9 +189,6 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
     print("preempted:", *step.by_request(Preempted))
     print("step 13 runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
-# %% tags=["figure-preempted"]
-block_view(theirs, 13)
-
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
 # front of the queue. Its tokens are kept.
@@ -206,15 +203,16 @@ predictions.ask(
     ["0", "32", "35", "36"],
 )
 
-# %%
+# %% tags=["figure-preempted"]
 back = next(step for step in list(history(theirs))[14:] if "r2" in step.by_request(Admitted))
 num_found = back.by_request(Admitted)["r2"].num_cached
-if predictions.reveal("again", num_found):
+if chosen := predictions.reveal("again", num_found):
     print(f"step {back.number}: r2 finds {num_found} tokens")
+block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
 # Only full blocks can be found, so `r2` finds the 32 tokens of block 2, and runs its other 4. For these it needs a second
-# block. Only block 2 itself is free; it needs one more. So `r2` waits until step 24.
+# block. In step 13 (above) only block 2 itself is free: its K and V are still there. So `r2` waits until step 24.
 
 # %% [markdown]
 # ### Exercise 1: the order of the free blocks (10 minutes)
