@@ -61,7 +61,7 @@ COMPILED = GpuStep("replayed, small operations compiled", 1.7e-3)
 DECODE_MS: dict[str, tuple[float, ...]] = {
     "transformers, dynamic cache": (25.0, 24.5, 24.1),
     "transformers, static cache, compiled by itself (87 s)": (3.2,),
-    "this engine, one launch after the other": (14.0, 13.2, 13.5),
+    "earlier engine, one launch after the other": (14.0, 13.2, 13.5),
     "prototype: replayed": (2.5, 2.6, 2.7),
 }
 NUM_SERVED = 64
@@ -69,8 +69,8 @@ SERVED = "64 requests: prompts of 32–512 tokens, 16–128 new ones; Qwen3-0.6B
 SERVING = (
     GpuServing("transformers, padded", 237, 648),
     GpuServing("transformers, continuous batching", 434, 473),
-    GpuServing("this engine, a call for each request, rows", 72, 333),
-    GpuServing("this engine, a call for each request, pages", 67, 310),
+    GpuServing("earlier engine, a call for each request, rows", 72, 333),
+    GpuServing("earlier engine, a call for each request, pages", 67, 310),
     GpuServing("prototype: one call for all, pages", 1404, 2027, least=(554, 1329)),
     GpuServing("prototype: one call for all, replayed, pages", 2244, 2508),
     GpuServing("prototype: rows read in place, replayed", 3388, 3798),

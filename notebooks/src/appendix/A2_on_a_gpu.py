@@ -8,7 +8,7 @@
 # | name | what it is |
 # |---|---|
 # | our engine | the package that you use here |
-# | this engine | in the measurements, "this engine" means an earlier version |
+# | earlier engine | an earlier version of it, measured |
 # | prototype | a first sketch of what our engine does now, measured as well |
 
 # %%
@@ -83,7 +83,7 @@ predictions.ask(
 # %%
 from tutorial_engine.lab import CONTEXTS, DECODE_MS, TRANSFORMERS
 
-times = DECODE_MS["this engine, one launch after the other"]
+times = DECODE_MS["earlier engine, one launch after the other"]
 options = {"about 14 ms again": 14, "about 16.5 ms: it reads 18 % more bytes": 16.5}
 if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] - times[-1]))):
     for context, ms in zip(CONTEXTS, times, strict=True):
@@ -343,7 +343,7 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
     print(f"{alone} + {3 * 63 * 28:,} + {joins} = {each:,}; the {joins} join the results")
 
 # %% [markdown]
-# Attention is only a part of the launches, so it is 8 times, and not 64 times. *FlashAttention* is a kernel that takes all sequences in one call, although they have different lengths. They lie one after the
+# Attention is only a part of the launches, so it is 8 times, and not 64 times. *FlashAttention* is a kernel that never stores the matrix of scores. Its *varlen* form takes all sequences in one call. They lie one after the
 # other, without padding, as in our `Batch`. A list tells the kernel where each sequence begins. It is called `cu_seqlens`
 # (cumulative sequence lengths). It begins with 0, and ends with the number of all tokens. A second list has the slots of all
 # sequences. With it one copy gathers all keys, and one copy gathers all values.
@@ -388,8 +388,8 @@ serving_picture(
 # %% [markdown]
 # "Wanted" tokens are those that the requests asked for: what padding computes does not count. The first run is slower than
 # the second one, because libraries prepare a kernel when they first see a shape. With a call for each request each length is a new
-# shape. Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508 at best): their kernels are
-# longer. (We do not know why continuous batching is slower than padding in transformers here.)
+# shape. Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508 at best).
+# We did not measure why. (We do not know why continuous batching is slower than padding in transformers here.)
 #
 # The answers stay the same. Here both new parts run on your CPU. Attention goes sequence by sequence in place of the
 # kernel, and the step is called in place of a replay.
@@ -435,7 +435,7 @@ if predictions.reveal("batch", "the same kernels serve all of them, and the weig
 
 # %% [markdown]
 # Our engine first copies the keys and values of all contexts to one place. A copy reads and writes, and then attention
-# reads again. With this it moves about five times as many bytes as for one request.
+# reads again. With the copies, a step of 64 requests moves about five times the bytes of one request.
 #
 # A kernel can also read keys and values **in place**: it is given the block table, and looks up each slot by itself. Then there is
 # no copy. The prototype did this for rows.

@@ -369,7 +369,7 @@ check_log(log)
 # serve what our engine does not have, for example pictures and more than one machine. Each row names our function, and vLLM's
 # function in its file, with a link to it. Begin with the four rows that are open. The others open with a click.
 #
-# **A question for vLLM's code.** Open `BlockPool.free_blocks`. It takes the blocks without a hash in the order "last in,
+# **A question for vLLM's code.** Open `BlockPool.free_blocks`. It gives back the blocks without a hash in the order "last in,
 # first out". A comment says why. What is the reason?
 #
 # <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality": the block that was given
@@ -408,7 +408,8 @@ Places()
 # %% [markdown]
 # ## When one machine is not enough
 #
-# You can take a program that you wrote here to vLLM: change the import line, and write the temperature. There
+# You can take a program that you wrote here to vLLM: change the import line, and write the temperature. (With
+# a temperature above 0 the same seed gives other tokens there.) There
 # `LLM(..., tensor_parallel_size=2)` divides the model among two GPUs, as appendix A1 does with two processes. For
 # several machines vLLM needs Ray (a library that starts programs on many machines) or its option `--nnodes`.
 # Plans, blocks and hits work there as you know them.
