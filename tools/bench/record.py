@@ -41,7 +41,7 @@ Written by `python -m tools.bench.record` from the figures in `tutorial_engine/l
 Measured on one {on_gpu.CARD} with {on_gpu.BANDWIDTH / 1e12:.2f} TB/s (a copy):
 {on_gpu.MEASURED_WITH}.
 
-**What was measured is not this version.** Rows "this engine" are an earlier version, before its
+**What was measured is not this version.** Rows "earlier engine" are an earlier version, before its
 attention became one call a layer. Rows "prototype" are a sketch of what
 `model/batched_attention.py` and `engine/replay.py` do now. These two have not run on a GPU yet:
 `make bench DEVICE=cuda SHAPE=qwen3-0.6b DTYPE=bfloat16` measures them. Rows that are read in place
