@@ -501,7 +501,7 @@ places(runs) if predictions.reveal("wasted", nearest) else None
 # somebody waits nearly always.
 #
 # Now the times. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
-# of 20 do not exceed. (Of eight requests, p95 is the worst.)
+# of 20 do not exceed.
 
 # %%
 from tutorial_engine.engine import percentile
@@ -793,9 +793,15 @@ print(box("step_order"))
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
 # 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
-# How many users per second can the engine serve? Count what one user costs when all 8 places are taken. On average a
-# user has 6.67 prompt tokens and wants 11.75 new ones. That is 11.75 steps, whose 10 ms are shared by 8 users: 14.7 ms.
-# And 17.4 tokens run, at 1 ms each. (The last new token never runs.) Together 32.1 ms: at most 31 users per second.
+# How many users per second can the engine serve? Count what one user costs when all 8 places are taken:
+
+# %%
+prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
+shared_steps = new * 10 / 8  # ms: the steps of 8 users are shared
+one_user = shared_steps + prompt + new - 1  # 1 ms a token; the last new token never runs
+print(
+    f"{shared_steps:.1f} + {prompt + new - 1:.1f} = {one_user:.1f} ms: {1000 / one_user:.0f} users/s"
+)
 
 # %%
 predictions.ask(
@@ -1026,7 +1032,7 @@ sweep(PATIENCE, {"TTFT": both}, "patience in seconds", "ms", at_most=promised) i
 
 # %% [markdown]
 # Your policy turns the number into seconds. A short one takes 68 ms. L goes after five of them if its patience ends
-# between 272 and 340 ms, and after six if it ends before 408 ms. A patience of 0 is first come, first served. A very
+# between 272 and 340 ms, and after six if it ends a little later. A patience of 0 is first come, first served. A very
 # large one is shortest first. In between, the mean falls and L pays for it. Set `patience` in your class to a value
 # that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
 
@@ -1171,7 +1177,7 @@ for case, ratio in ratios.items():
 #
 # vLLM is an engine that serves many users on many GPUs. We recorded what its scheduler decided for random requests.
 # A new server gets the same requests and your `plan_step`, and we compare step by step. If a step differs, the first
-# one is printed. (A new server, because vLLM serves first come, first served, and not by your last policy.)
+# one is printed.
 
 # %%
 from tutorial_engine.learn import others_beside_vllm
@@ -1203,8 +1209,6 @@ server.beside_vllm()
 # in SGLang. The token that is not known yet has a placeholder, and this is the second term above.</p>
 # <p><b>Replicas.</b> Several copies of a model run behind a router. Prefill and decode can run on different machines.
 # <i>Goodput</i> counts the requests per second that keep all promises (SLO).</p>
-# <p><b>Traces.</b> All timelines are drawn from what the engine recorded. <code>save_chrome</code> of
-# <code>tutorial_engine.lab.chrome</code> writes such a trace for Perfetto, the viewer that performance engineers use.</p>
 # <p>Where to read on: <a href="../docs/reading-on.md">Reading on</a>.</p></details>
 
 # %%
