@@ -65,6 +65,7 @@ from traces import (
     Case,
     Paged,
     cells_picture,
+    check_phone,
     check_words,
     chunked,
     crowd,
@@ -488,10 +489,15 @@ def test_it_can_be_read(name: str) -> None:
         check_words(one)
         root = ET.fromstring(svg_of(one))
         assert {e.tag.removeprefix(SVG) for e in root.iter()} <= TAGS
+    if FLOWS.match(name):
+        check_phone([one for one in shown if isinstance(one, Scene)])
     heights = {one.height for one in shown if isinstance(one, Scene)}
     assert len(heights) <= 1 or name.startswith(("blocks", "pages")), "nothing jumps"
 
 
+FLOWS = re.compile(
+    r".*: rope"
+)  # the views made of pieces, whose parts for a phone fall out of them
 TAGS = {"svg", "style", "defs", "pattern", "rect", "g", "use", "text", "line", "path", "circle"}
 TAGS |= {"polygon", "polyline"}
 
@@ -518,6 +524,15 @@ def test_the_checks_see_what_they_are_for() -> None:
         scene.text("new", x, y, "words", size)
         with pytest.raises(AssertionError):
             check_words(scene)
+    for wide, said in ((380, "cut on a phone"), (500, "Words"), (450, "")):
+        scene = Scene(600, 60, parts=[[(0, 0, wide, 60)]])
+        scene.text("there", 350, 22, "words of 12")
+        scene.text("first", 0, 22, "words", 14)
+        if said:
+            with pytest.raises(AssertionError, match=said):
+                check_phone([scene])
+        else:
+            check_phone([scene])
     with house_style():
         figure = new_figure(3, 3)
         figure.subplots().plot([1, 2], [1, 1000])

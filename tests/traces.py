@@ -409,6 +409,34 @@ def check_words(shown: Picture | Scene, least: float = 9) -> None:
             assert one.left >= other.right or other.left >= one.right, (one, other)
 
 
+def check_phone(scenes: Sequence[Scene], least: float = 9) -> None:
+    """On a screen of 390 pixels each word is whole in one part, and no letter is smaller.
+
+    A part that moves from step to step shows what is new; all others show it all.
+    """
+    shapes = {tuple(len(boxes) for boxes in scene.parts) for scene in scenes}
+    assert len(shapes) == 1, f"the parts of the steps differ, so none is shown: {shapes}"
+    first = [box for boxes in scenes[0].parts for box in boxes]
+    for scene in scenes:
+        rows = [(boxes, min(1, 358 / sum(box[2] for box in boxes))) for boxes in scene.parts]
+        places = [(box, scale) for boxes, scale in rows for box in boxes]
+        fixed = [box == other for (box, _), other in zip(places, first, strict=True)]
+        places += [(box, 1) for box in scene.keys]
+        fixed += [True] * len(scene.keys)
+        top = min(box[1] for boxes in scene.parts for box in boxes)
+        for one in words(scene):
+            if one.bottom < top + 8:  # the page and the caption say it
+                continue
+            found = [
+                scale
+                for (box, scale), stays in zip(places, fixed, strict=True)
+                if box[1] <= one.top + 1 and one.bottom <= box[1] + box[3] + 1
+                if not stays or (box[0] <= one.left + 1 and one.right <= box[0] + box[2] + 1)
+            ]
+            assert found, (one, "is cut on a phone")
+            assert one.size * max(found) >= least - 0.01, (one, max(found))
+
+
 def plot_words(picture: Picture) -> list[str]:
     """The words of a matplotlib SVG: drawn as outlines, but kept as comments."""
     return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", picture.svg, re.S)]
