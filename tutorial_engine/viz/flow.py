@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tutorial_engine.viz.parts import BOLD, MARGIN, Sheet
 from tutorial_engine.viz.request_look import Look, chip, cut_to, text_width
+from tutorial_engine.viz.style import RULE
 
 PHONE = 430.0  # pixels of a picture across a screen of 390: letters of 11 are 9 high there
 Draw = Callable[[Sheet, str, float, float], object]  # sheet, name, x and y of the upper left corner
@@ -118,8 +119,9 @@ def table(
     tall: float = 0,
     align: float = 0.5,
     across: float = 0,
+    rules: bool = False,
 ) -> Piece:
-    """Lines of entries, each at least so `tall`; plain text is of size 12.5.
+    """Lines of entries, each at least so `tall`, with `rules` between; plain text is of size 12.5.
 
     A column is as wide as its widest entry and as `least` says: where that is enough for all steps,
     nothing moves from one to the next.
@@ -130,15 +132,19 @@ def table(
     heights = [max(tall, *(piece.tall for piece in line)) for line in grid]
     lefts = [sum(wide[:i]) + gap * i for i in range(len(wide) + 1)]
 
+    whole = lefts[-1] - gap, sum(heights) + between * (len(heights) - 1)
+
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         for i, (line, height) in enumerate(zip(grid, heights, strict=True)):
+            if rules and i:
+                d = f"M{x:.1f} {y - between / 2:.1f}h{whole[0]:.1f}"
+                sheet.add(f"{name}.rule.{i}", "path", d=d, stroke=RULE)
             for j, piece in enumerate(line):
                 own = ".".join(filter(None, (name, str(i), str(j))))
                 at = x + lefts[j] + (wide[j] - piece.wide) * across
                 piece.draw(sheet, own, at, y + (height - piece.tall) * align)
             y += height + between
 
-    whole = lefts[-1] - gap, sum(heights) + between * (len(heights) - 1)
     return Piece(*whole, draw, tuple(left - gap / 2 for left in lefts[1:-1]))
 
 
