@@ -416,25 +416,25 @@ def check_phone(scenes: Sequence[Scene], least: float = 9) -> None:
     """
     shapes = {tuple(len(boxes) for boxes in scene.parts) for scene in scenes}
     assert len(shapes) == 1, f"the parts of the steps differ, so none is shown: {shapes}"
-    first = [box for boxes in scenes[0].parts for box in boxes]
-    for scene in scenes:
-        rows = [(boxes, min(1, 358 / sum(box[2] for box in boxes))) for boxes in scene.parts]
-        places = [(box, scale) for boxes, scale in rows for box in boxes]
-        fixed = [box == other for (box, _), other in zip(places, first, strict=True)]
-        places += [(box, 1) for box in scene.keys]
-        fixed += [True] * len(scene.keys)
-        top = min(box[1] for boxes in scene.parts for box in boxes)
+    every = [[box for boxes in scene.parts for box in boxes] for scene in scenes]
+    moves = [len(set(boxes)) > 1 for boxes in zip(*every, strict=True)]
+    for scene, boxes in zip(scenes, every, strict=True):
+        scales = [358 / sum(box[2] for box in each) for each in scene.parts for _ in each]
+        parts = list(zip(boxes, scales, moves, strict=True))
+        parts += [(box, 1.0, False) for box in scene.keys]
+        top = min(box[1] for box in boxes)
         for one in words(scene):
-            if one.bottom < top + 8:  # the page and the caption say it
-                continue
             found = [
-                scale
-                for (box, scale), stays in zip(places, fixed, strict=True)
-                if box[1] <= one.top + 1 and one.bottom <= box[1] + box[3] + 1
-                if not stays or (box[0] <= one.left + 1 and one.right <= box[0] + box[2] + 1)
+                min(scale, 1)
+                for (x, y, wide, tall), scale, panned in parts
+                if y <= one.top + 1 and one.bottom <= y + tall + 1
+                if panned or (x <= one.left + 1 and one.right <= x + wide + 1)
             ]
-            assert found, (one, "is cut on a phone")
-            assert one.size * max(found) >= least - 0.01, (one, max(found))
+            assert found or one.bottom < top + 8, (
+                one,
+                "is cut on a phone",
+            )  # the page says a title
+            assert one.size * max(found, default=1) >= least - 0.01, (one, found)
 
 
 def plot_words(picture: Picture) -> list[str]:

@@ -146,7 +146,7 @@ SHOWS = (
         "02_kv_cache",
         "One storage and a map",
         lambda m, t: film_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
-        Card((0, 66, 780, 230), 0.8, phone=(336, 66, 446, 236)),
+        Card((0, 62, 766, 234), 0.8, phone=(313, 62, 453, 234)),
     ),
     Show(
         "transplant",

@@ -46,7 +46,7 @@ def words(
 ) -> Piece:
     """Text in up to `most` lines of so many pixels, then cut."""
     bold, lines = style.get("font_weight") == "bold", [""]
-    for word in said.split(" ") if most > 1 else [said]:
+    for word in said.split() if most > 1 else [said]:
         longer = f"{lines[-1]} {word}".strip()
         if lines[-1] and len(lines) < most and text_width(longer, size, bold) > room:
             lines.append(word)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
@@ -111,10 +112,10 @@ def _cell(
     sheet.inside(f"{name}.label", box, label, 14, **({} if one is memory else BOLD))
 
 
-def _story(sheet: Sheet, name: str, title: str, words: str, y: float) -> float:
+def _story(sheet: Sheet, name: str, title: str, told: str, y: float) -> float:
     """A story below its title → where it ends."""
     sheet.note(f"{name}.title", MARGIN, y, title, 14)
-    sheet.lines(name, MARGIN, y + 24, words, WIDE - 2 * MARGIN, 16, 2, **BOLD)
+    words(told, 16, WIDE - 2 * MARGIN, 2, **BOLD).draw(sheet, name, MARGIN, y + 7)
     return y + 66
 
 
