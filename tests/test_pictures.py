@@ -106,6 +106,7 @@ from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.kv_edit_view import transplant_runs
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.request_look import text_width
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
@@ -531,6 +532,7 @@ def test_the_checks_see_what_they_are_for() -> None:
                 check_phone([scene])
         else:
             check_phone([scene])
+    assert text_width("日本 a", 12) == 24 + text_width(" a", 12), "an em each"
     with house_style():
         figure = new_figure(3, 3)
         figure.subplots().plot([1, 2], [1, 1000])
