@@ -430,10 +430,8 @@ def check_phone(scenes: Sequence[Scene], least: float = 9) -> None:
                 if y <= one.top + 1 and one.bottom <= y + tall + 1
                 if panned or (x <= one.left + 1 and one.right <= x + wide + 1)
             ]
-            assert found or one.bottom < top + 8, (
-                one,
-                "is cut on a phone",
-            )  # the page says a title
+            is_title = one.bottom < top + 8  # the page and the caption say it
+            assert found or is_title, (one, "is cut on a phone")
             assert one.size * max(found, default=1) >= least - 0.01, (one, found)
 
 
