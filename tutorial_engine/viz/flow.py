@@ -10,7 +10,7 @@ matplotlib's layouts place axes, not words, and a figure takes longer than a sli
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def words(
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         for i, line in enumerate(lines):
-            own = f"{name}.{i}" if i else name
+            own = f"{name}.{i}" if most > 1 else name
             if line:
                 sheet.text(own, x, y + pitch * i + 1.06 * size, line, size, **style)
 
@@ -77,16 +77,16 @@ def cell(
     one: Look | None = None,
     said: str = "",
     tip: str = "",
-    letters: Mapping[str, Any] | None = None,
+    size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `cell_style`, with what it holds in such letters."""
-    shown, style = cut_to(said, max(wide, 14) - 3, 11, bool(letters), keep=True), letters or {}
+    """A slot or a token in a state of `cell_style`, with what it holds."""
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         sheet.cell(name, (x, y, wide, tall), state, one, tip, **edge)
         if said:
-            sheet.inside(f"{name}.label", (x, y, wide, tall), shown, 11, **style)
+            label = cut_to(said, wide - 3, size, keep=True)
+            sheet.inside(f"{name}.label", (x, y, wide, tall), label, size)
 
     return Piece(wide, tall, draw)
 
@@ -108,7 +108,7 @@ def row(*pieces: Piece, gap: float = 8, align: float = 0.5) -> Piece:
 
 def column(*pieces: Piece, gap: float = 6, across: float = 0) -> Piece:
     """One below the other; `across` 0.5 is in the middle, 1 at the right."""
-    return table([[piece] for piece in pieces], between=gap, across=(across,))
+    return table([[piece] for piece in pieces], between=gap, across=across)
 
 
 def table(
@@ -118,12 +118,10 @@ def table(
     least: Sequence[float] = (),
     tall: float = 0,
     align: float = 0.5,
-    across: Sequence[float] = (),
+    across: float = 0,
     rules: bool = False,
 ) -> Piece:
     """Lines of entries, each at least so `tall`, with `rules` between; plain text is of size 12.5.
-
-    `across`: where in its column an entry stands, 0 at the left, 1 at the right.
 
     A column is as wide as its widest entry and as `least` says: where that is enough for all steps,
     nothing moves from one to the next.
@@ -131,7 +129,6 @@ def table(
     grid = [[words(one, 12.5) if isinstance(one, str) else one for one in line] for line in lines]
     columns = zip(zip_longest(*grid, fillvalue=words("")), chain(least, repeat(0.0)), strict=False)
     wide = [max(floor, *(piece.wide for piece in column)) for column, floor in columns]
-    sides = [*across, *[0.0] * len(wide)]
     heights = [max(tall, *(piece.tall for piece in line)) for line in grid]
     lefts = [sum(wide[:i]) + gap * i for i in range(len(wide) + 1)]
 
@@ -144,7 +141,7 @@ def table(
                 sheet.add(f"{name}.rule.{i}", "path", d=d, stroke=RULE)
             for j, piece in enumerate(line):
                 own = ".".join(filter(None, (name, str(i), str(j))))
-                at = x + lefts[j] + (wide[j] - piece.wide) * sides[j]
+                at = x + lefts[j] + (wide[j] - piece.wide) * across
                 piece.draw(sheet, own, at, y + (height - piece.tall) * align)
             y += height + between
 
@@ -162,23 +159,19 @@ def framed(piece: Piece, wide: float = 0, pad: float = 12, **look: Any) -> Piece
     return Piece(wide, tall, draw, tuple(pad + stop for stop in piece.stops))
 
 
-def panel(title: str | Piece, *below: Piece, gap: float = 6, around: int | None = None) -> Piece:
-    """A titled part of the picture, which a phone shows alone, and in several if it is wide.
-
-    `around`: of many columns it shows those around this one.
-    """
-    head = words(title, 12, **BOLD) if isinstance(title, str) else title
-    under = column(*below, gap=gap)
-    whole = column(head, under, gap=gap) if title else under
+def panel(title: str, *below: Piece, gap: float = 6) -> Piece:
+    """A titled part of the picture, which a phone shows alone, and in several if it is wide."""
+    head = [words(title, 12, **BOLD)] if title else []
+    whole, under = column(*head, *below, gap=gap), column(*below, gap=gap)
     stops = next((piece.stops for piece in below if piece.wide > PHONE), ())
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         whole.draw(sheet, name, x, y)
         x, top, bottom = x - 3, y - 3, y + whole.tall + 3
-        if stops and title:
-            sheet.parts.append([(x, top, head.wide + 6, head.tall + 6)])
+        if stops and head:
+            sheet.parts.append([(x, top, head[0].wide + 6, y + whole.tall - under.tall - top)])
             top = y + whole.tall - under.tall
-        for begin, end in _cuts(stops, whole.wide, around):
+        for begin, end in _cuts(stops, whole.wide):
             lead = [(x, top, stops[0] + 3, bottom - top)] if begin else []
             sheet.parts.append(
                 [*lead, (x + 3 * bool(begin) + begin, top, end - begin, bottom - top)]
@@ -187,18 +180,13 @@ def panel(title: str | Piece, *below: Piece, gap: float = 6, around: int | None 
     return whole._replace(draw=draw)
 
 
-def _cuts(stops: Sequence[float], wide: float, around: int | None) -> list[tuple[float, float]]:
+def _cuts(stops: Sequence[float], wide: float) -> list[tuple[float, float]]:
     """From where to where a phone sees, behind the first column: as many columns as fit."""
     if not stops:
         return [(0, wide + 6)]
     found, begin, ends = list[tuple[float, float]](), stops[0], [*stops[1:], wide + 3]
-    room = PHONE - stops[0] - 3
-    if around is not None:
-        middle = [left for left in stops if stops[around] - left <= room / 2]
-        begin = min(middle[0], next(left for left in stops if ends[-1] - left <= room))
-        return [(begin, max(end for end in ends if end - begin <= room))]
     for end, after in zip(ends, [*ends[1:], math.inf], strict=True):
-        if after - begin > room:
+        if stops[0] + 3 + after - begin > PHONE:
             found.append((begin, end))
             begin = end
     return found

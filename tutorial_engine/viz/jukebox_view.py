@@ -53,7 +53,7 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     words(story, 15, ROOM, 9, **BOLD).draw(sheet, "story", LEFT + 14, y + asked.tall)
     if now >= 0:
         sheet.note("right", LEFT + 14, 228, "with all parts right:", 13)
-        words(right, 15, ROOM, 9, **FAINT).draw(sheet, "right.story", LEFT + 14, 236)
+        words(right, 15, ROOM, 9, **FAINT).draw(sheet, "right", LEFT + 14, 236)
     _table(sheet, takes, step, told)
     sheet.parts = [[(0, 0, 464, TALL)], [(RIGHT_HALF - 10, 0, WIDE - RIGHT_HALF + 10, TALL)]]
     return Frame(sheet, _caption(takes, step, now))
