@@ -74,11 +74,12 @@ from tutorial_engine.viz import gpu_timeline
 gpu_timeline(ONE_BY_ONE)
 
 # %% [markdown]
-# A launch takes 18.9 µs, which is 0.0189 ms. Its kernel takes 3.1 µs. Then the GPU is idle until the next launch arrives.
+# On average a launch takes 18.9 µs (0.0189 ms), and its kernel 3.1 µs. Then the stream is empty. The GPU is idle until the
+# next launch arrives.
 #
 # The picture is drawn from three measured numbers: 14.0 ms, 741 launches, 2.3 ms of work. Single launches were not
-# recorded, so all of them have the average length here. The picture shows *that* the GPU is idle. It does not prove that
-# the launches are the reason. Two more measurements test this.
+# recorded, so all of them are equally long here. The picture shows *that* the GPU is idle. It does not prove that the
+# launches are the reason. Two more measurements test this.
 
 # %%
 predictions.ask(
@@ -105,6 +106,22 @@ if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] 
 # The second test has more launches. transformers, another library, runs the same model with about twice as many, and its
 # step takes almost twice as long. So a step takes as long as the CPU needs for its launches. Section 2 has the strongest
 # test: nearly the same kernels, without the launches.
+
+# %% [markdown]
+# To ask costs time on a CPU, too. How long does your CPU need to ask PyTorch for an addition, and to run it?
+
+# %% tags=["nbval-ignore-output"]
+from timeit import repeat
+
+for count in (1, 100, 10_000, 1_000_000):
+    x = torch.ones(count)
+    seconds = min(repeat("x + x", globals={"x": x}, number=100)) / 100
+    print(f"{count:>9,} numbers: {1e6 * seconds:6.1f} µs")
+
+# %% [markdown]
+# A hundred numbers take as long as one. There is hardly anything to compute, so this is the time to ask. Only many numbers
+# take longer. To add a million, a memory reads and writes 8 MB. On the H100 this is a matter of 2.7 µs, and a launch took
+# 18.9 µs.
 
 # %% [markdown]
 # **Say it in two sentences:** why was the step slow?
@@ -181,9 +198,9 @@ for what, ms in DECODE_MS.items():
 # A longer context means more keys and values to read: 2.7 ms at 2,048 tokens. In other runs, through the whole engine
 # with scheduler and sampling, the prototype took 2.4 to 3.6 ms a token.
 #
-# transformers can be fast as well. Its static cache keeps each tensor's shape. So PyTorch can compile the step, and
-# capture it, too. (A compiler makes a few larger kernels out of many small ones.) This took 87 s. The prototype compiles nothing, and it
-# captured 7 recordings in 0.3 s.
+# transformers can be fast as well. Its static cache keeps each tensor's shape. So PyTorch can compile the step, and capture
+# it, too. (A compiler makes a few larger kernels out of many small ones.) This took 87 s. The prototype compiles nothing
+# here. It captured 7 recordings in 0.3 s.
 
 # %% [markdown]
 # This is how our engine captures:
@@ -236,8 +253,7 @@ from tutorial_engine.learn import check_size
 check_size(size)
 
 # %% [markdown]
-# Padding costs no launch. But our engine copies keys and values of all `rows * longest` slots before attention, padding as
-# well.
+# Padding costs no launch. But a recording copies keys and values of all its `rows * longest` slots before attention.
 
 # %%
 predictions.ask(
@@ -256,12 +272,14 @@ if predictions.reveal("past", more[after - before]):
     per_slot = KVCacheSpec.from_model(shape, torch.bfloat16).bytes_per_token
     for longest, copied in ((512, before), (513, after)):
         written = copied * per_slot
-        print(f"{longest}: {63 * 200 + longest:,} slots are needed, and {copied:,} copied.", end=" ")
+        print(
+            f"{longest}: {63 * 200 + longest:,} slots are needed, and {copied:,} copied.", end=" "
+        )
         print(f"To write {written / 1e9:.1f} GB takes {1000 * written / BANDWIDTH:.1f} ms or more")
 
 # %% [markdown]
-# Each of the 64 rows grows with the longest one. These times are computed from the bandwidth, not measured. For one request alone
-# the copy is small: 0.1 GB at a context of 1,024.
+# Each of the 64 rows grows with the longest context. So one token more makes the whole copy twice as large. These times are
+# computed from the bandwidth. They were not measured. For one request alone the copy is small: 0.1 GB for 1,024 slots.
 #
 # With more sizes there is less padding, but there are more recordings to make and to keep. A step of more than
 # 2^17 = 131,072 slots is not recorded: the GPU has work enough then, and the recording would need much memory.
@@ -459,13 +477,14 @@ serving_picture(
 )
 
 # %% [markdown]
-# One call for all needs one launch more than a single request: it joins the lists of slots, once a step.
+# 764 is one more than the 763 of a single request: a launch joins the lists of slots, once a step.
 #
 # "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
-# kernel when they first see a shape, and with a call for each request each length is a new shape.
+# kernel when they first see a shape. With a call for each request, each length is a new shape.
 #
-# Replay makes one request 5.6 times as fast, but 64 requests only by a quarter (2,027 to 2,508). Why was not measured.
-# (Nor why transformers' continuous batching is slower than its padding here.)
+# Replay makes one request 5.6 times as fast, but 64 requests only by a quarter faster (2,027 to 2,508). Why was not measured.
+# Padding may be a part of it: some of these contexts pass 512 tokens. (Nor do we know why transformers' continuous batching
+# is slower than its padding here.)
 
 # %% [markdown]
 # The answers stay the same. Here both new parts run on your CPU. Attention goes sequence by sequence in place of the
@@ -489,8 +508,8 @@ box("one_call")
 # %%
 predictions.ask(
     "batch",
-    "Replayed, one request gets 400 tokens a second in its decode steps. 64 requests get 2,508 together (on "
-    "pages, prompts included). Why is a step of 64 requests not 64 times as slow?",
+    "Replayed, one request gets 400 tokens a second (2.5 ms each, at a context of 128). 64 requests get 2,508 "
+    "together (on pages, prompts included). Why is a step of 64 requests not 64 times as slow?",
     [
         "the GPU runs 64 programs, one for each request",
         "the same kernels serve all of them, and the weights are read once",
@@ -502,8 +521,9 @@ predictions.ask(
 one, many = (Work(num_seqs=n, new=1, old=199).num_bytes(shape, itemsize=2) for n in (1, 64))
 if predictions.reveal("batch", "the same kernels serve all of them, and the weights are read once"):
     print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
-    kv = (many - one) / 63  # keys and values of one request
-    print(f"of both {(one - kv) / 1e9:.2f} GB are the weights")
+    kv = (many - one) / 63 * 64  # keys and values of all
+    print(f"of both {(many - kv) / 1e9:.2f} GB are the weights")
+    print(f"with copies, which are written and then read, 64 move {(many + 2 * kv) / 1e9:.2f} GB")
 
 # %% [markdown]
 # 64 requests read about twice as much as one: the weights once, and all keys and values. But bytes alone do not explain the
@@ -511,8 +531,8 @@ if predictions.reveal("batch", "the same kernels serve all of them, and the weig
 # for all 64.
 
 # %% [markdown]
-# Our engine copies keys and values, and then attention reads the copy. So a step of 64 such requests moves about five times
-# the bytes of one, and more with padding.
+# Our engine copies keys and values, and then attention reads the copy. So its step of 64 requests moves more than four times
+# the bytes of one, and padding comes on top.
 #
 # A kernel can also read them **in place**: it gets the block table, and looks up each slot by itself. Then nothing is
 # copied. The prototype did this for rows.
@@ -526,15 +546,14 @@ print(f"{in_place.second / gathered.second:.1f} times as many: no copy, and rows
 # %% [markdown]
 # Two things changed here, and the effect of each alone was not measured. vLLM and SGLang read pages in place. Our engine
 # does not do this on a GPU yet.
-
-# %% [markdown]
+#
 # What is left between the replayed step and the time for reading all weights?
 
 # %%
 from tutorial_engine.lab import COMPILED
 
-for step in (REPLAYED, COMPILED):
-    print(f"{step.what}: {1000 * step.seconds:.1f} ms")
+for measured in (REPLAYED, COMPILED):
+    print(f"{measured.what}: {1000 * measured.seconds:.1f} ms")
 print(f"all weights read once: {1000 * floor:.1f} ms")
 
 # %% [markdown]
