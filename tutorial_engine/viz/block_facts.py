@@ -309,7 +309,7 @@ class BlockRun:
         The last part is left out where it is told elsewhere.
         """
         now = self.steps[step]
-        parts = [f"Step {step} of 0–{self.last}: {self._in_use(step)}", self._free(step)]
+        parts = [f"Step {step} of {self.last}: {self._in_use(step)}", self._free(step)]
         waits: dict[str, list[str]] = {}
         for name in now.state.waiting:
             waits.setdefault(self.waits(step, name), []).append(name)

@@ -180,7 +180,7 @@ class _Step(Sheet):
     def drawn(self) -> Sheet:
         """The whole picture: which step it is and what came to pass, then all its parts."""
         view = self.view
-        self.heading(view.title, f"step {self.step} of 0–{self.run.last}{self.aside}")
+        self.heading(view.title, f"step {self.step} of {self.run.last}{self.aside}")
         for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
             self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
         for x, words in self.columns():
