@@ -122,12 +122,12 @@ chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
 block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# In the picture, `ref` is the number of tables that hold a block. Below a block stand the first characters of
+# In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first characters of
 # its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
 # blocks have a hash, so the rest of the common beginning is computed twice.
 #
-# At least one token must run, because without a forward there are no logits to choose the next token from. So a prompt
-# of 12 tokens whose three blocks are all cached finds only two of them.
+# At least one token must run, because without a forward there are no logits to choose the next token from. So if all
+# three blocks of a prompt of 12 tokens are cached, only two of them are hits.
 
 # %% [markdown]
 # ### Exercise 1: search the prefix cache (10 minutes)
@@ -199,7 +199,8 @@ box("radix")
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back. A request that has found one of these blocks is computed again.</details>
+# not. So the hashes of this step are taken back, and its tokens run again: by A or, if A is gone, by the request that has
+# found them.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
@@ -311,7 +312,7 @@ predictions.ask(
     [
         "both prompts begin with “One day”, so they share a block",
         "two different texts have the same hash",
-        "a block is found by its old hash, and holds Tom's text",
+        "a block is found by its old hash, and holds the text of user 2",
     ],
 )
 
@@ -366,13 +367,13 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # How would a test have found this bug? We plant five bugs:
 #
 # - a taken block keeps its hash: the bug above;
-# - hashes without the parent's: for the tokens of one block only;
-# - found too early: its K and V are written only in a later step;
+# - hashes without the parent's: a hash stands for the tokens of one block only;
+# - found too early: a block is found now, but its K and V are written only in a later step;
 # - a shared block is written: two answers to one prompt write to the same open block;
 # - blocks are freed head first.
 #
-# Four tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt; and one after
-# the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes with each
+# Four tests: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
+# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes with each
 # other. It never looks at a token, or at K and V.
 
 # %%
@@ -460,9 +461,9 @@ from tutorial_engine.learn import check_causes
 check_causes(causes() or {}, runs)
 
 # %% [markdown]
-# Requests that come in the same step are no cause in our engine: they find what this step computes. Other engines differ.
-# In a service with several copies of the engine (*replicas*), ask first whether the second request went to the same
-# replica: each has a prefix cache of its own.
+# In run 3, A and C come in the same step. This alone is no cause in our engine: with larger chunks, C finds what A computes
+# in this very step. Other engines differ. In a service with several copies of the engine (*replicas*), ask first
+# whether the second request went to the same replica: each has a prefix cache of its own.
 
 # %%
 box("same_step")
@@ -511,8 +512,8 @@ if chosen:
 timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
-# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the queue. When it is
-# admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
+# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
+# is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
 # *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
 #
 # C waited for five steps. In the meantime A and B took its blocks. B comes back after one step.
@@ -564,7 +565,7 @@ from tutorial_engine.engine import Scheduler
 show_source(Scheduler.preempt)
 
 # %% [markdown]
-# **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
+# **Try it.** This explorer has all that you know by now: the prefix cache, several answers (`n`), eviction and preemption.
 # A and B begin alike. With 7 blocks, C evicts a block in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
 #
@@ -596,7 +597,7 @@ box("swap")
 # **Objective:** see *thrash*, and what prevents it.
 #
 # A prompt may run in chunks, and it takes its blocks chunk by chunk. Is it enough if there is room for its first
-# chunk? The package asks for room for the whole prompt. Here are both rules:
+# chunk? The package asks for room for the whole prompt. Here both rules serve these requests:
 #
 # | | |
 # |---|---|
@@ -622,9 +623,9 @@ for name, trace in rules.items():
 timelines(rules, title="The same requests under two rules of admission")
 
 # %% [markdown]
-# Under the second rule, E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
-# those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for a chunk that is
-# thrown away: this is *thrash*. With the whole prompt as the condition, E simply waits until they are done.
+# Under the second rule, E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is
+# the last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
+# a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
 
 # %%
 box("admission")
@@ -660,7 +661,7 @@ timeline(run.trace)
 
 # %% [markdown]
 # The ledger of notebook 02 now has all ways through this engine. A path is right (✔) if its greedy tokens are those without
-# a cache, and its logits differ by less than the tolerance. The last row is your server:
+# a cache, and its logits differ by at most 1/10,000 of the largest one. The last row is your server:
 
 # %% jupyter={"source_hidden": true}
 from transformers import AutoModelForCausalLM, logging

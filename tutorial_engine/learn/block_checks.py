@@ -24,7 +24,7 @@ FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
     ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], dict(enumerate("abcd"))),
     ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e"}),  # another holds 0 and 1
     (
-        [5, 2, 9, 3],  # two equal blocks were computed, so one of them has no hash
+        [5, 2, 9, 3],  # 9 and 3 as after a step that failed: their hashes were taken back
         {5: 1, 2: 1, 9: 1, 3: 1},
         [7, 8],
         {5: "a", 2: "b", 9: None, 3: None},
