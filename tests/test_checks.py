@@ -40,7 +40,7 @@ from tutorial_engine.learn import checks_02 as c2
 from tutorial_engine.learn import checks_03 as c3
 from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
-from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
+from tutorial_engine.learn.block_checks import FREE_SLIPS, TAKE_SLIPS
 from tutorial_engine.learn.cache_test_check import check_cache_test
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
@@ -1139,16 +1139,6 @@ def find_and_remove(*case: Any) -> list[int]:
     return found
 
 
-def stale(log: list[Line]) -> list[Line]:
-    return [
-        line
-        for i, line in enumerate(log)
-        if line.what == "finds"
-        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").hash
-        != line.hash
-    ]
-
-
 def visible_and_clear(cells: Any, seq_id: int, pos: int) -> tuple[int, ...]:
     found = {p: i for i, (p, own) in enumerate(cells) if seq_id in own}
     cells.clear()  # it is a copy
@@ -1485,15 +1475,6 @@ EXERCISES |= {
             (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
             (but("find", set), "must return a list of blocks"),
-        ],
-    ),
-    "stale": Exercise(
-        learn.check_stale,
-        [stale, lambda log: tuple(stale(log))],
-        STALE_SLIPS,
-        [
-            (lambda log: stale(log)[::-1], "expected step"),
-            (lambda log: iter(stale(log)), "put list(...) around it"),
         ],
     ),
     "block_attention": Exercise(

@@ -10,7 +10,7 @@ __getattr__, __all__ = hands_out(
     __name__,
     {
         "block_attention_check": "check_block_attention",
-        "block_checks": "check_free, check_stale, check_take, leak, log_text, stale_log",
+        "block_checks": "check_free, check_take, leak",
         "bugs": "BUGS_01, diff, planted, zoo",
         "bugs_02": "BUGS_02",
         "bugs_03": "BUGS_03",
@@ -34,7 +34,7 @@ __getattr__, __all__ = hands_out(
         "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
         "checks_a3": "check_free_order, check_hits, check_log",
         "dry_runs": "Job, dry_run, steps",
-        "eager_pages": "EagerPages, cost, drama, tokens",
+        "eager_pages": "cost, drama, tokens",
         "earlier": "bring",
         "elsewhere": "box, names_elsewhere",
         "find_check": "check_find",
