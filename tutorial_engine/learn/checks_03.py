@@ -215,7 +215,7 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
 
 # -- 4. the budget
 
-GAPS = (26.0, 40.0, 60.7)  # ms
+GAPS = (26.0, 30.0, 60.7)  # ms
 
 
 def check_budget(
@@ -235,12 +235,10 @@ def check_budget(
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
         if (gap := longest_gap(budget)) > most + 1e-6:
             raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
-        if (gap := longest_gap(budget + 1)) <= most + 1e-6:
+        # without a tolerance: who searches by measuring has seen 26.00000000000002 with 16
+        if (gap := longest_gap(budget + 1)) <= most:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
-            told = "that is short enough too"
-            if gap > most:  # a search by measuring meets the noise of floats
-                told += f". If you measured it, round: {gap!r} counts as {most:g}"
-            raise CannotBe(f"{got}; {more}: {told}")
+            raise CannotBe(f"{got}; {more}: that is short enough too")
         return f"{budget} for {most:g} ms"
 
     def run() -> Verdict:
