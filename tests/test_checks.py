@@ -1049,6 +1049,8 @@ EXERCISES |= {
             (policy(takes_it_out), "takes the request out of self.waiting"),
             (policy(leaves_a_list), "self.waiting is a list now"),
             (policy(sorts_the_queue), "finds the smallest without sorting"),
+            (policy(lambda self: min(self.waiting)), "min needs a key"),
+            (policy(lambda self: sorted(self.waiting, key=id)), "a Request; got a list"),
             (Sluggish, "unlike ours"),
             (ShortestFirst.next_waiting, "hand over the class"),
         ],
