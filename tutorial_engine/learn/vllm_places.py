@@ -98,7 +98,9 @@ PLACES = (
         "v1/core/kv_cache_manager.py",
         {"KVCacheManager.get_computed_blocks": 264},
         "The same rule leaves one token to run: see max_cache_hit_length. A connector may find "
-        "more, in the memory of the computer or of another machine.",
+        "more, in the memory of the computer or of another machine. For a model with several kinds "
+        "of layers the last block of a beginning need not be full (see cache_partial_block in "
+        "v1/core/block_pool.py).",
     ),
     Place(
         "block tables",
