@@ -153,7 +153,7 @@ if predictions.reveal("same", f"in all {same}"):
     print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
-# Nobody can see it: the upper run is vLLM's. In each step both engines run the same requests, with the same numbers of tokens and the same
+# Nobody can see it. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
 # blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
 # rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal.
 #
@@ -313,9 +313,8 @@ predictions.ask(
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
 # that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
 #
-# <details><summary>Hint</summary>For each prompt, go through all earlier prompts and through the ends of blocks:
-# <code>range(block_size, len(prompt), block_size)</code>. Compare <code>prompt[:end]</code> with
-# <code>earlier[:end]</code>.</details>
+# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
+# from their first token on? Which end is too late, because no token would be left?</details>
 
 
 # %% tags=["exercise"]
