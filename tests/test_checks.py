@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -1506,6 +1507,13 @@ def free_order_of_the_pool(
     return list(pool.free_queue)
 
 
+def free_order_of_all_tables(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> list[int]:
+    """Wrong: sorted by hash, and in the order in which they were given."""
+    return sorted([*queue, *chain(*tables)], key=lambda block: block in named)
+
+
 def free_order_block_by_block(
     queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
 ) -> deque[int]:
@@ -1754,6 +1762,10 @@ EXERCISES |= {
         [
             (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
             (lambda queue, tables, named: [*queue, *tables], "queue [2], tables [[0, 4]"),
+            (lambda queue, tables, _: [*queue, *chain(*tables)], "block 4 has no hash"),
+            (lambda queue, tables, _: [*chain(*tables), *queue], "block 0 has a hash"),
+            (lambda queue, tables, _: sorted([*queue, *chain(*tables)]), "block 0 has a hash"),
+            (free_order_of_all_tables, "which block of a table is taken first"),
         ],
     ),
     "hits": Exercise(

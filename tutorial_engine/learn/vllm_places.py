@@ -83,22 +83,24 @@ PLACES = (
         "and no Python object is made.",
     ),
     Place(
-        "name a block",
+        "hash a block",
         "cache.blocks.BlockManager.hash_of",
         "v1/core/kv_cache_utils.py",
         {"hash_block_tokens": 695},
-        "Other things go into the name as well (extra_keys): which LoRA, which picture. A salt "
-        "belongs to the whole cache here, and to each request there. A name is made as soon as "
-        "the tokens of a block are known: for a prompt when the request comes, for the output "
-        "when a token fills the block.",
+        "Other things go into the hash as well (extra_keys): which LoRA, which picture. A salt "
+        "(something secret that keeps users apart) belongs to the whole cache here, and to each "
+        "request there. A hash is made as soon as the tokens of a block are known: for a prompt "
+        "when the request comes, for the output when a token fills the block.",
     ),
     Place(
         "find a beginning",
         "cache.blocks.BlockManager.find",
         "v1/core/kv_cache_manager.py",
         {"KVCacheManager.get_computed_blocks": 264},
-        "The same rule leaves one token to run: see max_cache_hit_length. A connector may find "
-        "more, in the memory of the computer or of another machine.",
+        "The same rule leaves one token to run: see max_cache_hit_length. A connector (section 7) "
+        "may find more, in the memory of the computer or of another machine. For a model with "
+        "several kinds of layers the last block of a beginning need not be full (see "
+        "cache_partial_block in v1/core/block_pool.py).",
     ),
     Place(
         "block tables",
@@ -107,16 +109,16 @@ PLACES = (
         {"BlockTables": 17},
         "A tensor on the GPU, a row for each request, changed in place: nothing is sent twice. The "
         "scheduler keeps its own, as lists of block objects on the CPU; with several GPUs the "
-        "workers are other processes. (This is the new runner. On a CPU the old one runs, in "
-        "v1/worker/block_table.py.)",
+        "workers are other processes. (This file is of the new runner, the part that runs the "
+        "model. On a CPU the old runner is used: v1/worker/block_table.py.)",
     ),
     Place(
         "slots of tokens",
         "cache.paged.PagedKVCache._slots_of",
         "v1/worker/gpu/block_table.py",
         {"BlockTables.compute_slot_mappings": 187},
-        "The same formula in a Triton kernel: block number · block size + offset. If the tokens of "
-        "one request are divided among GPUs, each computes its own.",
+        "The same formula in a program for the GPU (a Triton kernel): block number · block size + "
+        "offset. If the tokens of one request are divided among GPUs, each computes its own.",
     ),
     Place(
         "choose a token",
@@ -141,7 +143,7 @@ PLACES = (
         "v1/core/sched/async_scheduler.py",
         {"AsyncScheduler": 14},
         "The default there. num_output_placeholders counts tokens that are planned and not "
-        "known yet; the block that they fill gets its name when they arrive.",
+        "known yet; the block that they fill gets its hash when they arrive.",
     ),
     Place(
         "make text",

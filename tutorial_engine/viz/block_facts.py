@@ -342,7 +342,7 @@ class BlockRun:
             return f"{took} ({many} computed tokens are lost)"
         many = len(request.token_ids)
         if found := self._findable(now, request.token_ids):
-            return f"with {many} tokens to run, of which {found} can be found"
+            return f"with {many} tokens, of which {found} can be found"
         need = counted(-(-many // self.block_size), "block")
         return f"with {counted(many, 'token')} to run ({need})"
 

@@ -81,9 +81,9 @@ if importlib.util.find_spec("vllm"):
 # **Objective:** read a run of vLLM in pictures that you know.
 #
 # In the next run three users sent their requests to vLLM at the same time. The memory was small: 5 blocks of 32
-# tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`. A
-# request takes its second block in the step that runs its 33rd token. (vLLM counts its blocks from 1. The trace counts
-# them from 0, as this engine does.)
+# tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
+# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM counts its blocks from
+# 1. The trace counts them from 0, as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
@@ -116,8 +116,8 @@ predictions.ask(
 )
 
 # %% [markdown]
-# The picture has both runs, and does not say which engine is which. `at_one_pace` gives each step 20 ms in both, because we
-# compare decisions and not speed.
+# The picture has both runs. Can you see which one is vLLM's? (`at_one_pace` gives each step 20 ms in both, because we
+# compare decisions and not speed.)
 
 # %% tags=["figure-which"]
 from tutorial_engine.lab import at_one_pace, serve_again
@@ -126,7 +126,7 @@ from tutorial_engine.viz import places
 
 ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
-two = {"one engine": at_one_pace(theirs), "the other": at_one_pace(ours)}
+two = {"upper run": at_one_pace(theirs), "lower run": at_one_pace(ours)}
 title = "Which run is vLLM's?"
 places(two, title) if predictions.reveal(
     "victim", "in step {}, that of {}".format(*gone[0])
@@ -153,7 +153,7 @@ if predictions.reveal("same", f"in all {same}"):
     print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
-# (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
+# Nobody can see it. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
 # blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
 # rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal.
 #
@@ -166,8 +166,8 @@ if predictions.reveal("same", f"in all {same}"):
 # **Objective:** explain a preemption and a hit from the state of the pool.
 #
 # To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
-# It does not run the tokens of this block again. Each full block has a *hash*, a short number made of its tokens and of all
-# tokens before them. With the hash it is found.
+# The request does not run its tokens again. Each full block has a *hash*: a short number, made of its tokens and of all
+# tokens before them. A block is found by its hash.
 #
 # Why does `r2` leave its place after step 12, and why does it wait so long? Here is vLLM's pool at the end of step 12. In
 # step 13 each of the three requests has one token to run.
@@ -254,7 +254,7 @@ predictions.ask(
 # blocks with a hash. Return the new queue.
 #
 # <details><summary>Hint</summary>Which blocks of L came to the front of the queue, which to its end, and in which order?
-# Do the same with one table after the other.</details>
+# Do this with one table after the other.</details>
 
 
 # %% tags=["exercise"]
@@ -313,9 +313,8 @@ predictions.ask(
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
 # that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
 #
-# <details><summary>Hint</summary>For each prompt, go through all earlier prompts and through the ends of blocks:
-# <code>range(block_size, len(prompt), block_size)</code>. Compare <code>prompt[:end]</code> with
-# <code>earlier[:end]</code>.</details>
+# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
+# from their first token on? Which end is too late, because no token would be left?</details>
 
 
 # %% tags=["exercise"]
@@ -434,8 +433,9 @@ Places()
 
 # %% [markdown]
 # - **The null block.** vLLM never gives its block 0 to a request. A table may point to it where nothing is stored, for
-#   example before a sliding window (the layer then sees only the last tokens). This is why the trace counts from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override`
-#   counts the null block: with 6, requests can use 5. Our `LLM` counts in the same way.
+#   example before a sliding window (a layer with such a window sees only the last tokens). This is why the trace counts
+#   from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override` counts the null block: with 6, requests can
+#   use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
 # - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
@@ -448,10 +448,9 @@ Places()
 # ## When one machine is not enough
 #
 # You can take a program that you wrote here to vLLM: change the import line, and write the temperature. (With
-# a temperature above 0 the same seed gives other tokens there.) There
-# `LLM(..., tensor_parallel_size=2)` divides the model among two GPUs, as appendix A1 does with two processes. For
-# several machines vLLM needs Ray (a library that starts programs on many machines) or its option `--nnodes`.
-# Plans, blocks and hits work there as you know them.
+# a temperature above 0 the same seed gives other tokens there.) In vLLM `LLM(..., tensor_parallel_size=2)` divides the
+# model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
+# starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them.
 #
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
 # engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.
