@@ -27,7 +27,7 @@ model = load_model()
 #
 # **Objective:** say in two sentences why a decode step on a GPU was slow.
 #
-# A **GPU** is a second processor with a memory of its own. It runs no Python. A program on the CPU tells it what to do.
+# A **GPU** is a second processor with a memory of its own. A program on the CPU tells it what to do.
 #
 # - A **kernel** is a small program for the GPU, such as a matrix product or a norm.
 # - A **launch** is the call with which the CPU asks for one kernel.
@@ -146,24 +146,6 @@ print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a
 #
 # The number does not depend on the model's width or on the length of the context. A wider model has longer kernels, but not
 # more of them. So a GPU is idle most when the model is small.
-
-# %% [markdown]
-# The next cell looks at your own GPU, if you have one. It runs the small model of these notebooks, with and without
-# what section 2 explains.
-
-# %% tags=["nbval-ignore-output"]
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.lab import profile_step
-from tutorial_engine.sampling import SamplingParams
-
-for graphs in (False, True) if torch.cuda.is_available() else ():
-    gpu_model = load_model(device="cuda", dtype="bfloat16")
-    engine = LLMEngine(gpu_model, config=EngineConfig(cuda_graphs=graphs))
-    engine.add_request(None, [65] * 100, SamplingParams(max_tokens=99, ignore_eos=True))
-    engine.step()  # the prompt
-    print("replayed:" if graphs else "one by one:", profile_step(engine.step))
-if not torch.cuda.is_available():
-    print("no GPU here: the picture above shows what was measured on an H100")
 
 # %% [markdown]
 # ## 2 · Record once, replay often
@@ -576,6 +558,23 @@ box("fused")
 # - If a recording fails, `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
 #
 # `make bench DEVICE=cuda` measures your card. `python -m tutorial_engine.lab.doctor` says which parts it can use, and why not.
+
+# %% [markdown]
+# The next cell measures a step of our small model on your GPU, first without recordings, then with them.
+
+# %% tags=["nbval-ignore-output"]
+from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.lab import profile_step
+from tutorial_engine.sampling import SamplingParams
+
+for graphs in (False, True) if torch.cuda.is_available() else ():
+    gpu_model = load_model(device="cuda", dtype="bfloat16")
+    engine = LLMEngine(gpu_model, config=EngineConfig(cuda_graphs=graphs))
+    engine.add_request(None, [65] * 100, SamplingParams(max_tokens=99, ignore_eos=True))
+    engine.step()  # the prompt
+    print("replayed:" if graphs else "one by one:", profile_step(engine.step))
+if not torch.cuda.is_available():
+    print("no GPU here: the pictures show what was measured on an H100")
 
 # %%
 print(predictions.score())
