@@ -27,9 +27,9 @@ model = load_model()
 #
 # **Objective:** say in two sentences why a decode step on a GPU was slow.
 #
-# A **GPU** is a second processor with a memory of its own. It does not run Python. A program on the CPU tells it what to do.
+# A **GPU** is a second processor with a memory of its own. A program on the CPU tells it what to do.
 #
-# - A **kernel** is a small program that the GPU runs: a matrix product, a norm, an addition.
+# - A **kernel** is a small program for the GPU, such as a matrix product or a norm.
 # - A **launch** is the call with which the CPU asks for one kernel.
 # - A **stream** is a queue of launches. The GPU runs their kernels one after the other.
 # - The GPU is **idle** while no kernel runs.
@@ -74,8 +74,8 @@ from tutorial_engine.viz import gpu_timeline
 gpu_timeline(ONE_BY_ONE)
 
 # %% [markdown]
-# On average a launch takes 18.9 µs (0.0189 ms), and its kernel 3.1 µs. Then the stream is empty. The GPU is idle until the
-# next launch arrives.
+# On average a launch takes 18.9 µs (millionths of a second), with the Python that leads to it. Its kernel takes 3.1 µs. Then the
+# stream is empty, and the GPU is idle until the next launch arrives.
 #
 # The picture is drawn from three measured numbers: 14.0 ms, 741 launches, 2.3 ms of work. Single launches were not
 # recorded, so all of them are equally long here. The picture shows *that* the GPU is idle. It does not prove that the
@@ -117,11 +117,11 @@ for count in (1, 100, 10_000, 1_000_000):
     x = torch.ones(count)
     seconds = min(repeat("x + x", globals={"x": x}, number=100)) / 100
     print(f"{count:>9,} numbers: {1e6 * seconds:6.1f} µs")
+print(f"The H100's memory would read and write these in {1e6 * 2 * x.nbytes / BANDWIDTH:.1f} µs")
 
 # %% [markdown]
 # A hundred numbers take as long as one. There is hardly anything to compute, so this is the time to ask. Only many numbers
-# take longer. To add a million, a memory reads and writes 8 MB. On the H100 this is a matter of 2.7 µs, and a launch took
-# 18.9 µs.
+# take longer. For the memory of the H100 even a million is little work. It costs less than one launch.
 
 # %% [markdown]
 # **Say it in two sentences:** why was the step slow?
@@ -148,24 +148,6 @@ print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a
 # more of them. So a GPU is idle most when the model is small.
 
 # %% [markdown]
-# The next cell looks at your own GPU, if you have one. It runs the small model of these notebooks, with and without
-# what section 2 explains.
-
-# %% tags=["nbval-ignore-output"]
-from tutorial_engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.lab import profile_step
-from tutorial_engine.sampling import SamplingParams
-
-for graphs in (False, True) if torch.cuda.is_available() else ():
-    gpu_model = load_model(device="cuda", dtype="bfloat16")
-    engine = LLMEngine(gpu_model, config=EngineConfig(cuda_graphs=graphs))
-    engine.add_request(None, [65] * 100, SamplingParams(max_tokens=99, ignore_eos=True))
-    engine.step()  # the prompt
-    print("replayed:" if graphs else "one by one:", profile_step(engine.step))
-if not torch.cuda.is_available():
-    print("no GPU here: the picture above shows what was measured on an H100")
-
-# %% [markdown]
 # ## 2 · Record once, replay often
 #
 # **Objective:** say what a recorded step needs.
@@ -178,7 +160,7 @@ if not torch.cuda.is_available():
 # - To **replay** it takes a single launch. Then the GPU runs all of its kernels.
 
 # %% tags=["figure-replayed"]
-from tutorial_engine.lab import REPLAYED
+from tutorial_engine.lab import REPLAYED, WHOLE_ENGINE_MS
 
 gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
@@ -193,10 +175,11 @@ print("ms a step, after a prompt of", ", ".join(f"{context:,}" for context in CO
 for what, ms in DECODE_MS.items():
     numbers = " / ".join(map(str, ms)) if len(ms) > 1 else f"{ms[0]} (context not noted)"
     print(f"{what:46} {numbers}")
+print(f"{'prototype, whole engine, in other runs':46}", " to ".join(map(str, WHOLE_ENGINE_MS)))
 
 # %% [markdown]
-# A longer context means more keys and values to read: 2.7 ms at 2,048 tokens. In other runs, through the whole engine
-# with scheduler and sampling, the prototype took 2.4 to 3.6 ms a token.
+# A longer context means more keys and values to read: 2.7 ms at 2,048 tokens. The last line is for each token, with scheduler
+# and sampling.
 #
 # transformers can be fast as well. Its static cache keeps each tensor's shape. So PyTorch can compile the step, and capture
 # it, too. (A compiler makes a few larger kernels out of many small ones.) This took 87 s. The prototype compiles nothing
@@ -279,7 +262,7 @@ if predictions.reveal("past", more[after - before]):
 
 # %% [markdown]
 # Each of the 64 rows grows with the longest context. So one token more makes the whole copy twice as large. These times are
-# computed from the bandwidth. They were not measured. For one request alone the copy is small: 0.1 GB for 1,024 slots.
+# computed from the bandwidth. They were not measured. A request that runs alone copies a 64th of this.
 #
 # With more sizes there is less padding, but there are more recordings to make and to keep. A step of more than
 # 2^17 = 131,072 slots is not recorded: the GPU has work enough then, and the recording would need much memory.
@@ -575,6 +558,23 @@ box("fused")
 # - If a recording fails, `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
 #
 # `make bench DEVICE=cuda` measures your card. `python -m tutorial_engine.lab.doctor` says which parts it can use, and why not.
+
+# %% [markdown]
+# The next cell measures a step of our small model on your GPU, first without recordings, then with them.
+
+# %% tags=["nbval-ignore-output"]
+from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.lab import profile_step
+from tutorial_engine.sampling import SamplingParams
+
+for graphs in (False, True) if torch.cuda.is_available() else ():
+    gpu_model = load_model(device="cuda", dtype="bfloat16")
+    engine = LLMEngine(gpu_model, config=EngineConfig(cuda_graphs=graphs))
+    engine.add_request(None, [65] * 100, SamplingParams(max_tokens=99, ignore_eos=True))
+    engine.step()  # the prompt
+    print("replayed:" if graphs else "one by one:", profile_step(engine.step))
+if not torch.cuda.is_available():
+    print("no GPU here: the pictures show what was measured on an H100")
 
 # %%
 print(predictions.score())
