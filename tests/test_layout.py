@@ -151,7 +151,8 @@ def test_environment_is_one_python_from_conda_forge_and_the_rest_by_pip() -> Non
     extras = re.fullmatch(r"-e \.\[([\w,-]+)\]", editable)
     assert constraints == "-c constraints.txt" and extras
     assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys() - {"test"}
-    assert f"install --quiet {constraints} -e '.[{extras[1]},test]'" in MAKEFILE
+    assert f"EXTRAS ?= {extras[1]},test\n" in MAKEFILE
+    assert f"install --quiet {constraints} -e '.[$(EXTRAS)]'" in MAKEFILE
 
 
 def named_pythons() -> set[str]:
