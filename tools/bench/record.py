@@ -124,7 +124,7 @@ def gpu_page() -> str:
         f"{1000 * step.seconds:.1f} ms, in which the GPU works for {1000 * step.busy:.1f} ms. "
         f"Reading all weights once takes {1000 * floor:.2f} ms.",
         "",
-        f"| one request, ms a token after a prompt of {', '.join(map(str, on_gpu.CONTEXTS))} | |",
+        f"| one request, after a prompt of {', '.join(map(str, on_gpu.CONTEXTS))} | ms a token |",
         "|---|---|",
         *(f"| {what} | {' / '.join(map(str, ms))} |" for what, ms in on_gpu.DECODE_MS.items()),
         "",
