@@ -61,8 +61,8 @@ if predictions.reveal("emoji", len(emoji)):
 
 # %% [markdown]
 # Each of the 256 possible bytes is a token. So every text can be written in tokens, and the ids can be turned back
-# into the same text. (`<|endoftext|>` is an exception: it is one token, and has no text.) A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado
-# here.
+# into the same text. (`<|endoftext|>` is an exception: it is one token, and has no text.) A word that was rare when
+# the vocabulary was made is cut into several tokens, as the name Rado here.
 
 # %%
 for text in (PROMPT, "naïve 😀", "Once Rado had a red kite."):
@@ -142,10 +142,9 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. To
 # read the story that a wrong answer gives, run `mine.hear(PROMPT, project=project)`.
 #
-# <details><summary>Hint</summary><code>x @ w_q.T</code> has shape [T, H·D]. The method
-# <code>.unflatten(-1, (-1, head_dim))</code> cuts the last axis into rows of head_dim numbers: [T, H, D]. It
-# finds the number of heads by itself (the −1).
-# Do the same for k and v, and return the three as a tuple.</details>
+# <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
+# The method <code>unflatten(axis, sizes)</code> cuts one axis into several; one of the sizes may be −1, and is
+# found by itself. Return the three as a tuple.</details>
 
 
 # %% tags=["exercise"]
@@ -224,9 +223,9 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 # Not every query may see every key. A *mask* says which pairs are allowed (True). Section 5 builds it;
 # here it is given. A forbidden key must get the share 0, and the other shares must still add up to one.
 #
-# <details><summary>Hint</summary>Scores are <code>q @ k.T</code>, divided by the square root of D, the size
-# of the last axis. Set forbidden scores to <code>float("-inf")</code> with <code>masked_fill(~mask, ...)</code>
-# before the softmax over the last axis: exp(−∞) is 0.</details>
+# <details><summary>Hint</summary>The three steps are those of section 4, with a row of scores for each query. Of
+# which score is the exponential 0? <code>masked_fill(m, number)</code> writes a number where m is True, and
+# <code>~mask</code> turns True and False around. Over which axis must the shares add up to one?</details>
 
 
 # %% tags=["exercise"]
@@ -316,10 +315,9 @@ for corner, mask in corners.items():
 # Some models limit attention further: a token sees only itself and the `window - 1` tokens before it. If
 # the window is as large as the text, this is the plain causal mask.
 #
-# <details><summary>Hint</summary>Make a column of query positions with <code>torch.arange(...)[:, None]</code>
-# and a row of key positions with <code>[None, :]</code>. Their difference has a number for each pair. The
-# first query stands at position <code>kv_len - q_len</code>. Join two conditions with <code>&</code>, each in
-# its own brackets: <code>(...) & (...)</code>.</details>
+# <details><summary>Hint</summary><code>torch.arange(...)[:, None]</code> is a column, and <code>[None, :]</code> makes
+# a row. A column minus a row has a number for each pair. At which position stands the first query, if the last
+# one stands at the end? Join two conditions with <code>&</code>, each in its own brackets.</details>
 
 
 # %% tags=["exercise"]
@@ -540,10 +538,9 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
 #
-# <details><summary>Hint</summary><code>a, b = x.chunk(2, dim=-1)</code> cuts the last axis in
-# halves: all a and all b, each [T, heads, D / 2]. The angles have no axis for the heads;
-# <code>angles[:, None, :]</code> adds one.
-# <code>torch.cat(..., dim=-1)</code> joins the halves again.</details>
+# <details><summary>Hint</summary><code>chunk</code> cuts an axis into equal parts (all a, all b), and
+# <code>torch.cat</code> joins them again; both take <code>dim=-1</code> for the last axis. x has an axis for the
+# heads, and the angles have none: <code>None</code> in an index adds one.</details>
 
 
 # %% tags=["exercise"]
@@ -943,7 +940,8 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
 # earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
-# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".)
+# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a". Heads 1 and 2 look mostly at
+# `·day`, the token before.)
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -1087,9 +1085,9 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 # queries of the second round, to the right place: the token *after* the earlier place of the same token.
 # `shares` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
 #
-# <details><summary>Hint</summary>The queries of the second round are <code>torch.arange(period, 2 * period)</code>.
-# The same token stood <code>period</code> places earlier. Two tensors of positions pick one share for each
-# query: <code>shares[queries, keys]</code>.</details>
+# <details><summary>Hint</summary>At which positions stand the queries of the second round? Where did the same token
+# stand, and where the token after it? With two tensors of positions, <code>shares[queries, keys]</code> picks one
+# share for each query.</details>
 
 
 # %% tags=["exercise"]
@@ -1216,9 +1214,8 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 #
 # Count the bytes that the keys and values of one token need, in all layers together.
 #
-# <details><summary>Hint</summary>K and V are two tensors. Each layer has its own, with
-# <code>num_key_value_heads</code> heads of <code>head_dim</code> numbers. One number takes
-# <code>itemsize</code> bytes.</details>
+# <details><summary>Hint</summary>What has shape [T, H_kv, D] in section 3, and how often is it there? The names in
+# <code>config</code> are those of <code>QWEN3_06B</code> in section 10.</details>
 
 
 # %% tags=["exercise"]
