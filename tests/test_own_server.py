@@ -420,8 +420,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
     ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1] in blocks of 4"),
     ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
-    ("allocate", lambda table, free, size, pos: pos, "gave 10 for position"),
-    ("allocate", lambda table, free, size, pos: table[-1] * size, "and left the table"),
+    (
+        "allocate",
+        lambda table, free, size, pos: pos,
+        "gave 0 for position 0, and left the table []",
+    ),
+    ("allocate", lambda t, f, s, p: t.append(f.pop(0)) or t[p // s] * s + p % s, "table [0, 1]: "),
     (
         "free",
         lambda table, ref_cnt, queue, hashes: queue.extend(table),

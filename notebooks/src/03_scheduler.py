@@ -586,12 +586,11 @@ curves = {name: [(n, *one[n][:2]) for n in SIZES] for name, one in prices.items(
 throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answered else None
 
 # %% [markdown]
-# Each point is an engine with another `max_num_seqs`. Look first at the line of 1 ms a token. Why 2 to 3 times? A step
-# with one request lasts 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the
-# rest of the prompts is read between the first two tokens. The first doublings are cheap: two at once cost little and
-# give nearly twice the tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned
-# by choosing a point on such a curve. On the other line a token costs 0.05 ms, as on a large GPU: there the TPOT hardly
-# grows.
+# Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
+# 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
+# read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
+# tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on
+# such a curve. On the other line a token costs 0.05 ms, as on a large GPU: there the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -1003,12 +1002,13 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
-# 0.1 s, and they are served in the order of arrival.
+# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are
+# served (70 ms each). So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
-# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table by 12.) Start at 351 and 126. How many steps until the mean is at
-# most 300, and how many before the TTFT of L is over 600?
+# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table
+# by 12.) Start at 351 and 126. How many steps until the mean is at most 300, and how many before the TTFT of L is over
+# 600?
 
 # %%
 predictions.ask(

@@ -257,6 +257,10 @@ VISIBLE_SLIPS: Slips = {
     "a cell may have several owners: ask `in`": lambda cells, s, q: [
         i for i in right_visible(cells, s, q) if cells[i][1] == {s}
     ],
+    "owners is a set: ask `seq_id in owners`": lambda cells, s, q: [],
+    "the positions up to pos are seen, not those from pos on": lambda cells, s, q: [
+        i for i in right_visible(cells, s, 99) if (cells[i][0] or 0) >= q
+    ],
     "return the cells' indices, not their positions": lambda cells, s, q: sorted(
         cells[i][0] or 0 for i in right_visible(cells, s, q)
     ),
@@ -297,6 +301,13 @@ SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discar
 SHIFT_SLIPS: Slips = slips_of(
     right_shift,
     """
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+        the dropped tokens are still there: take them out with seq_rm first
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, -1)
+        that drops everything behind the first `keep` positions; p1 is keep + discard
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the dropped range ends at keep + discard, and there the others begin, too
     cache.seq_add(seq_id, keep + discard, -1, -discard) →
         the others still have their old positions: move them down with seq_add
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
