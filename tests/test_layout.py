@@ -59,8 +59,8 @@ def tool(name: str) -> Path:
 
 
 def test_order_of_the_rooms_holds() -> None:
+    """`lint-imports` says that it does; it runs on the fork below, too."""
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
-    assert f"Contracts: {len(contracts)} kept, 0 broken" in run(tool("lint-imports"), "--no-cache")
     order = next(contract for contract in contracts if contract["type"] == "layers")
     rooms = {room for floor in order["layers"] for room in re.split(r" [|:] ", floor)}
     there = {file.parent.name for file in (ROOT / "tutorial_engine").glob("*/__init__.py")}
@@ -309,6 +309,20 @@ SECTION = """
 # %%
 print(6 * 7)
 """
+TEST = """
+from tools.publish.build import make_notebook, sources
+from tutorial_engine.engine import LLMEngine
+from tutorial_engine.engine.longest_first import LongestFirst
+from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.model.counting import Counting
+
+
+def test_what_was_added_is_used() -> None:
+    engine = LLMEngine(load_model(), load_tokenizer(), scheduler=LongestFirst)
+    told = engine.generate(["Once", "One day Mia"])
+    assert [len(one.outputs[0].token_ids) for one in told] == [16, 16] and Counting.calls == 0
+    assert make_notebook(sources()["03_scheduler"], True).cells[-1].source == "print(6 * 7)"
+""".lstrip()
 ADDED = {
     "tutorial_engine/engine/longest_first.py": POLICY,
     "tutorial_engine/model/counting.py": BACKEND,
@@ -316,22 +330,11 @@ ADDED = {
     "tutorial_engine/lab/answer.py": MODULE,
     "tutorial_engine/answer.py": MODULE,
     "tools/answer.py": MODULE,
-    "tests/test_answer.py": "def test_six_times_seven() -> None:\n    assert 6 * 7 == 42\n",
+    "tests/test_answer.py": TEST,
     "notebooks/my_03_scheduler.ipynb": "{}",
     "notebooks/Untitled.ipynb": "",
     "notebooks/scratch.py": "import os,sys\nx=1",
 }
-USE = """
-from tools.publish.build import make_notebook, sources
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.engine.longest_first import LongestFirst
-from tutorial_engine.model import load_model, load_tokenizer
-from tutorial_engine.model.counting import Counting
-
-engine = LLMEngine(load_model(), load_tokenizer(), scheduler=LongestFirst)
-told = [len(one.outputs[0].token_ids) for one in engine.generate(["Once", "One day Mia"])]
-print(told, make_notebook(sources()["03_scheduler"], solved=True).cells[-1].source)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -349,22 +352,17 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lesson.write_text(lesson.read_text(encoding="utf-8") + SECTION, encoding="utf-8")
     for step in (["init", "-q"], ["add", "-A"]):
         run(git, *step, folder=top)
-    if (ROOT / ".mypy_cache").is_dir():  # `make lint` left it: seconds in place of a minute
-        shutil.copytree(ROOT / ".mypy_cache", top / ".mypy_cache")
     return top
 
 
-LINTERS = ("ruff check .", "ruff format --check .", "lint-imports", "mypy")
-
-
-@pytest.mark.parametrize("command", LINTERS)
+@pytest.mark.parametrize("command", ["ruff check .", "ruff format --check .", "lint-imports"])
 def test_a_fork_passes_the_linters(fork: Path, command: str) -> None:
+    """All but mypy, which has no list that a new file could be missing from."""
     name, *options = command.split()
     run(tool(name), *options, folder=fork)
 
 
-def test_a_fork_runs_and_passes_the_tests_of_the_house(fork: Path) -> None:
-    assert "[16, 16] print(6 * 7)" in run(sys.executable, "-c", USE, folder=fork)
+def test_a_fork_passes_its_test_and_those_of_the_house(fork: Path) -> None:
     chosen = "not (fork or runs or quickly)"
     tests = ("tests/test_layout.py", "tests/test_answer.py")
     run(sys.executable, "-m", "pytest", "-q", "-k", chosen, *tests, folder=fork, seconds=600)

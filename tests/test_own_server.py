@@ -58,6 +58,7 @@ CHECKS: dict[str, Any] = {
     **EARLIER["03"],
     "num_blocks": learn.check_num_blocks,
     "slots": learn.check_slots,
+    "allocate": learn.check_allocate,
     "slots_for": learn.check_slots_for,
     "free": learn.check_free,
     "take": learn.check_take,
@@ -228,7 +229,7 @@ def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: 
     spies = serving.spied(server, *server.names[1:])
     run, said = serving.serve(server)
     serving.check_tokens(run)
-    assert len(spies) == 6 and None in spies["slots_for"].answers, "somebody gave way itself"
+    assert len(spies) == 7 and None in spies["slots_for"].answers, "somebody gave way itself"
     assert count(run.trace, Preempted) > 0 and run.bytes_gathered == 0
     assert "attention copied 0 bytes of K and V\n" in said
     for name, spy in spies.items():
@@ -328,6 +329,7 @@ UNUSUAL: list[tuple[str, Any]] = [
     ("num_tokens_to_run", lambda *case: torch.tensor(PARTS_03["num_tokens_to_run"](*case))),
     ("ttft_and_tpot", lambda *case: torch.tensor(PARTS_03["ttft_and_tpot"](*case))),
     ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
+    ("allocate", lambda *case: np.int64(PARTS_04["allocate"](*case))),
     ("free", lambda *case: free_by_emptying(*case)),
     ("take", lambda *case: torch.tensor(take_by_popping(*case))),
     ("find", lambda *case: torch.tensor(PARTS_05["find"](*case), dtype=torch.int64)),
@@ -417,6 +419,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
     ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1] in blocks of 4"),
     ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
+    ("allocate", lambda table, free, size, pos: pos, "gave 10 for position"),
+    ("allocate", lambda table, free, size, pos: table[-1] * size, "and left the table"),
     (
         "free",
         lambda table, ref_cnt, queue, hashes: queue.extend(table),

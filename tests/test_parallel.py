@@ -29,7 +29,6 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
@@ -385,12 +384,3 @@ def test_no_process_is_left_over(tmp_path: Path, how: str) -> None:
 def test_ranks_that_take_too_long_are_ended() -> None:
     with pytest.raises(RuntimeError, match=r"2 ranks were not done after 0\.5 s"):
         run_ranks(2, timeout_s=0.5)
-
-
-def test_two_ranks_are_a_row_of_the_ledger(model: Qwen3ForCausalLM) -> None:
-    paths = {REFERENCE: our_paths(model)[REFERENCE], **parallel_paths(TINY)}
-    prompts = random_sequences([7, 2, 12], model.config.vocab_size)
-    rows = ledger(paths, prompts, 5)
-    assert rows[1].path == "two ranks" and rows[1].within and rows[1].difference > 0
-    assert rows[1].ok or not rows[0].is_safe
-    assert rows[1].steps == 15

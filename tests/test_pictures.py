@@ -304,6 +304,14 @@ VIEWS: dict[str, Callable[[], View]] = {
         "ms",
         at_most={"worst": 6, "mean": 3},
     ),
+    "sweep steps": lambda: viz.sweep(
+        [0, 68, 136, 204],
+        {"TTFT": {"worst": [5, 5, 6, 9], "mean": [4, 3, 2, 2]}},
+        "patience in ms",
+        "ms",
+        at_most={"worst": 6, "mean": 3},
+        steps=True,
+    ),
     "throughput": lambda: viz.throughput_latency(
         {
             "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],

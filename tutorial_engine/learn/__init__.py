@@ -29,11 +29,13 @@ __getattr__, __all__ = hands_out(
         "checks_03": (
             "check_budget, check_fair, check_metrics, check_num_tokens, check_plan, check_shortest"
         ),
-        "checks_04": "check_context_shift, check_num_blocks, check_slots, check_visible",
+        "checks_04": (
+            "check_allocate, check_context_shift, check_num_blocks, check_slots, check_visible"
+        ),
         "checks_a1": "check_rank_mlp",
         "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
         "checks_a3": "check_free_order, check_hits, check_log",
-        "dry_runs": "Job, dry_run, steps",
+        "dry_runs": "steps",
         "eager_pages": "cost, drama, tokens",
         "earlier": "bring",
         "elsewhere": "box, names_elsewhere",

@@ -36,6 +36,14 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         a block with a hash goes to the end, behind the blocks that are free already
     [*front, *queue, *end] → [*end, *queue, *front]
         blocks without a hash are taken first, and blocks with a hash last: they may still be found
+    [*front, *queue, *end] → [*queue, *(block for table in tables for block in reversed(table))]
+        divide each table: only its blocks with a hash go to the end, the others go to the front
+    [*front, *queue, *end] → [*(block for table in tables[::-1] for block in table[::-1]), *queue]
+        divide each table: only its blocks without a hash go to the front, the others go to the end
+    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in named)
+        the queue so far stays as it is: only the blocks that are given back are sorted by hash
+    [*front, *queue, *end] → [*sorted(front), *queue, *sorted(end)]
+        the number of a block does not count, its place in the table does: the tail goes first
     [*front, *queue, *end] → [*front, *end]
         the blocks that were free before stay in the queue
     in reversed(table) if block in named → in table if block in named
