@@ -373,9 +373,9 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # - a shared block is written: two answers to one prompt write to it;
 # - blocks are freed head first.
 #
-# Four tests: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
-# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes with
-# each other. It never looks at tokens, K or V.
+# The tests are: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
+# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
+# It never looks at tokens, K or V.
 
 # %%
 predictions.ask(
@@ -567,7 +567,7 @@ show_source(Scheduler.preempt)
 
 # %% [markdown]
 # **Try it.** This explorer has all that you know by now: the prefix cache, several answers (`n`), eviction and preemption.
-# A and B begin alike. With 7 blocks, C evicts a block in step 8. Make the pool smaller until somebody is preempted. Then
+# A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
 #
 # <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 1, B
@@ -624,8 +624,8 @@ for name, trace in rules.items():
 timelines(rules, title="The same requests under two rules of admission")
 
 # %% [markdown]
-# Under the second rule, E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is
-# the last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
+# Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
+# last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
 # a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
 
 # %%
