@@ -2,8 +2,8 @@
 # # 05 · Shared beginnings and full memory
 #
 # In notebook 04 each request had blocks of its own. Here requests *share* blocks, and the memory gets full. You write
-# the search in the prefix cache, the eviction and the preemption of the engine. At the end, recorded runs of vLLM judge
-# your parts: in how many steps do they decide the same?
+# the search in the prefix cache, the eviction and the preemption. At the end, recorded runs of vLLM judge your parts: in
+# how many steps do they decide the same?
 #
 # | sitting | about | time |
 # |---|---|---|
@@ -122,8 +122,8 @@ chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
 block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first characters of
-# its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
+# In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first
+# characters of its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
 # blocks have a hash, so the rest of the common beginning is computed twice.
 #
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
@@ -222,8 +222,8 @@ box("fork")
 # prefix cache. A block that is freed goes to the end, so the block that was *least recently used* is evicted first. This
 # rule is called *LRU*.
 #
-# Below, A had a prompt of 12 tokens, so it held the blocks 0, 1 and 2 of 7. It is over, and its blocks are put at the
-# end of the queue. In which order?
+# Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It is over, and they go to the end of the queue.
+# In which order?
 
 
 # %%
@@ -242,7 +242,8 @@ chosen = predictions.reveal("queue", order)
 block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
 
 # %% [markdown]
-# Now B comes with 19 tokens that nobody had before, and needs five blocks. Then C comes, whose first 12 tokens are A's:
+# Pale tokens lie in a free block and can still be found. Now B comes with 19 tokens that nobody had before, and needs five
+# blocks. Then C comes, whose first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
 pool_of_7.add_request("B", prompts[1] + prompts[0] + prompts[2][:2], SamplingParams(max_tokens=2))
@@ -253,7 +254,7 @@ print("tokens found by each of them:", found_by(pool_of_7))
 block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
-# The *tail* of A, block 2, goes to B and is evicted. So C still finds the blocks 0 and 1. If the head had gone first, C
+# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 are still pale, so C finds them. If the head had gone first, C
 # would have found nothing, because a chain of hashes is searched from its start.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
@@ -364,17 +365,17 @@ one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
 run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
 
 # %% [markdown]
-# How would a test have found this bug? We plant five bugs:
+# Which test finds this bug? We plant five:
 #
 # - a taken block keeps its hash: the bug above;
-# - hashes without the parent's: a hash stands for the tokens of one block only;
-# - found too early: a block is found now, but its K and V are written only in a later step;
-# - a shared block is written: two answers to one prompt write to the same open block;
+# - hashes without the parent's: a hash stands for one block only;
+# - found too early: a block is found now, but its K and V are written in a later step;
+# - a shared block is written: two answers to one prompt write to it;
 # - blocks are freed head first.
 #
-# Four tests: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
-# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes with each
-# other. It never looks at a token, or at K and V.
+# The tests are: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
+# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
+# It never looks at tokens, K or V.
 
 # %%
 predictions.ask(
@@ -566,7 +567,7 @@ show_source(Scheduler.preempt)
 
 # %% [markdown]
 # **Try it.** This explorer has all that you know by now: the prefix cache, several answers (`n`), eviction and preemption.
-# A and B begin alike. With 7 blocks, C evicts a block in step 8. Make the pool smaller until somebody is preempted. Then
+# A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
 #
 # <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 1, B
@@ -623,8 +624,8 @@ for name, trace in rules.items():
 timelines(rules, title="The same requests under two rules of admission")
 
 # %% [markdown]
-# Under the second rule, E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is
-# the last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
+# Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
+# last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
 # a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
 
 # %%
