@@ -29,7 +29,7 @@ from tools.publish.build import (
     sources,
     target,
 )
-from tools.publish.figures import FIGURES, TAG
+from tools.publish.figures import DARK, FIGURES, TAG
 from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
@@ -490,6 +490,7 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
         names += [f"{CODES[name]}_{figure}" for figure in figures]
     wanted = {f"{one}.{kind}" for one in names for kind in ("svg", "png")}
     assert len(wanted) == 2 * len(names) >= 2
+    wanted |= {f"{one}-dark.svg" for one in names if one in DARK}
     there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{CODES[name]}_")}
     assert there == wanted, "run `make figures`"
     assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)
