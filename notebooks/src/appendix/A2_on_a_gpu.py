@@ -254,11 +254,9 @@ more = {1: "one slot more", 512: "512 slots more", before: "twice as many slots"
 if predictions.reveal("past", more[after - before]):
     per_slot = KVCacheSpec.from_model(shape, torch.bfloat16).bytes_per_token
     for longest, copied in ((512, before), (513, after)):
-        written = copied * per_slot
-        print(
-            f"{longest}: {63 * 200 + longest:,} slots are needed, and {copied:,} copied.", end=" "
-        )
-        print(f"To write {written / 1e9:.1f} GB takes {1000 * written / BANDWIDTH:.1f} ms or more")
+        written, needed = copied * per_slot, 63 * 200 + longest
+        print(f"{longest}: {needed:,} slots are needed, {copied:,} are copied", end=": ")
+        print(f"{written / 1e9:.1f} GB to write, {1000 * written / BANDWIDTH:.1f} ms")
 
 # %% [markdown]
 # Each of the 64 rows grows with the longest context. So one token more makes the whole copy twice as large. These times are
