@@ -251,9 +251,9 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 #
 # ### Exercise 3: a slot for the next token (5 minutes)
 #
-# Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, append the first of
-# `free_blocks`, and take it out there. Change both lists in place. If a block is needed and none is free, return `None`
-# and change nothing. (A table may have more blocks than it needs now.)
+# Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
+# `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
+# is free, change nothing and return `None`. (A table can have blocks ahead, for tokens that run later.)
 #
 # <details><summary>Hint</summary><code>pos</code> lies in logical block <code>pos // block_size</code>. The table has no
 # block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block out.
@@ -701,8 +701,9 @@ print(cells)
 #
 # ### Exercise 6: shift the context (5 minutes)
 #
-# Do this in the cache with its two operations `cache.seq_rm(seq_id, p0, p1)` and `cache.seq_add(seq_id, p0, p1, delta)`. Both mean the
-# positions from p0 to p1 − 1, and with p1 = −1 those to the end. Afterwards the positions have no gap.
+# Do this in the cache with its two operations `cache.seq_rm(seq_id, p0, p1)` and
+# `cache.seq_add(seq_id, p0, p1, delta)`. Both mean the positions from p0 to p1 − 1, and with p1 = −1 those to the end.
+# Afterwards the positions have no gap.
 #
 # <details><summary>Hint</summary>The dropped positions begin at <code>keep</code>. Where do they end? What stands
 # behind them moves down, so <code>delta</code> is below 0.</details>
