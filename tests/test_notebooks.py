@@ -375,9 +375,8 @@ def test_running_an_answer_again_says_the_same(name: str) -> None:
             asked.buttons.value = asked.options[0]
             answers[i] = question, lesson.run(i)
             assert answers[i][1].startswith("Answer: "), question
-            lesson.run(asks[question])
-            assert lesson.run(i) == answers[i][1], "asking again keeps the choice"
     for i, (question, answer) in answers.items():
+        lesson.run(asks[question])  # which keeps the choice
         assert lesson.run(i) == answer, f"{question}: after a Run All, its cell is run again"
 
 
