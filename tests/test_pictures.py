@@ -349,6 +349,15 @@ VIEWS: dict[str, Callable[[], View]] = {
     "gpu steps": lambda: viz.gpu_timeline(
         GpuStep("of a prime $number$", 5e-3, 101, 4e-3), GpuStep("<replayed>", 4.1e-3)
     ),
+    "gpu end to end": lambda: viz.end_to_end_picture([[2, 0], [3], [5, 1]], [5, 3, 6], 4),
+    "gpu end to end, one": lambda: viz.end_to_end_picture([[3, 0, 1]], [19], 8),
+    "gpu memory": lambda: viz.gpu_memory_picture(
+        {
+            "at the $first$ call": ([3, 5, 0, 1], {"lens": (0, 2), "positions": (2, 2)}),
+            "then": ([3, 5, 0, 0], {"lens": (0, 2), "<other>": (2, 2)}),
+        },
+        {"lens": (0, 2), "positions": (2, 2)},
+    ),
     "gpu serving": lambda: viz.serving_picture({"each": 6000, "one $call$": 700}, SERVING),
     "ranks": lambda: viz.ranks_picture(parallel_report()),
     "split": lambda: viz.mlp_split(*split_of(4)),

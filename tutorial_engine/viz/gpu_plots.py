@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from tutorial_engine.lab.on_gpu import SERVED, GpuServing, GpuStep
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import text_width
+from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
+from tutorial_engine.viz.words import listed
 
 LEFT, RIGHT_END = 70.0, 984.0  # of the time axis
 LANE, BETWEEN = 30.0, 8.0  # height of a lane, and what lies between two
@@ -155,10 +156,10 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
     fastest = max(one.second for one in speeds)
     for i, one in enumerate(speeds):
         scene.text(f"speed.{i}", 26, y + 16, one.what, 12)
-        for run, value, look in (("second", one.second, GREEN), ("first", one.first, ORANGE)):
+        for run, value, fill in (("second", one.second, GREEN), ("first", one.first, ORANGE)):
             height = 17.0 if run == "second" else 7.0
             box = (start, y + 3 + (17 - height) / 2, longest * value / fastest, height)
-            scene.rect(f"speed.{i}.{run}", box, look, f"{run} run: {value:,.0f}", stroke=INK)
+            scene.rect(f"speed.{i}.{run}", box, fill, f"{run} run: {value:,.0f}", stroke=INK)
         words = f"{one.first:,.0f} / {one.second:,.0f}"
         if one.least is not None:
             words += f" (best of several; lowest {one.least[0]:,.0f} / {one.least[1]:,.0f})"
@@ -179,6 +180,82 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
         f"the best that was measured is {best.second:,.0f} wanted tokens a second ({best.what}), "
         f"{best.second / speeds[0].second:.1f}× as many as {speeds[0].what} in its second run."
     )
+    return scene.picture(caption, zoom=1.0)
+
+
+def end_to_end_picture(
+    tables: Sequence[Sequence[int]], lens: Sequence[int], block_size: int
+) -> Picture:
+    """A few sequences in blocks of a pool; below, their slots end to end, and `cu_seqlens`."""
+    num_blocks = max(block for table in tables for block in table) + 1
+    wide = min(34.0, 960 / (num_blocks * block_size), 960 / (sum(lens) + 1))
+    scene = Sheet(1000, 216)
+    scene.heading("From blocks to one list")
+    scene.note("pool", 10, 52, f"the pool: blocks of {block_size}; a number is a position")
+    slots = [
+        (table[p // block_size] * block_size + p % block_size, s, p)
+        for s, (table, length) in enumerate(zip(tables, lens, strict=True))
+        for p in range(length)
+    ]
+    held = {slot: (s, p) for slot, s, p in slots}
+    for slot in range(num_blocks * block_size):
+        x = 10 + slot * wide + slot // block_size * 6
+        box = (x, 76, wide - 2, 26)
+        s, p = held.get(slot, (None, ""))
+        scene.cell(
+            f"pool.{slot}", box, "solid" if slot in held else "free", None if s is None else look(s)
+        )
+        scene.inside(f"pool.{slot}.position", box, str(p), 12)
+        if slot % block_size == 0:
+            scene.note(f"block.{slot}", x, 71, f"block {slot // block_size}")
+    scene.note("gathered", 10, 134, "end to end: a number is a slot")
+    for i, (slot, s, _) in enumerate(slots):
+        box = (10 + i * wide, 142, wide - 2, 26)
+        scene.cell(f"list.{i}", box, "solid", look(s))
+        scene.inside(f"list.{i}.slot", box, str(slot), 12)
+    ends = [sum(lens[:n]) for n in range(len(lens) + 1)]
+    for n, end in enumerate(ends):
+        x = 9 + end * wide
+        scene.add(f"end.{n}", "path", d=f"M{x:.1f} 138V182", stroke=INK, stroke_width=1.6, **DEAF)
+        scene.text(f"end.{n}.words", x, 197, str(end), 12, **(BOLD | CENTRE))
+    scene.text("ends", 24 + ends[-1] * wide, 197, "cu_seqlens", 12, **BOLD)
+    caption = (
+        f"{len(lens)} sequences of {listed(map(str, lens))} tokens lie end to end in one list of "
+        f"{ends[-1]} slots, and cu_seqlens is {', '.join(map(str, ends))}."
+    )
+    return scene.picture(caption, zoom=1.0)
+
+
+Held = tuple[Sequence[int], Mapping[str, tuple[int, int]]]  # numbers; whose: begin and how many
+
+
+def gpu_memory_picture(times: Mapping[str, Held], reads: Mapping[str, tuple[int, int]]) -> Picture:
+    """Numbers at the places of a GPU's memory at some times, whose they are, and what is read."""
+    wide, tall = 44.0, 72.0
+    scene = Sheet(1000, 50 + tall * len(times) + 16)
+    scene.heading("The places that the recording reads", "every place holds a number")
+    colours: dict[str, int] = {}
+    for row, (when, (numbers, owners)) in enumerate(times.items()):
+        y = 50 + tall * row
+        scene.text(f"{row}.when", 10, y + 32, when, 12.5, **BOLD)
+        for name, (begin, count) in owners.items():
+            one = look(colours.setdefault(name, len(colours)))
+            scene.note(f"{row}.{name}", 240 + begin * wide, y + 8, name, 12)
+            for place in range(begin, begin + count):
+                box = (240 + place * wide, y + 14, wide - 3, 28)
+                scene.cell(f"{row}.{place}", box, "solid", one)
+                scene.inside(f"{row}.{place}.number", box, str(numbers[place]), 12.5)
+    y = 50 + tall * len(times) - 20
+    scene.note("reads", 10, y + 22, "the recording reads here:", 12)
+    for name, (begin, count) in reads.items():
+        x, end = 240 + begin * wide, 237 + (begin + count) * wide
+        scene.add(
+            f"reads.{name}", "path", d=f"M{x} {y}v6H{end}v-6", fill="none", stroke=INK, **DEAF
+        )
+        scene.note(f"reads.{name}.words", (x + end) / 2, y + 22, name, 12, **CENTRE)
+    where = (f"{name} at places {a} to {a + n - 1}" for name, (a, n) in reads.items())
+    there = (f"{when}, {listed(owners)} lie there" for when, (_, owners) in times.items())
+    caption = f"The recording reads {listed(where)}; {'; '.join(there)}."
     return scene.picture(caption, zoom=1.0)
 
 

@@ -27,9 +27,10 @@ model = load_model()
 #
 # **Objective:** say in two sentences why a decode step on a GPU was slow.
 #
-# A **GPU** is a second processor with a memory of its own. A program on the CPU tells it what to do.
+# A **GPU** is a second processor with a memory of its own, and with thousands of small arithmetic units. A program on the CPU
+# tells it what to do.
 #
-# - A **kernel** is a small program for the GPU, such as a matrix product or a norm.
+# - A **kernel** is a small program for the GPU, such as a matrix product or a norm. A kernel with little work uses few units.
 # - A **launch** is the call with which the CPU asks for one kernel.
 # - A **stream** is a queue of launches. The GPU runs their kernels one after the other.
 # - The GPU is **idle** while no kernel runs.
@@ -108,7 +109,7 @@ if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] 
 # test: nearly the same kernels, without the launches.
 
 # %% [markdown]
-# To ask costs time on a CPU, too. How long does your CPU need to ask PyTorch for an addition, and to run it?
+# To ask costs time on a CPU, too. How long does `x + x` take on your CPU?
 
 # %% tags=["nbval-ignore-output"]
 from timeit import repeat
@@ -120,8 +121,10 @@ for count in (1, 100, 10_000, 1_000_000):
 print(f"The H100's memory would read and write these in {1e6 * 2 * x.nbytes / BANDWIDTH:.1f} µs")
 
 # %% [markdown]
-# A hundred numbers take as long as one. There is hardly anything to compute, so this is the time to ask. Only many numbers
-# take longer. For the memory of the H100 even a million is little work. It costs less than one launch.
+# A hundred numbers take as long as one. There is hardly anything to compute, so this is the time to ask PyTorch. Only many
+# numbers take longer. For the memory of the H100 even a million is little work: it takes less time than one launch of the
+# earlier engine, 18.9 µs. (A launch costs more than your shortest time here. The Python of the model and the call to the
+# GPU come on top.)
 
 # %% [markdown]
 # **Say it in two sentences:** why was the step slow?
@@ -152,8 +155,8 @@ print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a
 #
 # **Objective:** say what a recorded step needs.
 #
-# All decode steps with the same number of sequences are alike: the same kernels in the same order. Only the numbers in the
-# tensors differ. So the launches can be written down once.
+# All decode steps with the same number of sequences launch the same kernels, in the same order. So the launches can be
+# written down once. (The contexts grow from step to step. Rule 2 below and exercise 1 deal with this.)
 #
 # - To **capture** a step is to write down its launches.
 # - A **CUDA graph** is what was written down, here also called a recording. (CUDA is NVIDIA's software for its GPUs.)
@@ -181,7 +184,7 @@ print(f"{'prototype, whole engine, in other runs':46}", " to ".join(map(str, WHO
 # A longer context means more keys and values to read: 2.7 ms at 2,048 tokens. The last line is for each token, with scheduler
 # and sampling.
 #
-# transformers can be fast as well. Its static cache keeps each tensor's shape. So PyTorch can compile the step, and capture
+# transformers can be fast as well. Its static cache never changes shape. So PyTorch can compile the step, and capture
 # it, too. (A compiler makes a few larger kernels out of many small ones.) This took 87 s. The prototype compiles nothing
 # here. It captured 7 recordings in 0.3 s.
 
@@ -190,7 +193,7 @@ print(f"{'prototype, whole engine, in other runs':46}", " to ".join(map(str, WHO
 #
 # 1. It runs the step once (`compute()`), in a stream of its own (`_beside`). Libraries prepare themselves in their first call.
 # 2. It calls `compute()` again, inside `torch.cuda.graph`. Now the GPU computes nothing: PyTorch writes down the launches.
-# 3. It returns `play`, which the engine calls at each step from now on.
+# 3. It returns `play`, which the engine calls at each step from now on. The logits are computed after it, outside.
 #
 # `a.wait_stream(b)` lets stream `a` wait for what is in stream `b`. `pool` is memory that all recordings share.
 
@@ -346,13 +349,20 @@ predictions.ask(
     ["lens", "positions", "new_lens"],
 )
 
-# %%
+# %% tags=["figure-places"] jupyter={"source_hidden": true}
+from tutorial_engine.viz import gpu_memory_picture
+
 again = GpuMemory()  # the same tensors get the same places in it
-tensors = {"lens": again.tensor([1, 1]), "positions": again.tensor(range(8))}
-began = {name: again.place_of(tensor) for name, tensor in tensors.items()}
-place = gpu.place_of(other)
-if predictions.reveal("gone", next(name for name in began if began[name] == place)):
-    print("the tensors began at place", began, "and other begins at place", place)
+tensors = {"lens": again.tensor([3, 5]), "positions": again.tensor(range(8))}
+reads = {name: (again.place_of(tensor), len(tensor)) for name, tensor in tensors.items()}
+times = {"at the first call": (again.numbers(10), reads)}
+del tensors["positions"]
+tensors["other"] = again.tensor([0] * 8)
+owners = {name: (again.place_of(tensor), len(tensor)) for name, tensor in tensors.items()}
+times["at the second call"] = (again.numbers(10), owners)
+at = gpu.place_of(other)
+chosen = predictions.reveal("gone", next(name for name, (begin, _) in reads.items() if begin == at))
+gpu_memory_picture(times, reads) if chosen else None
 
 # %% [markdown]
 # `step` fills `lens`, so it keeps `lens`. Nothing refers to `positions` after `forgetful_step` has returned. So its place
@@ -414,11 +424,19 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 # Attention is only a part of the launches. So there are 8 times as many, and not 64 times.
 #
 # *FlashAttention* is a kernel that never stores the matrix of scores. Its *varlen* form takes all sequences in one call. They
-# lie end to end, without padding, as in our `Batch`. Two lists are needed:
+# lie end to end, as in our `Batch`. Two lists are needed:
 #
 # - `cu_seqlens` (cumulative sequence lengths) says where each sequence begins. It starts with 0, and ends with the number
 #   of all tokens.
 # - The other one has the slots of all sequences. With it one copy gathers all keys, and one copy gathers all values.
+#
+# (In a recording this list has a fixed length, `rows * longest`. All of it is copied. Attention reads only what `cu_seqlens`
+# names.)
+
+# %% tags=["figure-end-to-end"]
+from tutorial_engine.viz import end_to_end_picture
+
+end_to_end_picture(tables=[[2, 0], [3], [5, 1]], lens=[5, 3, 6], block_size=4)
 
 # %% [markdown]
 # ### Exercise 3: lay them end to end (10 minutes)
@@ -460,10 +478,14 @@ serving_picture(
 # %% [markdown]
 # 764 is one more than the 763 of a single request: a launch joins the lists of slots, once a step.
 #
+# On pages, one call for all made the second run more than six times as fast (310 to 2,027 tokens a second). The earlier
+# engine and the prototype differ here, not the attention alone.
+#
 # "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
 # kernel when they first see a shape. With a call for each request, each length is a new shape.
 #
-# Replay makes one request 5.6 times as fast, but 64 requests only by a quarter faster (2,027 to 2,508). Why was not measured.
+# Replay makes one request 5.6 times as fast. 64 requests become only a quarter faster (2,027 to 2,508). We did not measure
+# the reason.
 # Padding may be a part of it: some of these contexts pass 512 tokens. (Nor do we know why transformers' continuous batching
 # is slower than its padding here.)
 
@@ -489,27 +511,26 @@ box("one_call")
 # %%
 predictions.ask(
     "batch",
-    "Replayed, one request gets 400 tokens a second (2.5 ms each, at a context of 128). 64 requests get 2,508 "
-    "together (on pages, prompts included). Why is a step of 64 requests not 64 times as slow?",
-    [
-        "the GPU runs 64 programs, one for each request",
-        "the same kernels serve all of them, and the weights are read once",
-        "attention is left out",
-    ],
+    "A step of 64 requests reads the weights, and the keys and values of all. How many times as many bytes is this "
+    "as for one request, with contexts of 200 tokens?",
+    ["about twice as many", "about 10 times", "64 times"],
 )
 
 # %%
 one, many = (Work(num_seqs=n, new=1, old=199).num_bytes(shape, itemsize=2) for n in (1, 64))
-if predictions.reveal("batch", "the same kernels serve all of them, and the weights are read once"):
+options = {"about twice as many": 2, "about 10 times": 10, "64 times": 64}
+if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] - many / one))):
     print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
     kv = (many - one) / 63 * 64  # keys and values of all
-    print(f"of both {(many - kv) / 1e9:.2f} GB are the weights")
+    print(f"in each, {(many - kv) / 1e9:.2f} GB are weights")
     print(f"with copies, which are written and then read, 64 move {(many + 2 * kv) / 1e9:.2f} GB")
+    ms = 64 / SERVING[-2].second * 1000
+    print(f"{SERVING[-2].second:,} tokens a second: 64 get one token each in {ms:.0f} ms")
 
 # %% [markdown]
-# 64 requests read about twice as much as one: the weights once, and all keys and values. But bytes alone do not explain the
-# time. Only about a sixth of a single step is reading weights. The rest is more than 700 kernels, and each of them runs once
-# for all 64.
+# 64 requests read about twice as much as one, because the weights are read once for all. And each of the more than 700
+# kernels runs once for all. So a step of 64 requests is not 64 times as long. How long is it? At 2,508 tokens a second, 64
+# requests get one token each in 26 ms, prompts included. One request alone needs 2.5 ms.
 
 # %% [markdown]
 # Our engine copies keys and values, and then attention reads the copy. So its step of 64 requests moves more than four times
