@@ -195,7 +195,7 @@ SHOWS = (
             "block size",
             {4: {"num_blocks": 8}, 1: {"num_blocks": 32}, 16: {"num_blocks": 2}},
         ),
-        Card((0, 56, 880, 430), phone=(561, 56, 318, 290)),
+        Card((0, 56, 880, 430), phone=(554, 56, 325, 290)),
     ),
     Show(
         "sharing",
